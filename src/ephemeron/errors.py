@@ -1,0 +1,144 @@
+"""Everything ephemeron raises on purpose, in one tree.
+
+    EphemeronError
+    ├── UserError                    what was asked for cannot be done; nothing was started
+    │   ├── JobError                 a job, a flag or a file is wrong: names the place, the value and the remedy
+    │   ├── MissingExtra             an optional dependency is absent: names the command that installs it
+    │   └── PlanInfeasible           understood, but some limit forbids it: `binding` names the limit
+    ├── PlatformError                the function platform did not do what it was told
+    │   ├── InvocationRefused        not started: payload, concurrency or authorisation
+    │   └── FunctionError            a function ended, and not well (rank, attempt, iteration)
+    │       ├── FunctionFailed       its code raised: carries the remote traceback
+    │       ├── FunctionTimedOut     killed at its lifetime limit
+    │       ├── OutOfMemory          killed at its memory quota
+    │       └── FunctionLost         it vanished
+    ├── ChannelError                 the store between the functions (carries the key)
+    │   ├── ChannelTimeout           the key did not appear before the deadline
+    │   ├── ChannelUnreachable       the store does not answer, or refuses us
+    │   ├── KeyExists                a create-only put found the key taken
+    │   └── CorruptMessage           magic, version, length or checksum do not match
+    ├── RunNotFound                  no run of that name in the home folder
+    └── RunFailed                    one or more functions failed for good; `causes` holds why
+
+`UserError` is apart from the rest because its audience is apart: one line, no traceback, exit code 2.
+A loss that was expected (a relay, a duplicate that stepped aside) is a value, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EphemeronError(Exception):
+    """Base of everything ephemeron raises on purpose."""
+
+
+class UserError(EphemeronError):
+    """What was asked for cannot be done. Nothing has been started or paid for."""
+
+
+class JobError(UserError):
+    """A job, a flag or a file is wrong.
+
+    Args:
+        problem: one line that names the value and the place.
+        remedy: what to write instead; appended after a semicolon.
+    """
+
+    def __init__(self, problem: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class MissingExtra(UserError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} is not installed; run: pip install 'ephemeron[{extra}]'")
+        self.extra = extra
+
+
+class PlanInfeasible(UserError):
+    """The configuration cannot work; `binding` is the limit that forbids it."""
+
+    def __init__(self, problem: str, *, binding: str) -> None:
+        super().__init__(f"{problem} (binding limit: {binding})")
+        self.binding = binding
+
+
+class PlatformError(EphemeronError):
+    """The function platform did not do what it was told."""
+
+
+class InvocationRefused(PlatformError):
+    """The platform did not start the function."""
+
+
+class FunctionError(PlatformError):
+    """A function ended badly. Carries `rank`, `attempt` and, where known, `iteration`."""
+
+    def __init__(
+        self, message: str, *, rank: int, attempt: int = 0, iteration: int | None = None
+    ) -> None:
+        at = "" if iteration is None else f" at iteration {iteration}"
+        super().__init__(f"rank {rank}, attempt {attempt}{at}: {message}")
+        self.rank = rank
+        self.attempt = attempt
+        self.iteration = iteration
+
+
+class FunctionFailed(FunctionError):
+    """The function's own code raised."""
+
+
+class FunctionTimedOut(FunctionError):
+    """The function reached its lifetime limit and was killed."""
+
+
+class OutOfMemory(FunctionError):
+    """The function exceeded its memory quota and was killed."""
+
+
+class FunctionLost(FunctionError):
+    """The function vanished without a word."""
+
+
+class ChannelError(EphemeronError):
+    """The store between the functions failed; `key` says at which object, if at one."""
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message if key is None else f"{message} (key {key})")
+        self.key = key
+
+
+class ChannelTimeout(ChannelError):
+    """The key did not appear before the deadline."""
+
+
+class ChannelUnreachable(ChannelError):
+    """The store does not answer, or refuses us."""
+
+
+class KeyExists(ChannelError):
+    """A create-only put found the key taken."""
+
+
+class CorruptMessage(ChannelError):
+    """Bytes in the store are not a message of ours, or are damaged."""
+
+
+class RunNotFound(UserError):
+    """There is no such run in the home folder."""
+
+
+class RunFailed(EphemeronError):
+    """A run ended without a result. The run can be resumed once the cause is mended.
+
+    `causes` holds one line for each function that failed for good.
+    """
+
+    def __init__(self, run_id: str, causes: Sequence[str]) -> None:
+        super().__init__(f"run {run_id} failed: " + "; ".join(causes))
+        self.run_id = run_id
+        self.causes = tuple(causes)

@@ -1,0 +1,236 @@
+"""What happened, as small values that save themselves as one JSON line each.
+
+Workers and platforms emit events; progress bars, the supervisor, the meter and the report only read them.
+`t` is always seconds since the run was first launched, on the run's own clock (virtual in the simulator).
+An event stream may hold the same fact twice (a replaced function repeats iterations): readers keep the
+highest attempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+Phase = Literal["load", "compute", "upload", "aggregate", "download", "wait"]
+PHASES: tuple[Phase, ...] = ("load", "compute", "upload", "aggregate", "download", "wait")
+
+Status = Literal["ok", "error", "timed_out", "out_of_memory", "lost", "cancelled"]
+"""How an invocation ended. `lost`: it vanished; `cancelled`: we ended it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Channel operations so far in one invocation, training and bookkeeping together."""
+
+    puts: int = 0
+    gets: int = 0
+    """Reads that brought an object back."""
+    polls: int = 0
+    """Reads that found nothing yet."""
+    deletes: int = 0
+    lists: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+    kind: ClassVar[str]
+    t: float
+    """Seconds since the run was first launched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """First line of every run, and again after each resume."""
+
+    kind: ClassVar[str] = "run_started"
+    run_id: str
+    job: str
+    workers: int
+    aggregators: int
+    memory_mb: int
+    iterations: int
+    """Iterations in the whole run, over all epochs."""
+    epochs: int
+    samples: int
+    configuration: dict[str, Any] = field(default_factory=dict)
+    platform: str = ""
+    wall_time: float = 0.0
+    """Unix time at t=0, for display only."""
+    notes: list[str] = field(default_factory=list)
+    """What the platform cannot enforce here, and other things a reader should know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invoked(Event):
+    """The platform accepted a call."""
+
+    kind: ClassVar[str] = "invoked"
+    rank: int
+    attempt: int
+    invocation: str
+    reason: Literal["start", "relay", "replacement", "duplicate", "resume"] = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """The function's code runs."""
+
+    kind: ClassVar[str] = "started"
+    rank: int
+    attempt: int
+    invocation: str
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Event):
+    """One rank finished one iteration."""
+
+    kind: ClassVar[str] = "progress"
+    rank: int
+    attempt: int
+    iteration: int
+    epoch: int
+    samples: int
+    """Samples in this rank's batch."""
+    loss: float
+    """Mean loss over this rank's batch, before the step."""
+    version: int
+    """How many merged updates the parameters had seen when the gradient was computed."""
+    spans: list[tuple[Phase, float, float]] = field(default_factory=list)
+    """(phase, start, end) in run seconds; transfers may overlap, `wait` is what nothing else covers."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of this invocation so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Event):
+    """A function has its code, data and state, and is about to train."""
+
+    kind: ClassVar[str] = "loaded"
+    rank: int
+    attempt: int
+    iteration: int
+    """Where it takes up the work."""
+    spans: list[tuple[Phase, float, float]] = field(default_factory=list)
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Event):
+    """One rank evaluated its slice of the test set."""
+
+    kind: ClassVar[str] = "evaluated"
+    rank: int
+    attempt: int
+    epoch: int
+    """Epochs completed."""
+    iteration: int
+    loss_sum: float
+    correct: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed(Event):
+    """A rank's whole state is in the channel."""
+
+    kind: ClassVar[str] = "checkpointed"
+    rank: int
+    attempt: int
+    iteration: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultFired(Event):
+    """An injected fault happened."""
+
+    kind: ClassVar[str] = "fault"
+    rank: int
+    attempt: int
+    fault: str
+    iteration: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Event):
+    """An invocation ended, and this is its bill."""
+
+    kind: ClassVar[str] = "ended"
+    rank: int
+    attempt: int
+    invocation: str
+    status: Status
+    outcome: str = ""
+    """For `ok`: finished, relayed, stopped, duplicate or fenced."""
+    error: str = ""
+    billed_s: float = 0.0
+    gb_seconds: float = 0.0
+    memory_mb: int = 0
+    peak_memory_mb: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Event):
+    """Something a person should read."""
+
+    kind: ClassVar[str] = "note"
+    level: Literal["info", "warning", "error"] = "info"
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """Last line of a run, unless its client went away."""
+
+    kind: ClassVar[str] = "run_ended"
+    status: Literal["finished", "stopped", "failed"]
+    causes: list[str] = field(default_factory=list)
+
+
+_KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        RunStarted, Invoked, Started, Loaded, Progress, Evaluated, Checkpointed, FaultFired, Ended,
+        Note, RunEnded,
+    )
+}  # fmt: skip
+
+
+def to_json(event: Event) -> str:
+    """One line of JSON, without a newline."""
+    out: dict[str, Any] = {"kind": event.kind}
+    for f in dataclasses.fields(event):
+        value = getattr(event, f.name)
+        out[f.name] = dataclasses.asdict(value) if isinstance(value, Traffic) else value
+    return json.dumps(out, separators=(",", ":"))
+
+
+def from_json(line: str) -> Event:
+    """The inverse of `to_json`.
+
+    Raises:
+        ValueError: the line is no event of ours.
+    """
+    raw = json.loads(line)
+    cls = _KINDS.get(raw.pop("kind", None))
+    if cls is None:
+        raise ValueError(f"not an event: {line[:80]!r}")
+    if "traffic" in raw:
+        raw["traffic"] = Traffic(**raw["traffic"])
+    if "spans" in raw:
+        raw["spans"] = [tuple(s) for s in raw["spans"]]
+    return cls(**raw)

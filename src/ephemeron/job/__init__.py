@@ -1,0 +1,42 @@
+"""What the user wants, as frozen values."""
+
+from ephemeron.job.spec import (
+    COMPRESSIONS,
+    EXCHANGES,
+    PATTERNS,
+    PLATFORMS,
+    Compression,
+    Configuration,
+    DataSpec,
+    Exchange,
+    Job,
+    JobLimits,
+    Pattern,
+    Simulation,
+    SyncName,
+    Target,
+    check_limits,
+    sync_name,
+)
+from ephemeron.job.toml import load_job, parse_job
+
+__all__ = [
+    "COMPRESSIONS",
+    "EXCHANGES",
+    "PATTERNS",
+    "PLATFORMS",
+    "Compression",
+    "Configuration",
+    "DataSpec",
+    "Exchange",
+    "Job",
+    "JobLimits",
+    "Pattern",
+    "Simulation",
+    "SyncName",
+    "Target",
+    "check_limits",
+    "load_job",
+    "parse_job",
+    "sync_name",
+]

@@ -1,0 +1,196 @@
+"""What the user wants (`Job`) and how it shall be run (`Configuration`): frozen values, parsed once at the edge."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ephemeron.errors import JobError, PlanInfeasible
+
+Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
+Exchange = Literal["gradients", "parameters"]
+Compression = Literal["none", "bf16", "int8"]
+SyncName = Literal["bsp", "ssp", "asp", "hap"]
+
+PATTERNS: tuple[str, ...] = get_args(Pattern)
+EXCHANGES: tuple[str, ...] = get_args(Exchange)
+COMPRESSIONS: tuple[str, ...] = get_args(Compression)
+PLATFORMS = ("local", "simulated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A Python object named `module:name`, and the keyword arguments to call it with."""
+
+    target: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """Where the samples come from."""
+
+    source: str = "digits"
+    """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, or `module:function` that returns a Dataset."""
+    path: Path | None = None
+    """File or folder, for the sources that read one."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Passed to the source."""
+    test_fraction: float = 0.2
+    """Share held out for testing where the source brings no test set of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """What the user will accept."""
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    """A run that reaches it stops with a checkpoint."""
+    max_global_batch: int | None = None
+    """FasDL, equation 3-30: larger global batches need more epochs to the same loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The world that `--platform simulated` imitates. Defaults: AWS Lambda with S3, roughly."""
+
+    latency_s: float = 0.03
+    """Seconds per channel request before its first byte."""
+    bandwidth_mb_s: float = 70.0
+    """MB/s of one function in each direction (FuncPipe's figure for AWS Lambda)."""
+    cold_start_s: float = 1.5
+    warm_start_s: float = 0.05
+    straggler_sigma: float = 0.0
+    """Log-normal spread of compute time, per iteration and rank, seeded."""
+    compute: dict[str, float] | None = None
+    """`{a, b, m}` of FasDL equation 3-12: seconds = a·(B+b)/(M+m). None: measured on this machine, scaled by the CPU share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train, and within which limits."""
+
+    name: str
+    model: Target
+    """`module:function` that returns a `torch.nn.Module`."""
+    loss: Target = field(default_factory=lambda: Target(target="cross_entropy"))
+    """A name in `torch.nn.functional`, or `module:function`. Must average over the batch."""
+    optimizer: Target = field(default_factory=lambda: Target(target="SGD", options={"lr": 0.1}))
+    """A name in `torch.optim` and its options."""
+    data: DataSpec = field(default_factory=DataSpec)
+    epochs: int = 10
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    limits: JobLimits = field(default_factory=JobLimits)
+    code: tuple[Path, ...] = ()
+    """Folders (absolute) whose Python files travel to the functions."""
+    simulation: Simulation = field(default_factory=Simulation)
+    run: dict[str, Any] = field(default_factory=dict)
+    """Defaults for `Configuration`; flags override them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """How a job is run: what a plan chooses, or flags say."""
+
+    platform: str = "local"
+    channel: str = "folder"
+    """`folder`, `memory`, `file:///…`, `s3://bucket/prefix`, `gs://…`, `az://…`, `redis://host:port`, `parameter_server`, `ps://host:port`."""
+    pattern: Pattern = "k-reduce"
+    sync: str = "bsp"
+    """`bsp`, `ssp:N`, `asp`, `hap`."""
+    workers: int = 4
+    aggregators: int = 0
+    """K of K-REDUCE; 0: what the pattern implies (`all-reduce` 1, `scatter-reduce` and `pipelined` W), else min(2, W)."""
+    memory_mb: int = 0
+    """Quota of each function; 0: the platform's default for this number of workers."""
+    batch_size: int = 16
+    """Samples per iteration of an aggregator (FasDL: B^a)."""
+    nonaggregator_batch_size: int = 0
+    """Samples per iteration of a non-aggregator (B^n); 0: as `batch_size`."""
+    exchange: Exchange = "gradients"
+    compression: Compression = "none"
+    lifetime_s: float = 0.0
+    """Longest invocation; 0: the platform's limit. Longer runs relay."""
+    checkpoint_every: int = 25
+    """Iterations between checkpoints: what a replaced function has to repeat at most twice."""
+
+    def resolved(self) -> Configuration:
+        """This configuration with its defaults filled in and its contradictions refused.
+
+        Raises:
+            JobError: a value is out of range, or two values contradict each other.
+        """
+        _choice("platform", self.platform, PLATFORMS)
+        _choice("pattern", self.pattern, PATTERNS)
+        _choice("exchange", self.exchange, EXCHANGES)
+        _choice("compression", self.compression, COMPRESSIONS)
+        for name, low in (("workers", 1), ("batch_size", 1), ("checkpoint_every", 1), ("aggregators", 0),
+                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("lifetime_s", 0)):  # fmt: skip
+            if getattr(self, name) < low:
+                raise JobError(f"{name} = {getattr(self, name)} is below {low}")
+        fixed = {"all-reduce": 1, "scatter-reduce": self.workers, "standalone": 1}.get(self.pattern)
+        k = self.aggregators or fixed or (self.workers if self.pattern == "pipelined" else min(2, self.workers))
+        if fixed is not None and k != fixed:
+            raise JobError(
+                f"aggregators = {k} contradicts pattern '{self.pattern}', which has {fixed}",
+                remedy="leave aggregators out, or use pattern 'k-reduce'",
+            )
+        if k > self.workers:
+            raise JobError(
+                f"aggregators = {k} is more than workers = {self.workers}",
+                remedy="aggregators are workers too: choose 1 ≤ aggregators ≤ workers",
+            )
+        if self.pattern == "standalone" and self.workers != 1:
+            raise JobError(f"pattern 'standalone' is one function, but workers = {self.workers}", remedy="use workers = 1")
+        sync_name(self.sync)
+        return dataclasses.replace(
+            self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size
+        )
+
+    @property
+    def global_batch(self) -> int:
+        """FasDL, equation 3-14: B^g = B^a·K + B^n·(W−K). Needs a resolved configuration."""
+        k, w = self.aggregators, self.workers
+        return self.batch_size * k + self.nonaggregator_batch_size * (w - k)
+
+    def batch_of(self, rank: int) -> int:
+        """Batch size of a rank: ranks below K aggregate."""
+        return self.batch_size if rank < self.aggregators else self.nonaggregator_batch_size
+
+
+def sync_name(text: str) -> tuple[SyncName, int]:
+    """`'ssp:3' -> ('ssp', 3)`.
+
+    Raises:
+        JobError: no such protocol.
+    """
+    name, _, bound = text.partition(":")
+    if name == "ssp" and bound.isdigit():
+        return "ssp", int(bound)
+    if name in ("bsp", "asp", "hap") and not bound:
+        return name, 0  # type: ignore[return-value]
+    raise JobError(f"sync = {text!r} is not known", remedy="use bsp, hap, asp or ssp:N with N ≥ 0")
+
+
+def check_limits(job: Job, configuration: Configuration) -> None:
+    """Refuses a configuration that the user's own limits forbid.
+
+    Raises:
+        PlanInfeasible: the global batch is larger than allowed.
+    """
+    largest = job.limits.max_global_batch
+    if largest is not None and configuration.global_batch > largest:
+        raise PlanInfeasible(
+            f"global batch {configuration.global_batch} is larger than max_global_batch = {largest}; "
+            "use fewer workers or smaller batches",
+            binding="max_global_batch",
+        )
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise JobError(f"{name} = {value!r} is not known", remedy=f"use one of {', '.join(allowed)}")

@@ -1,0 +1,142 @@
+"""The port to whatever runs functions: this laptop, the simulator, a cloud.
+
+A platform starts calls and says how they ended and what they cost. It knows nothing of training. It may
+start the same call twice (clouds do): workers fence themselves by `(run, rank, attempt)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ephemeron.events import Ended, Event, Status
+
+Reason = Literal["start", "relay", "replacement", "duplicate", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the platform allows."""
+
+    memory_min_mb: int = 128
+    memory_max_mb: int = 10240
+    memory_step_mb: int = 1
+    mb_per_vcpu: float = 1769.0
+    """Memory quota that brings one whole vCPU (AWS Lambda: 1,769 MB)."""
+    lifetime_s: float = 900.0
+    """Longest time one invocation may run."""
+    payload_bytes: int = 262_144
+    """Largest call (AWS Lambda, asynchronous: 256 KB)."""
+    concurrency: int = 1000
+
+    def vcpus(self, memory_mb: int) -> float:
+        """CPU share that comes with a memory quota."""
+        return memory_mb / self.mb_per_vcpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What one function is told. Small, JSON, and without secrets."""
+
+    run: str
+    rank: int
+    attempt: int
+    memory_mb: int
+    lifetime_s: float
+    channel: str
+    """Address of the channel, without credentials."""
+    reason: Reason = "start"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_payload(cls, payload: dict[str, Any]) -> Call:
+        return cls(**payload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an invocation ended, and its bill."""
+
+    status: Status
+    value: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    billed_s: float = 0.0
+    gb_seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+class Invocation(ABC):
+    """One started call."""
+
+    id: str
+    call: Call
+
+    @abstractmethod
+    async def wait(self) -> Outcome:
+        """Until it has ended. A bad end is a value, not an exception."""
+
+    @abstractmethod
+    async def cancel(self) -> None:
+        """Ends it now. Harmless when it has ended already."""
+
+
+class Platform(ABC):
+    """Starts functions.
+
+    Contract, held by `ephemeron.testing.PlatformContract`:
+
+    - memory quota, lifetime and CPU share are enforced, or `unenforced` says which are not.
+    - an invocation shares nothing with another one but the channel: fresh scratch folder, no globals that
+      matter. Its process may be a reused, warm one of the same code.
+    - the bill is exact to the millisecond, rounded up.
+    - invocations outlive the object that started them: closing a platform detaches from them.
+    """
+
+    name: str
+    limits: Limits
+    unenforced: tuple[str, ...] = ()
+    """Sentences, one for each limit that cannot be enforced here."""
+
+    @abstractmethod
+    async def invoke(self, call: Call) -> Invocation:
+        """Starts a function.
+
+        Raises:
+            InvocationRefused: payload, memory, lifetime or concurrency is beyond the limits.
+        """
+
+    @abstractmethod
+    def events(self, run: str) -> AsyncIterator[Event]:
+        """Everything the run's functions and the platform itself emit, from the run's beginning, without end."""
+
+    @abstractmethod
+    async def emit(self, run: str, event: Event) -> None:
+        """Adds an event of the trigger's own to the run's stream."""
+
+    @abstractmethod
+    async def cancel_all(self, run: str) -> None:
+        """Ends every invocation of the run, whoever started it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Detaches. Running functions go on."""
+
+
+def ended_event(
+    call: Call, invocation: str, outcome: Outcome, *, t: float
+) -> Ended:
+    """The event that every platform emits when an invocation ends."""
+    from ephemeron.events import Traffic
+
+    value = outcome.value
+    return Ended(
+        t=t, rank=call.rank, attempt=call.attempt, invocation=invocation, status=outcome.status,
+        outcome=str(value.get("outcome", "")), error=outcome.error, billed_s=outcome.billed_s,
+        gb_seconds=outcome.gb_seconds, memory_mb=call.memory_mb,
+        peak_memory_mb=outcome.peak_memory_mb, traffic=Traffic(**value.get("traffic", {})),
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""The two megabytes, and numbers as people read them.
+
+Clouds count memory quotas in MiB and call them MB; networks count MB/s in powers of ten. Both are kept,
+each under its own name, so that nothing is off by 4.9 %.
+"""
+
+from __future__ import annotations
+
+MB = 1_000_000
+"""Bytes in a megabyte of transfer."""
+
+MIB = 1 << 20
+"""Bytes in a megabyte of a memory quota."""
+
+
+def human_bytes(n: float) -> str:
+    """`1234567 -> '1.2 MB'`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000 or unit == "GB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    raise AssertionError("unreachable")
+
+
+def human_seconds(s: float) -> str:
+    """`3725 -> '1 h 02 min'`."""
+    if s < 1:
+        return f"{s * 1000:.0f} ms"
+    if s < 60:
+        return f"{s:.1f} s"
+    if s < 3600:
+        return f"{int(s // 60)} min {int(s % 60):02d} s"
+    return f"{int(s // 3600)} h {int(s % 3600 // 60):02d} min"
+
+
+def human_usd(usd: float) -> str:
+    """Enough digits to see a fraction of a cent: `0.000123 -> '$0.000123'`, `3.5 -> '$3.50'`."""
+    return f"${usd:.2f}" if abs(usd) >= 1 else f"${usd:.6f}"
