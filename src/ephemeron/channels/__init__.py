@@ -1,1 +1,38 @@
-"""To be filled."""
+"""Where functions that cannot talk to each other leave what they have: folder, bucket, cache or parameter server."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.channels.base import Buffer, Channel, Received, Traits, Wrapper
+
+if TYPE_CHECKING:
+    from ephemeron.channels.address import open_channel, public_address
+    from ephemeron.channels.memory import MemoryChannel
+    from ephemeron.channels.reduction import SupportsReduction
+
+_LAZY = {
+    "MemoryChannel": "memory",
+    "SupportsReduction": "reduction",
+    "open_channel": "address",
+    "public_address": "address",
+}
+
+__all__ = [
+    "Buffer",
+    "Channel",
+    "MemoryChannel",
+    "Received",
+    "SupportsReduction",
+    "Traits",
+    "Wrapper",
+    "open_channel",
+    "public_address",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

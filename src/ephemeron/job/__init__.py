@@ -1,5 +1,6 @@
 """What the user wants, as frozen values."""
 
+from ephemeron.job.faults import Fault, parse_fault
 from ephemeron.job.spec import (
     COMPRESSIONS,
     EXCHANGES,
@@ -29,6 +30,7 @@ __all__ = [
     "Configuration",
     "DataSpec",
     "Exchange",
+    "Fault",
     "Job",
     "JobLimits",
     "Pattern",
@@ -37,6 +39,7 @@ __all__ = [
     "Target",
     "check_limits",
     "load_job",
+    "parse_fault",
     "parse_job",
     "sync_name",
 ]

@@ -1,1 +1,19 @@
-"""To be filled."""
+"""Kits with which anybody can hold their own implementation of a port to its contract. Need pytest."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ephemeron.testing.channel_contract import ChannelContract
+
+_LAZY = {"ChannelContract": "channel_contract"}
+
+__all__ = ["ChannelContract"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,1 +1,1 @@
-"""To be filled."""
+"""What a function runs. Imports neither planning nor faces: cold starts are paid for."""

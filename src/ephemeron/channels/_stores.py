@@ -1,0 +1,107 @@
+"""How cloud stores are opened, and what their errors mean in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from ephemeron.errors import JobError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+# How a request gives up: refused connections within half a second, a silent host within ten, a transfer that
+# stalls within a minute. Shorter read times would cut uploads, during which nothing is read.
+_CLIENT: dict[str, Any] = {"connect_timeout": "3s", "read_timeout": "60s", "timeout": "300s"}
+_RETRY: dict[str, Any] = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=6),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=1),
+        "base": 2,
+    },
+}
+
+
+def cloud_store(url: str) -> ObjectStore:
+    """The obstore store of `s3://`, `gs://` or `az://`.
+
+    Raises:
+        JobError: another scheme, no bucket, credentials in the URL, or settings the store rejects.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise JobError(
+            f"credentials do not belong in a {parts.scheme}:// address",
+            remedy="set the cloud's usual environment variables, for example AWS_ACCESS_KEY_ID",
+        )
+    if parts.scheme not in ("s3", "gs", "az") or not parts.netloc:
+        raise JobError(f"{url} names no bucket", remedy="write s3://bucket/prefix, gs://... or az://...")
+    common: dict[str, Any] = {
+        "prefix": parts.path.strip("/") or None,
+        "retry_config": _RETRY,
+        "client_options": _CLIENT,
+    }
+    try:
+        if parts.scheme == "s3":
+            return _s3(parts.netloc, common)
+        store = GCSStore if parts.scheme == "gs" else AzureStore
+        return store(parts.netloc, **common)
+    except Exception as e:
+        raise JobError(f"{url} cannot be opened: {explain(e)}") from e
+
+
+def _s3(bucket: str, common: dict[str, Any]) -> ObjectStore:
+    env = os.environ
+    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("AWS_ENDPOINT")
+    config: dict[str, Any] = {}
+    if "AWS_UNSIGNED_PAYLOAD" not in env:
+        # The wire format has its own checksum, and hashing every byte costs more than sending it.
+        config["unsigned_payload"] = True
+    if endpoint:
+        config["endpoint"] = endpoint
+        config["virtual_hosted_style_request"] = False
+        config["client_options"] = {**_CLIENT, "allow_http": endpoint.startswith("http://")}
+    return S3Store(bucket, **{**common, **config})
+
+
+def is_missing_bucket(e: Exception) -> bool:
+    """Whether a not-found is about the bucket and not about the key."""
+    text = str(e)
+    return any(
+        word in text
+        for word in ("NoSuchBucket", "bucket does not exist", "ContainerNotFound", "container does not exist")
+    )
+
+
+def explain(e: Exception) -> str:
+    """What went wrong and what to do, in one line and without the query strings that may hold signatures."""
+    text = str(e)
+    if is_missing_bucket(e):
+        return "the bucket does not exist or is not ours; create it, or check its name and the endpoint"
+    if "No space left" in text or "StorageFull" in text:
+        return "no space left on device; delete old runs or use another folder"
+    if "Permission denied" in text or "Read-only file system" in text:
+        return "permission denied; check who owns the folder"
+    if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or "403 Forbidden" in text or "401 Un" in text:
+        return f"permission denied{_code(text)}; check the credentials and what they may do there"
+    if "169.254.169.254" in text or "169.254.170.2" in text or "credential" in text.lower():
+        return "no credentials found; set the cloud's usual environment variables, for example AWS_ACCESS_KEY_ID"
+    if "kind: Connect" in text:
+        return "cannot connect (refused, or no such host); check that the endpoint is right and its server runs"
+    if "kind: Timeout" in text:
+        return "no answer in time; check the endpoint and the network"
+    first = text.strip().partition("\n")[0]
+    return re.sub(r"\?\S+", "", first.partition("<?xml")[0])[:200].rstrip(" :") + _code(text)
+
+
+def _code(text: str) -> str:
+    found = re.search(r"<Code>(.*?)</Code>", text)
+    return f" ({found[1]})" if found else ""

@@ -1,0 +1,74 @@
+"""Where everything of a run lies in its channel. Deterministic, so that nothing on the hot path ever lists.
+
+    RUN/spec  RUN/code  RUN/init               what the trigger prepares, read once per function
+    RUN/data/RANK  RUN/test/RANK
+    RUN/claim/RANK/ATTEMPT                     create-only: who may launch this attempt
+    RUN/start/RANK/ATTEMPT                     create-only: which invocation is this attempt
+    RUN/g0/ITERATION.c.FROM.SHARD              contributions (dots: a folder must not fill with empty folders)
+    RUN/g0/ITERATION.m.SHARD                   merged shards
+    RUN/state/RANK/ITERATION                   checkpoints, two per rank
+    RUN/hand/RANK/ATTEMPT                      where the next attempt takes over
+    RUN/done/RANK  RUN/result                  the end
+    RUN/control                                what the user asked for meanwhile
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys of one run."""
+
+    run: str
+
+    @property
+    def spec(self) -> str:
+        return f"{self.run}/spec"
+
+    @property
+    def code(self) -> str:
+        return f"{self.run}/code"
+
+    @property
+    def init(self) -> str:
+        return f"{self.run}/init"
+
+    @property
+    def result(self) -> str:
+        return f"{self.run}/result"
+
+    @property
+    def control(self) -> str:
+        return f"{self.run}/control"
+
+    def data(self, rank: int) -> str:
+        return f"{self.run}/data/{rank}"
+
+    def test(self, rank: int) -> str:
+        return f"{self.run}/test/{rank}"
+
+    def claim(self, rank: int, attempt: int) -> str:
+        return f"{self.run}/claim/{rank}/{attempt}"
+
+    def start(self, rank: int, attempt: int) -> str:
+        return f"{self.run}/start/{rank}/{attempt}"
+
+    def contribution(self, iteration: int, rank: int, shard: int | str) -> str:
+        return f"{self.run}/g0/{iteration}.c.{rank}.{shard}"
+
+    def merged(self, iteration: int, shard: int | str) -> str:
+        return f"{self.run}/g0/{iteration}.m.{shard}"
+
+    def state(self, rank: int, iteration: int) -> str:
+        return f"{self.run}/state/{rank}/{iteration:09d}"
+
+    def states(self, rank: int) -> str:
+        return f"{self.run}/state/{rank}/"
+
+    def hand(self, rank: int, attempt: int) -> str:
+        return f"{self.run}/hand/{rank}/{attempt}"
+
+    def done(self, rank: int) -> str:
+        return f"{self.run}/done/{rank}"

@@ -1,0 +1,150 @@
+"""Behaviour added to any channel by wrapping it: metering, throttling, faults.
+
+Order matters and is always `Metered(Faulty(Throttled(channel)))`: what a fault swallows was still paid for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from ephemeron.channels.base import Buffer, Channel, Received, Wrapper
+from ephemeron.events import Traffic
+from ephemeron.units import MB
+
+
+def size_of(buffers: Sequence[Buffer]) -> int:
+    """Bytes in a sequence of buffers."""
+    return sum(b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers)
+
+
+class Metered(Wrapper):
+    """Counts what a bill will count."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner)
+        self.puts = self.gets = self.polls = self.deletes = self.lists = 0
+        self.bytes_up = self.bytes_down = 0
+
+    @property
+    def traffic(self) -> Traffic:
+        """Totals so far."""
+        return Traffic(
+            puts=self.puts, gets=self.gets, polls=self.polls, deletes=self.deletes, lists=self.lists,
+            bytes_up=self.bytes_up, bytes_down=self.bytes_down,
+        )  # fmt: skip
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        self.puts += 1
+        self.bytes_up += size_of(buffers)
+        await self.inner.put(key, buffers, create=create)
+
+    async def fetch(self, key: str) -> memoryview | None:
+        data = await self.inner.fetch(key)
+        if data is None:
+            self.polls += 1
+        else:
+            self.gets += 1
+            self.bytes_down += data.nbytes
+        return data
+
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
+        if not self.traits.waits:  # the polling loop calls our `fetch`, which counts
+            return await super().get(key, deadline=deadline, expected_at=expected_at)
+        received = await self.inner.get(key, deadline=deadline, expected_at=expected_at)
+        self.gets += 1
+        self.bytes_down += received.data.nbytes
+        return received
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        self.deletes += len(keys)
+        await self.inner.delete(keys)
+
+    async def list(self, prefix: str) -> list[str]:
+        self.lists += 1
+        return await self.inner.list(prefix)
+
+
+class Link:
+    """One direction of one function's network: transfers queue behind one another."""
+
+    __slots__ = ("free_at", "rate")
+
+    def __init__(self, bandwidth_mb_s: float) -> None:
+        self.rate = bandwidth_mb_s * MB
+        self.free_at = 0.0
+
+    def reserve(self, now: float, nbytes: int) -> float:
+        """Books `nbytes` from `now` on and returns when the last one is through."""
+        self.free_at = max(now, self.free_at) + nbytes / self.rate
+        return self.free_at
+
+
+class Throttled(Wrapper):
+    """A function's network: latency per request, and a bandwidth for each direction at once.
+
+    Works on real channels too: the inner operation's own time counts towards the modelled one, so a round
+    takes what the model says unless the machine is slower than the model.
+    """
+
+    def __init__(self, inner: Channel, *, latency_s: float, bandwidth_mb_s: float) -> None:
+        super().__init__(inner)
+        self.latency_s = latency_s
+        self.up, self.down = Link(bandwidth_mb_s), Link(bandwidth_mb_s)
+        self._put_s_per_byte = 0.0
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        nbytes = size_of(buffers)
+        finish = self.up.reserve(loop.time() + self.latency_s, nbytes)
+        await _sleep_until(finish - self._put_s_per_byte * nbytes)
+        began = loop.time()
+        await self.inner.put(key, buffers, create=create)
+        if nbytes >= 65536:
+            self._put_s_per_byte += 0.3 * ((loop.time() - began) / nbytes - self._put_s_per_byte)
+        await _sleep_until(finish)
+
+    async def fetch(self, key: str) -> memoryview | None:
+        await asyncio.sleep(self.latency_s)
+        asked = asyncio.get_running_loop().time()
+        data = await self.inner.fetch(key)
+        if data is not None:
+            await _sleep_until(self.down.reserve(asked, data.nbytes))
+        return data
+
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
+        if not self.traits.waits:
+            return await super().get(key, deadline=deadline, expected_at=expected_at)
+        await asyncio.sleep(self.latency_s)
+        asked = asyncio.get_running_loop().time()
+        received = await self.inner.get(key, deadline=deadline)
+        await _sleep_until(self.down.reserve(asked + received.waited_s, received.data.nbytes))
+        return received
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        await asyncio.sleep(self.latency_s)
+        await self.inner.delete(keys)
+
+    async def list(self, prefix: str) -> list[str]:
+        await asyncio.sleep(self.latency_s)
+        return await self.inner.list(prefix)
+
+
+class Faulty(Wrapper):
+    """Loses the puts that `drops` points at: acknowledged, paid for, and gone."""
+
+    def __init__(self, inner: Channel, *, drops: Callable[[str], bool]) -> None:
+        super().__init__(inner)
+        self._drops = drops
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        if self._drops(key):
+            return
+        await self.inner.put(key, buffers, create=create)
+
+
+async def _sleep_until(when: float) -> None:
+    left = when - asyncio.get_running_loop().time()
+    if left > 0:
+        await asyncio.sleep(left)

@@ -1,0 +1,137 @@
+"""What a collective needs to know of the worker it serves, and the port it fills."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ephemeron.channels.base import Channel
+from ephemeron.channels.keys import Keys
+from ephemeron.events import Phase
+from ephemeron.sync import Policy
+
+
+class Trace(Protocol):
+    """Where a collective reports what it spends its time on. Times are loop times."""
+
+    def record(self, phase: Phase, start: float, end: float) -> None: ...
+
+    def run_time(self) -> float:
+        """Now, in seconds of the run."""
+
+
+class NoTrace:
+    """Reports to nobody."""
+
+    def record(self, phase: Phase, start: float, end: float) -> None: ...
+
+    def run_time(self) -> float:
+        return 0.0
+
+
+@dataclass(slots=True)
+class Status:
+    """What a worker says of itself in every contribution; the worker keeps it current."""
+
+    applied: int = 0
+    durable: int = 0
+
+
+async def _give_up(blame: Blame) -> None:
+    raise TimeoutError(f"iteration {blame.iteration}: nothing from ranks {list(blame.ranks)}")
+
+
+class Blame(NamedTuple):
+    """Who keeps us waiting, for which iteration."""
+
+    iteration: int
+    ranks: Sequence[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """One worker's membership in a group that reduces vectors together."""
+
+    keys: Keys
+    rank: int
+    world: int
+    aggregators: int
+    """K: ranks below it aggregate one shard each."""
+    channel: Channel
+    policy: Policy
+    size: int
+    """Elements of the vectors."""
+    dtype: np.dtype[np.generic]
+    attempt: int = 0
+    compression: str = "none"
+    iterations: int = 1 << 40
+    """Of the whole run: the last one of an asynchronous run waits for everybody."""
+    status: Status = field(default_factory=Status)
+    trace: Trace = field(default_factory=NoTrace)
+    patience_s: Callable[[], float] = lambda: 60.0
+    """How long to wait for somebody before asking `overdue` what to do."""
+    overdue: Callable[[Blame], Awaitable[None]] = _give_up
+    """Called when somebody is late: raises to end the wait, returns to go on with it."""
+
+    @property
+    def is_aggregator(self) -> bool:
+        return self.rank < self.aggregators
+
+
+class Merged(NamedTuple):
+    """One version: the weighted mean over the contributions folded into it."""
+
+    vector: np.ndarray
+    flags: int
+    """Union of the contributors' flags."""
+    marks: tuple[int, ...]
+    """Asynchronous runs: per rank, the number of its iterations folded in so far."""
+
+
+class Collective(ABC):
+    """Weighted means of vectors over a group, one version per iteration.
+
+    Per iteration a worker calls `stage`, `upload`, then (in the background, in order) `aggregate`; it calls
+    `collect` for each version its synchronisation policy lets it apply. Repeating any of these with the same
+    arguments is harmless: a replaced worker does.
+    """
+
+    overlaps = False
+    """`upload`, `aggregate` and `collect` of one iteration may run at the same time."""
+
+    @abstractmethod
+    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        """Takes this rank's contribution: the *sum* over `weight` samples, 1-D of `Group.size`.
+
+        The vector must not change until `upload` has returned.
+        """
+
+    @abstractmethod
+    async def upload(self, iteration: int) -> None:
+        """Sends what was staged."""
+
+    @abstractmethod
+    async def aggregate(self, iteration: int) -> None:
+        """Does this rank's share of the reduction, if it has one."""
+
+    @abstractmethod
+    async def collect(self, version: int) -> Merged:
+        """Waits for a version."""
+
+    async def peek(self, version: int) -> bool:
+        """Whether the version is complete; if so, a following `collect` of it is free."""
+        return False
+
+    async def tidy(self) -> None:
+        """Deletes what nobody needs any more."""
+
+    async def setup(self, initial: np.ndarray) -> None:
+        """Once per function, before the first iteration."""
+
+    async def final(self) -> np.ndarray | None:
+        """The parameters after everybody has finished, if this collective holds them."""
+        return None

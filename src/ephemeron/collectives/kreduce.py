@@ -1,0 +1,363 @@
+"""K-REDUCE (FasDL, sections 2.2, 3.2.1 and 4.2.2): a reduction through storage with any number of aggregators.
+
+Every worker cuts its vector into K shards and uploads them; aggregator j downloads shard j of everybody else,
+sums in rank order, and uploads the mean; everybody downloads the K merged shards. K = 1 is AllReduce, K = W is
+ScatterReduce. Requests per iteration are those of equations 3-24 and 3-25, exactly: K·W puts and 2K·(W−1)
+gets, and polls where the store cannot wait.
+
+The pipelined form cuts shards into chunks so that upload, reduction and download overlap and both directions
+of the link are busy (the idea of FuncPipe). It costs as many times more requests as there are chunks: use it
+for large models (47 MB and more) on channels with cheap requests. Chunks are summed in the same order, so both
+forms give the same bits.
+
+Messages hold sums over samples and say over how many, so unequal batches stay unbiased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import numpy as np
+
+from ephemeron.channels.base import Buffer
+from ephemeron.collectives.expectation import Expectation
+from ephemeron.collectives.group import Blame, Collective, Group, Merged
+from ephemeron.errors import ChannelTimeout
+from ephemeron.events import Phase
+from ephemeron.sync import Retention
+from ephemeron.tensors import Compressor, Envelope, bounds, chunk_bounds, codec_by_name, pack, run_hash, unpack
+
+WINDOW = 4
+"""Messages, or chunks, that an aggregator holds at once beside its sum: bounds its memory to WINDOW·S/K."""
+
+
+class Piece:
+    """A shard, or a chunk of one: elements `start:stop`, reduced by `owner`."""
+
+    __slots__ = ("index", "label", "owner", "start", "stop")
+
+    def __init__(self, index: int, owner: int, label: str, start: int, stop: int) -> None:
+        self.index, self.owner, self.label, self.start, self.stop = index, owner, label, start, stop
+
+
+def pieces(size: int, aggregators: int, chunk: int | None) -> list[Piece]:
+    """All pieces of a vector, in the order in which they are sent: first chunks of all shards first."""
+    found: list[tuple[int, int, str, int, int]] = []
+    for owner, (start, stop) in enumerate(bounds(size, aggregators)):
+        if chunk is None:
+            found.append((0, owner, str(owner), start, stop))
+        else:
+            cut = chunk_bounds(start, stop, chunk)
+            found += [(c, owner, f"{owner}.{c}", a, b) for c, (a, b) in enumerate(cut)]
+    found.sort(key=lambda f: (f[0], f[1]))
+    return [Piece(i, owner, label, a, b) for i, (_, owner, label, a, b) in enumerate(found)]
+
+
+class KReduce(Collective):
+    """K-REDUCE over a channel.
+
+    Args:
+        group: who we are.
+        chunk: elements per chunk for the pipelined form; None for the plain one.
+    """
+
+    def __init__(self, group: Group, *, chunk: int | None = None) -> None:
+        self.g = group
+        self.overlaps = chunk is not None
+        self.pieces = pieces(group.size, group.aggregators, chunk)
+        self.mine = [p for p in self.pieces if p.owner == group.rank]
+        self._run = run_hash(group.keys.run)
+        codec = codec_by_name(group.compression)
+        self.upward = Compressor(codec, group.size, group.dtype)
+        self.downward = Compressor(codec, group.size, group.dtype) if group.is_aggregator else None
+        self.retention = Retention(group.world)
+        self.marks = [0] * group.world
+        self._expect = Expectation()
+        self._reference = 0.0
+        self._staged: dict[int, tuple[list[tuple[str, list[Buffer]]], Envelope]] = {}
+        self._own: dict[tuple[int, int], tuple[np.ndarray, Envelope]] = {}
+        self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
+        self._peeked: dict[int, Merged] = {}
+        self._partial: tuple[int, Merged, int] | None = None
+        self._put_slots = asyncio.Semaphore(4 if self.overlaps else 64)
+        self._piece_slots = asyncio.Semaphore(WINDOW)
+
+    # -- upload -------------------------------------------------------------------------------------------
+
+    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        messages: list[tuple[str, list[Buffer]]] = []
+        envelope = self._envelope("contribution", iteration, weight, flags)
+        for piece in self.pieces:
+            part = vector[piece.start : piece.stop]
+            payload = self.upward.encode(part, piece.start, piece.stop)
+            if piece.owner == self.g.rank:
+                self._own[iteration, piece.index] = (np.array(self.upward.round_trip(payload, part)), envelope)
+            else:
+                key = self.g.keys.contribution(iteration, self.g.rank, piece.label)
+                messages.append((key, self._pack(envelope, piece, payload)))
+        self._staged[iteration] = (messages, envelope)
+
+    async def upload(self, iteration: int) -> None:
+        messages, _ = self._staged.pop(iteration)
+        await _all(self._put("upload", key, message) for key, message in messages)
+        self._reference = asyncio.get_running_loop().time()
+
+    # -- aggregation --------------------------------------------------------------------------------------
+
+    async def aggregate(self, iteration: int) -> None:
+        if not self.mine:
+            return
+        reduce = self._reduce_all if self.g.policy.waits_for_all else self._fold_arrived
+        for piece in self.mine:
+            self._future(iteration, piece)
+        await _all(reduce(iteration, piece) for piece in self.mine)
+
+    async def _reduce_all(self, version: int, piece: Piece) -> None:
+        """Every rank's contribution, in rank order; a few are fetched ahead."""
+        async with self._piece_slots:
+            others = [r for r in range(self.g.world) if r != self.g.rank]
+            ahead = _Ahead([self._contribution(version, r, piece) for r in others], WINDOW)
+            try:
+                total, weight, flags = None, 0.0, 0
+                for rank in range(self.g.world):
+                    if rank == self.g.rank:
+                        part, envelope = self._own.pop((version, piece.index))
+                    else:
+                        part, envelope = await ahead.next()
+                    total, weight, flags = self._fold(total, part, envelope, weight, flags)
+            finally:
+                ahead.cancel()
+            assert total is not None
+            await self._publish(version, piece, total, weight, flags, {r: [version] for r in others})
+
+    async def _fold_arrived(self, version: int, piece: Piece) -> None:
+        """Whatever has arrived; the last version waits for the rest. Ranks in order, so ties are decided."""
+        part, envelope = self._own.pop((version, piece.index))
+        total, weight, flags = self._fold(None, part, envelope, 0.0, 0)
+        self.marks[self.g.rank] = version + 1
+        used: dict[int, list[int]] = {}
+        last = version == self.g.iterations - 1
+        for rank in range(self.g.world):
+            if rank == self.g.rank:
+                continue
+            while self.marks[rank] < self.g.iterations:
+                found = await self._arrived(self.marks[rank], rank, piece, wait=last)
+                if found is None:
+                    break
+                total, weight, flags = self._fold(total, *found, weight, flags)
+                used.setdefault(rank, []).append(self.marks[rank])
+                self.marks[rank] += 1
+        await self._publish(version, piece, total, weight, flags, used)
+
+    async def _arrived(self, iteration: int, rank: int, piece: Piece, *, wait: bool) -> tuple[np.ndarray, Envelope] | None:
+        if wait:
+            return await self._contribution(iteration, rank, piece)
+        key = self.g.keys.contribution(iteration, rank, piece.label)
+        began = asyncio.get_running_loop().time()
+        data = await self.g.channel.fetch(key)
+        if data is None:
+            return None
+        self._record("aggregate", began)
+        envelope, part = unpack(data, run=self._run, key=key)
+        return part, envelope
+
+    def _fold(self, total: np.ndarray | None, part: np.ndarray, envelope: Envelope, weight: float, flags: int) -> tuple[np.ndarray, float, int]:
+        self.retention.heard(envelope.rank, applied=envelope.applied, durable=envelope.durable)
+        if total is None:
+            total = np.array(part)
+        else:
+            total += part
+        return total, weight + envelope.weight, flags | envelope.flags
+
+    async def _publish(self, version: int, piece: Piece, total: np.ndarray, weight: float, flags: int, used: dict[int, list[int]]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if weight > 0:
+            total /= total.dtype.type(weight)
+        assert self.downward is not None
+        payload = self.downward.encode(total, piece.start, piece.stop)
+        marks = () if self.g.policy.waits_for_all else tuple(self.marks)
+        envelope = self._envelope("merged", version, weight, flags, marks)
+        self._record("aggregate", began)
+        key = self.g.keys.merged(version, piece.label)
+        if self.g.world > 1:
+            await self._put("aggregate", key, self._pack(envelope, piece, payload))
+        waiting = self._merged.get((version, piece.index))
+        if waiting is not None and not waiting.done():
+            waiting.set_result((self.downward.round_trip(payload, total), flags))
+        contributions = [self.g.keys.contribution(t, r, piece.label) for r, ts in used.items() for t in ts]
+        self.retention.folded(version, contributions, [key] if self.g.world > 1 else [])
+
+    # -- download -----------------------------------------------------------------------------------------
+
+    async def collect(self, version: int) -> Merged:
+        seen = self._peeked.pop(version, None)
+        if seen is not None:
+            for piece in self.mine:
+                self._merged.pop((version, piece.index), None)
+            return seen
+        vector = np.empty(self.g.size, dtype=self.g.dtype)
+        found = await _all(self._merged_into(vector, version, piece) for piece in self.pieces)
+        flags = 0
+        marks: tuple[int, ...] = ()
+        for piece_flags, piece_marks in found:
+            flags |= piece_flags
+            marks = piece_marks or marks
+        return Merged(vector, flags, marks)
+
+    async def _merged_into(self, vector: np.ndarray, version: int, piece: Piece) -> tuple[int, tuple[int, ...]]:
+        if piece.owner == self.g.rank:
+            part, flags = await self._future(version, piece)
+            del self._merged[version, piece.index]
+            vector[piece.start : piece.stop] = part
+            return flags, ()
+        key = self.g.keys.merged(version, piece.label)
+        part, envelope = await self._get("download", key, f"m.{piece.label}", version, lambda: self._blame_merged(version, piece), 2)
+        vector[piece.start : piece.stop] = part
+        return envelope.flags, envelope.marks
+
+    async def peek(self, version: int) -> bool:
+        if self.g.world == 1:
+            return False
+        if version in self._peeked:
+            return True
+        own = [self._merged.get((version, p.index)) for p in self.mine]
+        if own and all(f is not None and f.done() for f in own) and len(own) == len(self.pieces):
+            return True
+        if self._partial is None or self._partial[0] != version:
+            self._partial = (version, Merged(np.empty(self.g.size, dtype=self.g.dtype), 0, ()), 0)
+        _, (vector, flags, marks), done = self._partial
+        for piece in self.pieces[done:]:
+            key = self.g.keys.merged(version, piece.label)
+            began = asyncio.get_running_loop().time()
+            data = await self.g.channel.fetch(key)
+            if data is None:
+                return False
+            envelope, part = unpack(data, run=self._run, key=key)
+            self._record("download", began)
+            vector[piece.start : piece.stop] = part
+            flags, marks = flags | envelope.flags, envelope.marks or marks
+            if piece.owner == self.g.rank and envelope.marks:
+                self.marks = list(envelope.marks)
+            done += 1
+            self._partial = (version, Merged(vector, flags, marks), done)
+        self._peeked[version] = Merged(vector, flags, marks)
+        self._partial = None
+        return True
+
+    def replayed(self, version: int) -> None:
+        """A replaced aggregator met a version that its predecessor had published: it is ours to delete, later."""
+        for piece in self.mine:
+            others = [self.g.keys.contribution(version, r, piece.label) for r in range(self.g.world) if r != self.g.rank]
+            self.retention.folded(version, others, [self.g.keys.merged(version, piece.label)])
+
+    async def tidy(self) -> None:
+        self.retention.heard(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)
+        keys = self.retention.expired()
+        if keys:
+            await self.g.channel.delete(keys)
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def _envelope(self, kind: str, iteration: int, weight: float, flags: int, marks: tuple[int, ...] = ()) -> Envelope:
+        return Envelope(
+            kind="merged" if kind == "merged" else "contribution", run=self._run, rank=self.g.rank,
+            attempt=self.g.attempt, iteration=iteration, shard=0, weight=weight, applied=self.g.status.applied,
+            durable=self.g.status.durable, flags=flags, sent_at=self.g.trace.run_time(), marks=marks,
+        )  # fmt: skip
+
+    def _pack(self, envelope: Envelope, piece: Piece, payload: list[Buffer]) -> list[Buffer]:
+        return pack(envelope, payload, codec=self.upward.codec, dtype=self.g.dtype, elements=piece.stop - piece.start)
+
+    def _future(self, version: int, piece: Piece) -> asyncio.Future[tuple[np.ndarray, int]]:
+        key = (version, piece.index)
+        if key not in self._merged:
+            self._merged[key] = asyncio.get_running_loop().create_future()
+        return self._merged[key]
+
+    async def _put(self, phase: Phase, key: str, message: list[Buffer]) -> None:
+        async with self._put_slots:
+            began = asyncio.get_running_loop().time()
+            await self.g.channel.put(key, message)
+            self._record(phase, began)
+
+    async def _contribution(self, iteration: int, rank: int, piece: Piece) -> tuple[np.ndarray, Envelope]:
+        key = self.g.keys.contribution(iteration, rank, piece.label)
+
+        async def blame() -> Blame:
+            return Blame(iteration, [rank])
+
+        return await self._get("aggregate", key, f"c.{rank}.{piece.label}", iteration, blame)
+
+    async def _blame_merged(self, version: int, piece: Piece) -> Blame:
+        """An aggregator is late. Its fault, or that of somebody it waits for in turn?"""
+        missing = []
+        for rank in range(self.g.world):
+            if rank not in (piece.owner, self.g.rank):
+                data = await self.g.channel.fetch(self.g.keys.contribution(version, rank, piece.label))
+                if data is None:
+                    missing.append(rank)
+        return Blame(version, missing or [piece.owner])
+
+    async def _get(self, phase: Phase, key: str, stream: str, iteration: int, blame: Callable[[], Awaitable[Blame]], patience: float = 1) -> tuple[np.ndarray, Envelope]:
+        loop = asyncio.get_running_loop()
+        polled = not self.g.channel.traits.waits
+        reference = self._reference
+        began = loop.time()
+        predicted = self._expect.predict(stream, reference) if polled else None
+        while True:
+            asked = loop.time()
+            try:
+                received = await self.g.channel.get(key, deadline=asked + patience * self.g.patience_s(), expected_at=predicted)
+                break
+            except ChannelTimeout:
+                await self.g.overdue(await blame())
+        found = asked + received.waited_s
+        envelope, vector = unpack(received.data, run=self._run, key=key)
+        if polled:
+            slack = self.g.trace.run_time() - envelope.sent_at - 2 * (loop.time() - found)
+            self._expect.observe(stream, reference, predicted=predicted, found=found, slack_s=max(0.0, slack))
+        if found > began:
+            self.g.trace.record("wait", began, found)
+        self._record(phase, found)
+        return vector, envelope
+
+    def _record(self, phase: Phase, began: float) -> None:
+        self.g.trace.record(phase, began, asyncio.get_running_loop().time())
+
+
+class _Ahead:
+    """Results of coroutines in order, a few of them running ahead."""
+
+    def __init__(self, coroutines: list[Awaitable[tuple[np.ndarray, Envelope]]], window: int) -> None:
+        self._waiting = coroutines[::-1]
+        self._running: list[asyncio.Future[tuple[np.ndarray, Envelope]]] = []
+        self._window = window
+
+    async def next(self) -> tuple[np.ndarray, Envelope]:
+        while self._waiting and len(self._running) < self._window:
+            self._running.append(asyncio.ensure_future(self._waiting.pop()))
+        return await self._running.pop(0)
+
+    def cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+        for coroutine in self._waiting:
+            coroutine.close()  # type: ignore[attr-defined]
+
+
+async def _all(coroutines: Iterable[Awaitable[object]]) -> list:  # type: ignore[type-arg]
+    """Like `gather`, but a lone coroutine costs no task, and a failure cancels the others."""
+    todo = list(coroutines)
+    if len(todo) == 1:
+        return [await todo[0]]
+    if not todo:
+        return []
+    tasks = [asyncio.ensure_future(c) for c in todo]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise

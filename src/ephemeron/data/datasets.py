@@ -1,0 +1,148 @@
+"""A user's own torch Dataset, turned into arrays once, before anything is started.
+
+Functions have no disk to read samples from, and a Dataset cannot travel without its files. So every sample is asked
+for once, in the process that starts the run. That freezes random augmentation: put it into the model instead.
+Not for data sets larger than memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.options import near, one_line
+from ephemeron.data.samples import Array, Samples
+from ephemeron.data.usercode import resolve, where_raised
+from ephemeron.errors import EphemeronError, JobError
+from ephemeron.job.spec import DataSpec
+
+
+def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
+    """Calls `module:function` with the options (and `path=data.path`, if given) and stacks what it returns.
+
+    Raises:
+        JobError: the function cannot be had, does not take these options or raises; or its result is neither a
+            map-style Dataset of pairs nor a tuple (train, test) of two.
+    """
+    function = resolve(spec.source, code)
+    options = dict(spec.options) if spec.path is None else {"path": spec.path, **spec.options}
+    result = _call(spec.source, function, options, code)
+    if not isinstance(result, tuple):
+        return stack(result, spec.source, code), None
+    if len(result) != 2:
+        raise JobError(f"{spec.source} returned a tuple of {len(result)}", remedy="return a Dataset, or (train, test)")
+    train, test = result
+    return stack(train, f"{spec.source} (train)", code), stack(test, f"{spec.source} (test)", code)
+
+
+def stack(dataset: Any, where: str, code: Sequence[Path] = ()) -> Samples:
+    """All pairs of a map-style Dataset as two arrays.
+
+    Args:
+        dataset: `dataset[i]` for 0 ≤ i < `len(dataset)` gives `(x, y)`: tensors, arrays or numbers.
+        where: what to call it in messages.
+        code: folders of the user's code, to name the user's own line where it raises.
+
+    Raises:
+        JobError: it is iterable only or empty, raises, or its samples differ in shape or dtype.
+    """
+    _check_map_style(dataset, where)
+    count = _length(dataset, where, code)
+    if count < 1:
+        raise JobError(f"{where} is empty", remedy="return at least one sample")
+    columns: list[Array] = []
+    for index in range(count):
+        pair = _pair(dataset, index, where, code)
+        if not columns:
+            columns = [np.empty((count, *value.shape), dtype=value.dtype) for value in pair]
+        for name, value, column in zip(("x", "y"), pair, columns, strict=True):
+            _check_like_first(name, value, column, index, where)
+            column[index] = value
+    return Samples(*columns)
+
+
+def _call(target: str, function: Any, options: dict[str, Any], code: Sequence[Path]) -> Any:
+    if not callable(function):
+        raise JobError(f"{target} is not callable but {type(function).__name__}", remedy="name a function")
+    _check_options(target, function, options)
+    try:
+        return function(**options)
+    except EphemeronError:
+        raise
+    except Exception as e:
+        raise JobError(f"{target} raised {where_raised(e, code)}") from e
+
+
+def _check_options(target: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-ins have none
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as e:
+        known = [
+            name for name, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        unknown = next((name for name in options if name not in known), "")
+        raise JobError(f"{target}: {e}", remedy=near(unknown, known, what="it takes")) from None
+
+
+def _check_map_style(dataset: Any, where: str) -> None:
+    utils = sys.modules.get("torch.utils.data")  # who returns one of torch's has imported it
+    iterable = utils is not None and isinstance(dataset, utils.IterableDataset)
+    kind = type(dataset)
+    if iterable or not callable(getattr(kind, "__len__", None)) or not callable(getattr(kind, "__getitem__", None)):
+        raise JobError(
+            f"{where} returned {kind.__name__}, which is not a map-style Dataset",
+            remedy="return an object with __len__ and __getitem__, or (train, test) of two",
+        )
+
+
+def _length(dataset: Any, where: str, code: Sequence[Path]) -> int:
+    try:
+        return len(dataset)
+    except Exception as e:
+        raise JobError(f"{where}: len() raised {where_raised(e, code)}") from e
+
+
+def _pair(dataset: Any, index: int, where: str, code: Sequence[Path]) -> tuple[Array, Array]:
+    try:
+        sample = dataset[index]
+    except Exception as e:
+        raise JobError(f"{where}: sample {index} raised {where_raised(e, code)}") from e
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        size = f" of {len(sample)}" if isinstance(sample, (tuple, list)) else ""
+        raise JobError(f"{where}: sample {index} is {type(sample).__name__}{size}", remedy="return a pair (x, y)")
+    try:
+        return _as_array(sample[0]), _as_array(sample[1])
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise JobError(f"{where}: sample {index} is not made of numbers: {one_line(e)}") from None
+
+
+def _as_array(value: Any) -> Array:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return np.asarray(value.detach().cpu().numpy())
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{type(value).__name__} of dtype {array.dtype}")
+    return array
+
+
+def _check_like_first(name: str, value: Array, column: Array, index: int, where: str) -> None:
+    if value.shape != column.shape[1:]:
+        raise JobError(
+            f"{where}: {name} of sample {index} has shape {value.shape}, but that of sample 0 has {column.shape[1:]}",
+            remedy="bring all samples to one shape",
+        )
+    if value.dtype != column.dtype:
+        raise JobError(
+            f"{where}: {name} of sample {index} has dtype {value.dtype}, but that of sample 0 has {column.dtype}",
+            remedy="bring all samples to one dtype",
+        )

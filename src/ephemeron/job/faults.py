@@ -1,0 +1,74 @@
+"""Faults injected by coordinates, the same on every platform.
+
+    kill:rank=2,iteration=5[,phase=upload][,attempt=0]    the function dies in the middle of that phase
+    duplicate:rank=1                                      the platform delivers the call twice
+    drop-put:rank=0,iteration=3[,attempt=0]               one put of that iteration is acknowledged and lost
+    delay:rank=1,factor=10                                that rank computes ten times slower
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ephemeron.errors import JobError
+from ephemeron.events import PHASES
+
+_KEYS = {
+    "kill": ({"rank", "iteration"}, {"phase", "attempt"}),
+    "duplicate": ({"rank"}, set()),
+    "drop-put": ({"rank", "iteration"}, {"attempt"}),
+    "delay": ({"rank", "factor"}, set()),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault. A kill or a dropped put hits one attempt only, so that its replacement can get past it."""
+
+    kind: str
+    rank: int
+    iteration: int = 0
+    phase: str = "compute"
+    attempt: int = 0
+    factor: float = 1.0
+
+    def __str__(self) -> str:
+        keys = [f"rank={self.rank}"]
+        if self.kind in ("kill", "drop-put"):
+            keys += [f"iteration={self.iteration}"]
+        if self.kind == "kill":
+            keys += [f"phase={self.phase}"]
+        if self.kind == "delay":
+            keys += [f"factor={self.factor:g}"]
+        if self.attempt:
+            keys += [f"attempt={self.attempt}"]
+        return f"{self.kind}:{','.join(keys)}"
+
+
+def parse_fault(text: str) -> Fault:
+    """A fault from its text form.
+
+    Raises:
+        JobError: unknown kind, key or phase, or not a number.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in _KEYS:
+        raise JobError(f"fault {text!r}: unknown kind {kind!r}", remedy=f"use one of {', '.join(_KEYS)}")
+    needed, optional = _KEYS[kind]
+    values: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        if key not in needed | optional:
+            raise JobError(f"fault {text!r}: unknown key {key!r}", remedy=f"use {', '.join(sorted(needed | optional))}")
+        values[key] = value
+    if missing := needed - set(values):
+        raise JobError(f"fault {text!r}: missing {', '.join(sorted(missing))}")
+    phase = values.pop("phase", "compute")
+    if phase not in PHASES:
+        raise JobError(f"fault {text!r}: unknown phase {phase!r}", remedy=f"use one of {', '.join(PHASES)}")
+    try:
+        factor = float(values.pop("factor", "1"))
+        numbers = {k: int(v) for k, v in values.items()}
+    except ValueError:
+        raise JobError(f"fault {text!r}: expected numbers") from None
+    return Fault(kind=kind, phase=phase, factor=factor, **numbers)

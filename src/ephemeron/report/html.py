@@ -1,0 +1,133 @@
+"""The report as one HTML file that needs nothing else: no server, no network, no script to be readable.
+
+It is opened from a disk, mailed, and printed years later, so style, script and pictures are all inside, and its
+own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB for the longest timelines.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+
+from ephemeron.report import charts, tables
+from ephemeron.report.figures import Figures, Result, cost_mix, learning_note, moved, usd
+from ephemeron.report.palette import BAD, LINE_COLOURS, PHASE_COLOURS
+from ephemeron.report.story import Story
+from ephemeron.report.timeline import caption, timeline
+from ephemeron.units import human_bytes, human_seconds
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def render_html(story: Story, result: Result | None) -> str:
+    """The whole page.
+
+    Args:
+        story: what happened.
+        result: the run's `result.json`, if there is one; may be partial. Its `predicted` brings a comparison.
+    """
+    figures = Figures.of(story, result)
+    title = escape(f"{figures.job or 'run'} · {figures.run_id}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<title>{title}</title><style>{_colours()}{_asset('report.css')}</style></head><body><main>"
+        f"{''.join(_parts(story, figures))}</main><script>{_asset('report.js')}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("ephemeron.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _colours() -> str:
+    both = [*PHASE_COLOURS.items(), *LINE_COLOURS.items(), ("bad", BAD)]
+    return ":root{" + "".join(f"--{name}:{colour};" for name, colour in both) + "}\n"
+
+
+def _parts(story: Story, figures: Figures) -> list[str]:
+    drawn = charts.learning_chart(story)
+    note = learning_note(story)
+    parts = [
+        _header(story, figures),
+        _tiles(story, figures),
+        _card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
+        '<div class="pair">',
+        _card("Learning", drawn, note),
+        _card("Cost over time", charts.cost_chart(story, figures)),
+        _card("Bytes through the channel", charts.bytes_chart(story)),
+        _card("Requests to the channel", charts.requests_chart(story)),
+        "</div>",
+    ]
+    if figures.predicted:
+        parts.append(_card("Predicted and measured", tables.predicted_table(figures)))
+    timed = any(any(lane.totals.values()) for lane in story.lanes)
+    overlap = "Phases may overlap, so a row can add up to more than the time alive. Shares are of the time alive."
+    parts += [
+        _card("Time by phase", tables.phase_table(story), overlap if timed else ""),
+        _card("Bill", tables.bill_table(story, figures)),
+        _card("Invocations", tables.invocation_table(story)),
+    ]
+    said = tables.said_table(story)
+    if said:
+        parts.append(_card("Notes and faults", said))
+    parts.append(_card("Configuration", tables.configuration_table(figures)))
+    if story.environment:
+        items = "".join(f"<li>{escape(words)}</li>" for words in story.environment)
+        parts.append(_card("Environment", f"<ul>{items}</ul>"))
+    return parts
+
+
+def _header(story: Story, figures: Figures) -> str:
+    run = story.run
+    when = f" · {datetime.fromtimestamp(run.wall_time, UTC):%Y-%m-%d %H:%M} UTC" if run and run.wall_time else ""
+    on = f" · {escape(run.platform)}" if run and run.platform else ""
+    name = escape(figures.job or "run")
+    status = escape(figures.status)
+    shown = status if status in ("finished", "stopped", "failed", "running") else "other"
+    out = (
+        f'<header><p class="over">ephemeron run report</p><h1>{name}<span class="pill {shown}">{status}</span></h1>'
+        f'<p class="id"><code>{escape(figures.run_id)}</code>{on}{when}</p>'
+        f'<p class="summary">{escape(figures.summary)}</p>'
+    )
+    if figures.status == "running":
+        out += '<p class="caption">No end is recorded: the run goes on, or its client went away.</p>'
+    if story.causes:
+        out += f'<div class="causes">{"".join(f"<pre>{escape(c)}</pre>" for c in story.causes)}</div>'
+    return out + "</header>"
+
+
+def _tiles(story: Story, figures: Figures) -> str:
+    n, budget, t = figures.iterations, figures.budget_usd, story.spending.traffic
+    again = figures.invocations - len(story.lanes)
+    calls = f"{figures.invocations:,} invocations" + (f", {again:,} beyond the first" if again > 0 else "")
+    mix = cost_mix(story)
+    tiles = [
+        ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),
+        ("Cost", usd(figures.cost_usd), f"{figures.cost_usd / budget:.0%} of the budget" if budget else mix),
+        ("Accuracy", _or_dash(figures.accuracy, ".3f"), _told("test loss {:.4g}", figures.test_loss)),
+        ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
+        ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
+        ("Functions", f"{figures.workers} × {figures.memory_mb} MB", calls),
+        ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
+        ("Moved", human_bytes(t.bytes_up + t.bytes_down), moved(story)),
+    ]
+    cells = [
+        f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd><dd class='sub'>{escape(c)}</dd></div>" for a, b, c in tiles
+    ]
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def _told(words: str, value: float | None) -> str:
+    return "" if value is None else words.format(value)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _card(title: str, body: str, words: str = "") -> str:
+    said = f'<p class="caption">{escape(words)}</p>' if words else ""
+    return f"<section><h2>{escape(title)}</h2>{body}{said}</section>"

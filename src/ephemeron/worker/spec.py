@@ -1,0 +1,69 @@
+"""What every function of a run reads first: one JSON object, `RUN/spec`, without secrets and without code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.data import Split, plan_split
+from ephemeron.errors import CorruptMessage
+from ephemeron.job import Configuration, Target
+from ephemeron.prices import Prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A run as its workers see it."""
+
+    run_id: str
+    model: Target
+    loss: Target
+    optimizer: Target
+    configuration: Configuration
+    epochs: int
+    seed: int
+    dtype: str
+    samples: int
+    """In the training set."""
+    prices: Prices
+    budget_usd: float | None = None
+    faults: tuple[str, ...] = ()
+    patience_s: float = 20.0
+    """Shortest wait before a peer is suspected; slow iterations make it longer."""
+    trainer: str = "torch"
+    """`torch`, or `synthetic` for studies in which gradients do not matter."""
+    trainer_options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def split(self) -> Split:
+        """Who owns how many samples."""
+        c = self.configuration
+        return plan_split(self.samples, [c.batch_of(r) for r in range(c.workers)])
+
+    @property
+    def iterations(self) -> int:
+        """In the whole run."""
+        return self.split.iterations * self.epochs
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: memoryview | bytes) -> RunSpec:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            CorruptMessage: not a specification of this release.
+        """
+        try:
+            raw = json.loads(bytes(data))
+            for name in ("model", "loss", "optimizer"):
+                raw[name] = Target(**raw[name])
+            raw["configuration"] = Configuration(**raw["configuration"])
+            raw["prices"] = Prices(**raw["prices"])
+            raw["faults"] = tuple(raw["faults"])
+            return cls(**raw)
+        except (ValueError, KeyError, TypeError) as e:
+            raise CorruptMessage(f"not a run specification of this release: {e}") from None

