@@ -69,6 +69,8 @@ class RunStarted(Event):
     """Unix time at t=0, for display only."""
     notes: list[str] = field(default_factory=list)
     """What the platform cannot enforce here, and other things a reader should know."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of the trigger itself, preparing the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

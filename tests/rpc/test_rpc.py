@@ -167,20 +167,21 @@ def test_a_wrong_token_is_refused_before_any_call() -> None:
 
 def test_an_impostor_server_learns_nothing_and_is_not_called() -> None:
     async def scenario() -> None:
-        heard = bytearray()
+        heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(await reader.readexactly(48))  # repeats the client's own challenge to it
             proof = await reader.readexactly(32)
             writer.write(proof)  # and the client's own proof
-            heard.extend(await reader.read())
+            rest = await reader.read()
             writer.close()
+            heard.set_result(rest)
 
         fake = await asyncio.start_server(impostor, "127.0.0.1", 0)
         with pytest.raises(TokenRefused):
             await Client.connect_tcp("127.0.0.1", fake.sockets[0].getsockname()[1], token="t")
+        assert await heard == b""
         fake.close()
-        assert not heard
 
     run(scenario)
 

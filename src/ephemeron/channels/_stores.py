@@ -90,10 +90,11 @@ def explain(e: Exception) -> str:
         return "no space left on device; delete old runs or use another folder"
     if "Permission denied" in text or "Read-only file system" in text:
         return "permission denied; check who owns the folder"
+    if "169.254.169.254" in text or "169.254.170.2" in text or "metadata.google.internal" in text:
+        # The address at which machines in a cloud find their own credentials: asked for want of others.
+        return "no credentials found; set the cloud's usual environment variables, for example AWS_ACCESS_KEY_ID"
     if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or "403 Forbidden" in text or "401 Un" in text:
         return f"permission denied{_code(text)}; check the credentials and what they may do there"
-    if "169.254.169.254" in text or "169.254.170.2" in text or "credential" in text.lower():
-        return "no credentials found; set the cloud's usual environment variables, for example AWS_ACCESS_KEY_ID"
     if "kind: Connect" in text:
         return "cannot connect (refused, or no such host); check that the endpoint is right and its server runs"
     if "kind: Timeout" in text:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from ephemeron.channels.reduction import SupportsReduction
 from ephemeron.errors import ChannelTimeout
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -105,7 +106,11 @@ class Channel(ABC):
             self.fetch, key, deadline=deadline, expected_at=expected_at, first_s=self.traits.latency_s
         )
 
-    async def close(self) -> None:
+    def reducer(self) -> SupportsReduction | None:
+        """This channel's power to add, if it has it. Wrappers hand on their inner channel's, wrapped likewise."""
+        return self if isinstance(self, SupportsReduction) else None
+
+    async def close(self) -> None:  # noqa: B027 (most channels have nothing to let go of)
         """Lets go of connections. Objects stay."""
 
     async def __aenter__(self) -> Channel:
@@ -173,6 +178,9 @@ class Wrapper(Channel):
         if not self.inner.traits.waits:
             return await super().get(key, deadline=deadline, expected_at=expected_at)
         return await self.inner.get(key, deadline=deadline, expected_at=expected_at)
+
+    def reducer(self) -> SupportsReduction | None:
+        return self.inner.reducer()
 
     async def close(self) -> None:
         await self.inner.close()

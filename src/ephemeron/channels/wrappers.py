@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from ephemeron.channels.base import Buffer, Channel, Received, Wrapper
+from ephemeron.channels.reduction import SupportsReduction, Vector
 from ephemeron.events import Traffic
 from ephemeron.units import MB
 
@@ -64,6 +65,30 @@ class Metered(Wrapper):
     async def list(self, prefix: str) -> list[str]:
         self.lists += 1
         return await self.inner.list(prefix)
+
+    def reducer(self) -> SupportsReduction | None:
+        inner = self.inner.reducer()
+        return None if inner is None else _MeteredReduction(self, inner)
+
+
+class _MeteredReduction(SupportsReduction):
+    """A push is a put; what `accumulate` answers is a get as well."""
+
+    def __init__(self, meter: Metered, inner: SupportsReduction) -> None:
+        self._meter, self._inner = meter, inner
+
+    async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
+        self._meter.puts += 1
+        self._meter.bytes_up += vector.nbytes
+        await self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector)
+
+    async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
+        self._meter.puts += 1
+        self._meter.bytes_up += delta.nbytes
+        answer = await self._inner.accumulate(key, rank=rank, iteration=iteration, delta=delta)
+        self._meter.gets += 1
+        self._meter.bytes_down += answer.nbytes
+        return answer
 
 
 class Link:
@@ -129,6 +154,32 @@ class Throttled(Wrapper):
     async def list(self, prefix: str) -> list[str]:
         await asyncio.sleep(self.latency_s)
         return await self.inner.list(prefix)
+
+
+    def reducer(self) -> SupportsReduction | None:
+        inner = self.inner.reducer()
+        return None if inner is None else _ThrottledReduction(self, inner)
+
+
+class _ThrottledReduction(SupportsReduction):
+    """Pushes wait for the uplink, answers for the downlink."""
+
+    def __init__(self, network: Throttled, inner: SupportsReduction) -> None:
+        self._network, self._inner = network, inner
+
+    async def _send(self, nbytes: int) -> None:
+        now = asyncio.get_running_loop().time()
+        await _sleep_until(self._network.up.reserve(now + self._network.latency_s, nbytes))
+
+    async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
+        await self._send(vector.nbytes)
+        await self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector)
+
+    async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
+        await self._send(delta.nbytes)
+        answer = await self._inner.accumulate(key, rank=rank, iteration=iteration, delta=delta)
+        await _sleep_until(self._network.down.reserve(asyncio.get_running_loop().time(), answer.nbytes))
+        return answer
 
 
 class Faulty(Wrapper):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ephemeron.channels.reduction import SupportsReduction
 from ephemeron.collectives.group import Blame, Collective, Group, Merged, NoTrace, Status, Trace
 from ephemeron.collectives.kreduce import KReduce
 from ephemeron.collectives.server import ServerAccumulate, ServerReduce
@@ -26,21 +25,16 @@ def collective_for(pattern: str, group: Group, *, asynchronous: bool = False) ->
         JobError: a parameter server is asked of a channel that is none.
     """
     if pattern == "parameter-server":
-        server = find_reduction(group.channel)
+        server = group.channel.reducer()
+        if server is None:
+            raise JobError(
+                "pattern 'parameter-server' needs a channel that can add",
+                remedy="use --channel parameter_server or ps://host:port",
+            )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
     if pattern == "pipelined":
         return KReduce(group, chunk=chunk_elements(group.size, group.aggregators, group.dtype.itemsize))
     return KReduce(group)
-
-
-def find_reduction(channel: object) -> SupportsReduction:
-    """The reducing server behind a channel and its wrappers."""
-    inner: object = channel
-    while inner is not None:
-        if isinstance(inner, SupportsReduction):
-            return inner
-        inner = getattr(inner, "inner", None)
-    raise JobError("pattern 'parameter-server' needs a parameter server", remedy="use --channel parameter_server or ps://host:port")
 
 
 __all__ = [
@@ -55,5 +49,4 @@ __all__ = [
     "Status",
     "Trace",
     "collective_for",
-    "find_reduction",
 ]

@@ -102,6 +102,8 @@ class Collective(ABC):
 
     overlaps = False
     """`upload`, `aggregate` and `collect` of one iteration may run at the same time."""
+    paces_itself = False
+    """Version t is this worker's own: nobody waits for anybody."""
 
     @abstractmethod
     def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
@@ -126,8 +128,18 @@ class Collective(ABC):
         """Whether the version is complete; if so, a following `collect` of it is free."""
         return False
 
+    def skip(self, iteration: int) -> None:
+        """Drops what was staged: a predecessor of this worker had already sent it and its version is complete."""
+
     async def tidy(self) -> None:
         """Deletes what nobody needs any more."""
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
+        """What a replacement of this rank has to know: arrays, and lists of whole numbers."""
+        return {}, {}
+
+    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, list[int]]) -> None:
+        """The inverse of `state`."""
 
     async def setup(self, initial: np.ndarray) -> None:
         """Once per function, before the first iteration."""

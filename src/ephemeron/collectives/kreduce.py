@@ -68,9 +68,11 @@ class KReduce(Collective):
         self.pieces = pieces(group.size, group.aggregators, chunk)
         self.mine = [p for p in self.pieces if p.owner == group.rank]
         self._run = run_hash(group.keys.run)
-        codec = codec_by_name(group.compression)
-        self.upward = Compressor(codec, group.size, group.dtype)
-        self.downward = Compressor(codec, group.size, group.dtype) if group.is_aggregator else None
+        self.upward = Compressor(codec_by_name(group.compression), group.size, group.dtype)
+        # Merged shards are compressed without memory: an aggregator's residual could not be made again by its
+        # replacement, and the bits of a run would depend on who died.
+        down = codec_by_name("bf16" if group.compression == "int8" else group.compression)
+        self.downward = Compressor(down, group.size, group.dtype)
         self.retention = Retention(group.world)
         self.marks = [0] * group.world
         self._expect = Expectation()
@@ -95,7 +97,7 @@ class KReduce(Collective):
                 self._own[iteration, piece.index] = (np.array(self.upward.round_trip(payload, part)), envelope)
             else:
                 key = self.g.keys.contribution(iteration, self.g.rank, piece.label)
-                messages.append((key, self._pack(envelope, piece, payload)))
+                messages.append((key, self._pack(self.upward, envelope, piece, payload)))
         self._staged[iteration] = (messages, envelope)
 
     async def upload(self, iteration: int) -> None:
@@ -175,14 +177,13 @@ class KReduce(Collective):
         began = loop.time()
         if weight > 0:
             total /= total.dtype.type(weight)
-        assert self.downward is not None
         payload = self.downward.encode(total, piece.start, piece.stop)
         marks = () if self.g.policy.waits_for_all else tuple(self.marks)
         envelope = self._envelope("merged", version, weight, flags, marks)
         self._record("aggregate", began)
         key = self.g.keys.merged(version, piece.label)
         if self.g.world > 1:
-            await self._put("aggregate", key, self._pack(envelope, piece, payload))
+            await self._put("aggregate", key, self._pack(self.downward, envelope, piece, payload))
         waiting = self._merged.get((version, piece.index))
         if waiting is not None and not waiting.done():
             waiting.set_result((self.downward.round_trip(payload, total), flags))
@@ -197,10 +198,12 @@ class KReduce(Collective):
             for piece in self.mine:
                 self._merged.pop((version, piece.index), None)
             return seen
-        vector = np.empty(self.g.size, dtype=self.g.dtype)
-        found = await _all(self._merged_into(vector, version, piece) for piece in self.pieces)
-        flags = 0
+        vector, flags, done = np.empty(self.g.size, dtype=self.g.dtype), 0, 0
         marks: tuple[int, ...] = ()
+        if self._partial is not None and self._partial[0] == version:  # an earlier peek found some of it
+            _, (vector, flags, marks), done = self._partial
+            self._partial = None
+        found = await _all(self._merged_into(vector, version, piece) for piece in self.pieces[done:])
         for piece_flags, piece_marks in found:
             flags |= piece_flags
             marks = piece_marks or marks
@@ -209,7 +212,7 @@ class KReduce(Collective):
     async def _merged_into(self, vector: np.ndarray, version: int, piece: Piece) -> tuple[int, tuple[int, ...]]:
         if piece.owner == self.g.rank:
             part, flags = await self._future(version, piece)
-            del self._merged[version, piece.index]
+            self._merged.pop((version, piece.index), None)
             vector[piece.start : piece.stop] = part
             return flags, ()
         key = self.g.keys.merged(version, piece.label)
@@ -246,11 +249,21 @@ class KReduce(Collective):
         self._partial = None
         return True
 
-    def replayed(self, version: int) -> None:
-        """A replaced aggregator met a version that its predecessor had published: it is ours to delete, later."""
-        for piece in self.mine:
-            others = [self.g.keys.contribution(version, r, piece.label) for r in range(self.g.world) if r != self.g.rank]
-            self.retention.folded(version, others, [self.g.keys.merged(version, piece.label)])
+    def skip(self, iteration: int) -> None:
+        del self._staged[iteration]
+        for piece in self.mine:  # its predecessor's objects are now this rank's to delete, later
+            self._own.pop((iteration, piece.index), None)
+            others = [
+                self.g.keys.contribution(iteration, r, piece.label) for r in range(self.g.world) if r != self.g.rank
+            ]
+            self.retention.folded(iteration, others, [self.g.keys.merged(iteration, piece.label)])
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
+        return {"residual": self.upward.residual.copy()}, {"marks": list(self.marks)}
+
+    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, list[int]]) -> None:
+        self.upward.residual = arrays["residual"]
+        self.marks = meta["marks"]
 
     async def tidy(self) -> None:
         self.retention.heard(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)
@@ -267,8 +280,8 @@ class KReduce(Collective):
             durable=self.g.status.durable, flags=flags, sent_at=self.g.trace.run_time(), marks=marks,
         )  # fmt: skip
 
-    def _pack(self, envelope: Envelope, piece: Piece, payload: list[Buffer]) -> list[Buffer]:
-        return pack(envelope, payload, codec=self.upward.codec, dtype=self.g.dtype, elements=piece.stop - piece.start)
+    def _pack(self, by: Compressor, envelope: Envelope, piece: Piece, payload: list[Buffer]) -> list[Buffer]:
+        return pack(envelope, payload, codec=by.codec, dtype=self.g.dtype, elements=piece.stop - piece.start)
 
     def _future(self, version: int, piece: Piece) -> asyncio.Future[tuple[np.ndarray, int]]:
         key = (version, piece.index)

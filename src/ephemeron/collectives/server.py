@@ -49,6 +49,9 @@ class ServerReduce(Collective):
         )
         self.g.trace.record("upload", began, asyncio.get_running_loop().time())
 
+    def skip(self, iteration: int) -> None:
+        del self._staged[iteration]
+
     async def _push(self, iteration: int, shard: int, part: np.ndarray, weight: float) -> None:
         key = self.g.keys.merged(iteration, shard)
         await self.server.reduce(key, rank=self.g.rank, world=self.g.world, weight=weight, vector=part)
@@ -97,6 +100,8 @@ class ServerAccumulate(Collective):
 
     A worker's version t is what the server answered to its own t-th push, so workers never wait for each other.
     """
+
+    paces_itself = True
 
     def __init__(self, group: Group, server: SupportsReduction) -> None:
         self.g = group

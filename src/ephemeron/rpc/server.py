@@ -80,10 +80,11 @@ class Server:
         self._sockets.append(sock)
         self._start(self._accept(sock))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -94,7 +95,11 @@ class Server:
                 # Out of file handles, or a client that left before it was accepted: others still want in.
                 await asyncio.sleep(0.05)
                 continue
-            self._start(self._serve(Connection(sock, max_frame=self._max_frame)))
+            self._take(Connection(sock, max_frame=self._max_frame))
+
+    def _take(self, connection: Connection) -> None:
+        # Closed here and not in the task itself: one that is cancelled before its first step never runs.
+        self._start(self._serve(connection)).add_done_callback(lambda _: connection.close())
 
     async def _serve(self, connection: Connection) -> None:
         calls: dict[int, asyncio.Task[None]] = {}
@@ -111,7 +116,6 @@ class Server:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            connection.close()
 
     def _dispatch(
         self,

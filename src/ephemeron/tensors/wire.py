@@ -62,7 +62,7 @@ class Envelope:
 
 def run_hash(run_id: str) -> int:
     """64-bit hash that ties a message to its run."""
-    return int(xxhash.xxh3_64_intdigest(run_id))
+    return int(xxhash.xxh3_64_intdigest(run_id.encode()))
 
 
 def pack(envelope: Envelope, payload: Sequence[Buffer], *, codec: Codec, dtype: np.dtype[np.generic], elements: int) -> list[Buffer]:

@@ -32,6 +32,8 @@ class RunSpec:
     faults: tuple[str, ...] = ()
     patience_s: float = 20.0
     """Shortest wait before a peer is suspected; slow iterations make it longer."""
+    cold_start_s: float = 3.0
+    """How long before its end a function starts its successor."""
     trainer: str = "torch"
     """`torch`, or `synthetic` for studies in which gradients do not matter."""
     trainer_options: dict[str, Any] = field(default_factory=dict)

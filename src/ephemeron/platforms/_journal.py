@@ -1,0 +1,116 @@
+"""The event stream of a local run: a file to which several processes append lines, and from which others read.
+
+Every line is one `write` on a file opened for appending, so lines of the host and of the client do not mix. A
+reader may meet a torn line (a writer died, the disk was full): it is skipped, never repaired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from ephemeron.events import Ended, Event, Invoked, from_json
+
+_POLL_S = 0.05
+_BACKLOG = 100_000
+
+
+class Journal:
+    """The writing end. While nothing can be written (disk full), lines wait here and `problem` says why.
+
+    Args:
+        path: the file; made when missing. A torn last line of an earlier writer is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[bytes] = deque(maxlen=_BACKLOG)
+        self.problem = ""
+        """Why the latest line could not be written; empty when all is in the file."""
+        if _torn(path):
+            self._waiting.append(b"\n")
+
+    def append(self, line: str) -> None:
+        """Adds a line, now or as soon as there is room again. Never raises."""
+        self._waiting.append(line.encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Tries to write what waits."""
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                while self._waiting:
+                    data = self._waiting[0]
+                    written = os.write(fd, data)
+                    if written < len(data):
+                        self._waiting[0] = data[written:]
+                    else:
+                        self._waiting.popleft()
+            finally:
+                os.close(fd)
+            self.problem = ""
+        except OSError as e:
+            self.problem = f"{len(self._waiting)} events wait to be written: {e.strerror or e}"
+
+
+async def follow(path: Path) -> AsyncIterator[Event]:
+    """Every event in the file, from its beginning, without end; the file may not be there yet."""
+    offset = 0
+    while True:
+        complete = _complete_lines(path, offset)
+        offset += len(complete)
+        for event in _events(complete):
+            yield event
+        if not complete:
+            await asyncio.sleep(_POLL_S)
+
+
+def _complete_lines(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(1 << 20)
+            while data and b"\n" not in data and (more := file.read(1 << 20)):
+                data += more
+    except FileNotFoundError:
+        return b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _torn(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False
+
+
+def unfinished(path: Path) -> tuple[list[Invoked], float]:
+    """Invocations whose end is not in the file, and the time of its latest event."""
+    started: dict[str, Invoked] = {}
+    latest = 0.0
+    offset = 0
+    while complete := _complete_lines(path, offset):
+        offset += len(complete)
+        for event in _events(complete):
+            latest = max(latest, event.t)
+            if isinstance(event, Invoked):
+                started[event.invocation] = event
+            elif isinstance(event, Ended):
+                started.pop(event.invocation, None)
+    return list(started.values()), latest
+
+
+def _events(lines: bytes) -> Iterator[Event]:
+    for line in lines.splitlines():
+        try:
+            yield from_json(line.decode())
+        except (ValueError, TypeError, AttributeError):
+            pass  # torn, or of a later version

@@ -1,0 +1,269 @@
+"""Every sentence of `Platform`'s contract, as a test.
+
+    class TestMyPlatform(PlatformContract):
+        @asynccontextmanager
+        async def open(self, limits: Limits) -> AsyncIterator[Platform]:
+            yield MyPlatform(entry=dispatch, limits=limits)
+
+The platform runs `ephemeron.testing.platform_entries.dispatch`, an async function from `Context` to a dict, which
+finds what to do in the call's options. Nothing here asserts a duration beyond what the bill itself promises, and
+nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+
+import pytest
+
+from ephemeron.errors import InvocationRefused
+from ephemeron.events import Ended, Event, Invoked, Note
+from ephemeron.platforms.base import Call, Limits, Outcome, Platform
+
+_Scenario: TypeAlias = Callable[[Platform, str], Coroutine[Any, Any, None]]
+
+
+class PlatformContract:
+    """Base class of a pytest class; subclasses say how to open the platform."""
+
+    limits = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=4)
+    """What the platform under test is opened with."""
+    memory_mb = 256
+    """Quota of most calls."""
+    channel = "folder"
+    """Address given to functions."""
+    test_timeout_s: float = 120.0
+    """A test that takes longer has hung."""
+
+    @abstractmethod
+    def open(self, limits: Limits) -> AbstractAsyncContextManager[Platform]:
+        """The platform under test, which ends everything it runs when the context is left."""
+
+    def loop(self, main: Coroutine[Any, Any, None]) -> None:
+        """Runs a test; override it for a clock that is not the wall's."""
+        asyncio.run(main)
+
+    def call(self, run: str, entry: str, **changes: Any) -> Call:
+        """A call of one of `platform_entries`; keywords that are no fields of `Call` become options."""
+        known: dict[str, Any] = {
+            "rank": 0, "attempt": 0, "memory_mb": self.memory_mb, "lifetime_s": 30.0, "reason": "start",
+        }  # fmt: skip
+        fields = {key: changes.pop(key, value) for key, value in known.items()}
+        return Call(run=run, channel=self.channel, options={"entry": entry, **changes}, **fields)
+
+    def run(self, scenario: _Scenario) -> None:
+        """Runs a scenario against a fresh platform."""
+
+        async def main() -> None:
+            async with asyncio.timeout(self.test_timeout_s), self.open(self.limits) as platform:
+                await scenario(platform, f"contract-{uuid.uuid4().hex[:8]}")
+
+        self.loop(main())
+
+    def test_a_function_returns_its_value(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "echo", rank=3, say={"deep": [1, None]}))
+            outcome = await invocation.wait()
+            assert outcome.status == "ok", outcome.error
+            assert outcome.value["rank"] == 3
+            assert outcome.value["said"] == {"deep": [1, None]}
+            assert outcome.error == ""
+            assert await invocation.wait() == outcome, "waiting twice is harmless"
+
+        self.run(scenario)
+
+    def test_what_a_function_raises_is_a_value_that_names_it(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "fail"))
+            assert outcome.status == "error"
+            assert outcome.error.splitlines()[0] == "ValueError: seven is not a colour"
+            assert outcome.value == {}
+            assert outcome.billed_s > 0, "failing costs, too"
+
+        self.run(scenario)
+
+    def test_a_function_dies_at_its_lifetime(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "forever", lifetime_s=0.5))
+            assert outcome.status == "timed_out"
+            assert outcome.billed_s >= 0.5
+
+        self.run(scenario)
+
+    def test_a_function_that_dies_is_lost_after_its_last_word(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "vanish"))
+            assert outcome.status == "lost"
+            assert outcome.error
+            events = await self._events(platform, run, lambda e: isinstance(e, Ended))
+            assert [e.text for e in events if isinstance(e, Note)] == ["last word"]
+
+        self.run(scenario)
+
+    def test_cancelling_ends_it_now_and_twice_is_harmless(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "forever"))
+            await self._events(platform, run, lambda e: isinstance(e, Note))
+            await invocation.cancel()
+            assert (await invocation.wait()).status == "cancelled"
+            await invocation.cancel()
+            assert (await invocation.wait()).status == "cancelled"
+
+        self.run(scenario)
+
+    def test_cancelling_at_once_does_not_wait_for_the_start(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "forever"))
+            await invocation.cancel()
+            assert (await invocation.wait()).status == "cancelled"
+
+        self.run(scenario)
+
+    def test_cancel_all_ends_everything(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocations = [await platform.invoke(self.call(run, "forever", rank=rank)) for rank in range(3)]
+            await platform.cancel_all(run)
+            assert [(await i.wait()).status for i in invocations] == ["cancelled"] * 3
+
+        self.run(scenario)
+
+    def test_events_come_in_order_between_invoked_and_ended(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "talk", events=200, attempt=2))
+            outcome = await invocation.wait()
+            events = await self._events(platform, run, lambda e: isinstance(e, Ended))
+            first, *said, last = events
+            assert isinstance(first, Invoked)
+            assert isinstance(last, Ended)
+            assert (first.invocation, first.attempt, first.reason) == (invocation.id, 2, "start")
+            assert [e.text for e in said if isinstance(e, Note)] == [f"event {n}" for n in range(200)]
+            assert (last.invocation, last.status, last.billed_s) == (invocation.id, "ok", outcome.billed_s)
+            assert (last.memory_mb, last.gb_seconds) == (self.memory_mb, outcome.gb_seconds)
+
+        self.run(scenario)
+
+    def test_the_triggers_own_events_join_the_stream(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            await platform.emit(run, Note(t=1.5, text="mine"))
+            events = await self._events(platform, run, lambda e: isinstance(e, Note))
+            assert events[-1] == Note(t=1.5, text="mine")
+
+        self.run(scenario)
+
+    def test_the_bill_is_exact_and_rounded_up(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "timed"))
+            milliseconds = outcome.billed_s * 1000
+            assert math.isclose(milliseconds, round(milliseconds), abs_tol=1e-6)
+            assert outcome.billed_s >= outcome.value["took_s"] - 1e-9
+            assert math.isclose(outcome.gb_seconds, self.memory_mb / 1024 * outcome.billed_s)
+
+        self.run(scenario)
+
+    def test_a_function_knows_its_deadline_and_the_runs_clock(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "timed", lifetime_s=20.0))
+            assert 0 < outcome.value["left_s"] <= 20.0
+            assert outcome.value["run_s"] >= -1e-3
+
+        self.run(scenario)
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"memory_mb": 64}, "64"),
+            ({"memory_mb": 1_000_000}, "1000000"),
+            ({"lifetime_s": 61.0}, "61"),
+            ({"say": "x" * 300_000}, "262144"),
+        ],
+        ids=["too little memory", "too much memory", "too long", "too large"],
+    )
+    def test_what_is_beyond_the_limits_is_refused(self, changes: dict[str, Any], named: str) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            with pytest.raises(InvocationRefused, match=named):
+                await platform.invoke(self.call(run, "echo", **changes))
+
+        self.run(scenario)
+
+    def test_one_too_many_at_once_is_refused_and_later_accepted(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            n = self.limits.concurrency
+            running = [await platform.invoke(self.call(run, "forever", rank=rank)) for rank in range(n)]
+            with pytest.raises(InvocationRefused, match=str(n)):
+                await platform.invoke(self.call(run, "echo", rank=n))
+            await running[0].cancel()
+            await running[0].wait()
+            assert (await self._outcome(platform, self.call(run, "echo", rank=n))).status == "ok"
+            await platform.cancel_all(run)
+
+        self.run(scenario)
+
+    def test_invocations_share_nothing_but_the_channel(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            first = await self._outcome(platform, self.call(run, "share"))
+            second = await self._outcome(platform, self.call(run, "share", attempt=1))
+            assert first.status == second.status == "ok", first.error + second.error
+            if first.value["scratch"] is not None:
+                assert first.value["scratch"] != second.value["scratch"]
+                assert first.value["found"] == second.value["found"] == []
+                assert first.value["count"] == second.value["count"] == 1
+            counts = [(await self._outcome(platform, self.call(run, "through_channel"))).value for _ in range(2)]
+            assert counts == [{"count": 1}, {"count": 2}]
+
+        self.run(scenario)
+
+    def test_a_function_starts_its_successor(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            await platform.invoke(self.call(run, "succeed", attempts=3))
+            done: list[str] = []
+
+            def third_end(event: Event) -> bool:
+                if isinstance(event, Ended):
+                    done.append(event.outcome)
+                return len(done) == 3
+
+            events = await self._events(platform, run, third_end)
+            invoked = [(e.attempt, e.reason) for e in events if isinstance(e, Invoked)]
+            assert invoked == [(0, "start"), (1, "relay"), (2, "relay")]
+            assert sorted(done) == ["finished", "relayed", "relayed"]
+
+        self.run(scenario)
+
+    def test_a_duplicate_is_a_second_invocation_of_the_same_call(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            invocation = await platform.invoke(self.call(run, "echo", duplicate=True, say="once"))
+            outcome = await invocation.wait()
+            assert outcome.value["said"] == "once"
+            ended: list[Ended] = []
+
+            def both_end(event: Event) -> bool:
+                if isinstance(event, Ended):
+                    ended.append(event)
+                return len(ended) == 2
+
+            events = await self._events(platform, run, both_end)
+            invoked = [e for e in events if isinstance(e, Invoked)]
+            assert [e.reason for e in invoked] == ["start", "duplicate"]
+            assert {(e.rank, e.attempt) for e in invoked} == {(0, 0)}
+            assert invoked[0].invocation == invocation.id
+            assert {e.invocation for e in ended} == {e.invocation for e in invoked}
+
+        self.run(scenario)
+
+    async def _outcome(self, platform: Platform, call: Call) -> Outcome:
+        return await (await platform.invoke(call)).wait()
+
+    async def _events(self, platform: Platform, run: str, last: Callable[[Event], bool]) -> list[Event]:
+        """The stream from its beginning up to the first event that is wanted."""
+        out: list[Event] = []
+        async for event in platform.events(run):
+            out.append(event)
+            if last(event):
+                break
+        return out

@@ -1,0 +1,96 @@
+"""Small functions that the platform contract runs. Apart from the kit, so that functions need not import pytest.
+
+A platform under test runs `dispatch`, which looks up what to do in the call's options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ephemeron.events import Note
+from ephemeron.worker.context import Context
+
+NEVER_S = 1_000_000.0
+"""Longer than any lifetime."""
+
+
+async def dispatch(context: Context) -> dict[str, Any]:
+    """Runs the function of this module that `options["entry"]` names."""
+    out: dict[str, Any] = await globals()[context.call.options["entry"]](context)
+    return out
+
+
+async def echo(context: Context) -> dict[str, Any]:
+    """Says what it was given."""
+    options = dict(context.call.options)
+    return {"outcome": "finished", "rank": context.call.rank, "said": options.get("say"), "cold": context.cold}
+
+
+async def fail(context: Context) -> dict[str, Any]:
+    """Raises."""
+    raise ValueError("seven is\nnot a colour")
+
+
+async def timed(context: Context) -> dict[str, Any]:
+    """Takes a while, and says how long and how much time it had."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    await asyncio.sleep(0.05)
+    return {"took_s": loop.time() - begin, "left_s": context.deadline - begin, "run_s": begin - context.origin}
+
+
+async def forever(context: Context) -> dict[str, Any]:
+    """Says that it lives, and does not end by itself."""
+    context.emit(Note(t=0.0, text="alive"))
+    await asyncio.sleep(NEVER_S)
+    return {}
+
+
+async def talk(context: Context) -> dict[str, Any]:
+    """Emits many events, in order."""
+    for n in range(int(context.call.options["events"])):
+        context.emit(Note(t=float(n), text=f"event {n}"))
+    return {}
+
+
+async def vanish(context: Context) -> dict[str, Any]:
+    """Dies as an injected fault does, after a last word."""
+    context.emit(Note(t=0.0, text="last word"))
+    context.die()
+
+
+async def share(context: Context) -> dict[str, Any]:
+    """Leaves traces in its scratch folder and in a module of its own, and reports those it found."""
+    scratch = context.scratch
+    if scratch is None:
+        return {"scratch": None}
+    found = sorted(path.name for path in scratch.iterdir())
+    (scratch / "users_module_of_the_contract.py").write_text("count = 0\n")
+    sys.path.insert(0, str(scratch))
+    importlib.invalidate_caches()
+    module = importlib.import_module("users_module_of_the_contract")
+    module.count += 1
+    return {"scratch": str(scratch), "found": found, "count": module.count, "here": str(Path.cwd())}
+
+
+async def through_channel(context: Context) -> dict[str, Any]:
+    """Counts in the channel, which is what invocations do share."""
+    key = f"{context.call.run}/count"
+    before = await context.channel.fetch(key)
+    count = int(bytes(before)) + 1 if before is not None else 1
+    await context.channel.put(key, [str(count).encode()])
+    return {"count": count}
+
+
+async def succeed(context: Context) -> dict[str, Any]:
+    """Starts the next attempt of itself until `options["attempts"]` have run."""
+    call = context.call
+    if call.attempt + 1 < int(call.options["attempts"]):
+        await context.invoke(replace(call, attempt=call.attempt + 1, reason="relay"))
+        return {"outcome": "relayed"}
+    return {"outcome": "finished"}

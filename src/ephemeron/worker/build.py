@@ -1,0 +1,53 @@
+"""From a specification to a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import xxhash
+
+from ephemeron.data import Sampler, Samples, resolve
+from ephemeron.worker.spec import RunSpec
+from ephemeron.worker.trainer import Trainer
+
+
+def exchanged(spec: RunSpec) -> str:
+    """What travels: `gradients`, `parameters`, or `delta` for an asynchronous parameter server."""
+    c = spec.configuration
+    return "delta" if c.pattern == "parameter-server" and c.sync == "asp" else c.exchange
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """Seed of a rank's own random numbers (dropout and the like); the data order does not depend on it."""
+    return int(xxhash.xxh3_64_intdigest(f"{seed}/{rank}".encode())) % 2**63
+
+
+def build_trainer(
+    spec: RunSpec, rank: int, *, folders: Sequence[Path], train: Samples, test: Samples
+) -> Trainer:
+    """The trainer that the specification asks for.
+
+    Raises:
+        JobError: the model, loss or optimiser cannot be made.
+        MissingExtra: PyTorch is not installed.
+    """
+    if spec.trainer == "synthetic":
+        from ephemeron.simulation.synthetic import SyntheticTrainer
+
+        return SyntheticTrainer(seed=rank_seed(spec.seed, rank), split=spec.split, rank=rank, **spec.trainer_options)
+    from ephemeron.worker.torch_trainer import TorchTrainer, make_loss, make_model, make_optimizer
+
+    find = partial(resolve, folders=folders)
+    model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
+    return TorchTrainer(
+        model=model,
+        loss=make_loss(spec.loss, find),
+        optimizer=make_optimizer(spec.optimizer, model),
+        train=train,
+        test=test,
+        sampler=Sampler(spec.split, rank, spec.seed),
+        exchange=exchanged(spec),
+        seed=rank_seed(spec.seed, rank),
+    )

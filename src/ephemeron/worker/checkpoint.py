@@ -1,0 +1,80 @@
+"""A rank's whole state in the channel: written beside the computation, two kept, the older one counted on.
+
+A replacement starts from the newest checkpoint it finds and repeats the iterations since then from the merged
+objects that are still there. What a rank declares durable is what its *second* newest checkpoint needs, so even a
+checkpoint whose put was lost costs nothing but repeated work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.channels.base import Channel
+from ephemeron.channels.keys import Keys
+from ephemeron.errors import CorruptMessage
+from ephemeron.tensors import Arrays, decode_state, encode_state
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One checkpoint that is in the channel."""
+
+    iteration: int
+    """The next iteration to compute."""
+    applied: int
+    """Versions that the parameters have seen."""
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """The checkpoints of one rank."""
+
+    channel: Channel
+    keys: Keys
+    rank: int
+    saved: list[Saved] = field(default_factory=list)
+    last_write_s: float = 0.0
+
+    @property
+    def durable(self) -> int:
+        """Versions that no replacement would need again."""
+        return self.saved[-2].applied if len(self.saved) > 1 else 0
+
+    async def write(self, arrays: Arrays, meta: dict[str, Any], *, iteration: int, applied: int) -> int:
+        """Stores a checkpoint, forgets the third newest, returns the bytes written."""
+        began = asyncio.get_running_loop().time()
+        if self.saved and self.saved[-1].iteration == iteration:
+            self.saved.pop()
+        kept = [*self.saved[-1:], Saved(iteration, applied)]
+        gone = [self.keys.state(self.rank, s.iteration) for s in self.saved[:-1]]
+        data = encode_state(arrays, {**meta, "saved": [[s.iteration, s.applied] for s in kept]})
+        await self.channel.put(self.keys.state(self.rank, iteration), [data])
+        self.saved = kept
+        if gone:
+            await self.channel.delete(gone)
+        self.last_write_s = asyncio.get_running_loop().time() - began
+        return len(data)
+
+    async def read(self, iteration: int, deadline: float) -> tuple[Arrays, dict[str, Any]]:
+        """A checkpoint that is known to be there, or about to be."""
+        key = self.keys.state(self.rank, iteration)
+        received = await self.channel.get(key, deadline=deadline)
+        return self._adopt(received.data, key)
+
+    async def newest(self) -> tuple[Arrays, dict[str, Any]] | None:
+        """The newest checkpoint that can be read, or None. Lists: for recovery only."""
+        for key in reversed(await self.channel.list(self.keys.states(self.rank))):
+            data = await self.channel.fetch(key)
+            if data is not None:
+                try:
+                    return self._adopt(data, key)
+                except CorruptMessage:
+                    continue
+        return None
+
+    def _adopt(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:
+        arrays, meta = decode_state(data, key=key)
+        self.saved = [Saved(i, a) for i, a in meta["saved"]]
+        return arrays, meta

@@ -1,0 +1,67 @@
+"""How a run ends: every rank says it is done, rank 0 waits for all, writes the result and clears the channel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from ephemeron.collectives import Blame, Collective
+from ephemeron.errors import ChannelTimeout
+from ephemeron.tensors import digest, encode_state
+from ephemeron.worker.life import Life
+from ephemeron.worker.load import Loaded
+from ephemeron.worker.trainer import Evaluation
+
+
+async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation: Evaluation) -> dict[str, Any]:
+    """Closes this rank's part of the run; rank 0 closes the run.
+
+    Returns:
+        For rank 0: iterations, metrics and `weights_sha256`.
+    """
+    if life.rank != 0:
+        await life.channel.put(life.keys.done(life.rank), [json.dumps(list(evaluation)).encode()])
+        return {}
+    iterations, world = loaded.spec.iterations, loaded.spec.configuration.workers
+    slices = await asyncio.gather(*(_done(life, rank, iterations) for rank in range(1, world)))
+    final = await collective.final()
+    if final is not None:
+        loaded.trainer.apply(final)
+        evaluation = loaded.trainer.evaluate()
+    arrays, notes = loaded.trainer.weights()
+    summary = {
+        "iterations": iterations,
+        "metrics": metrics([evaluation, *slices]),
+        "weights_sha256": digest(arrays),
+    }
+    await life.channel.put(life.keys.result, [encode_state(arrays, {**summary, **notes})])
+    await clear(life)
+    return summary
+
+
+async def _done(life: Life, rank: int, iterations: int) -> Evaluation:
+    while True:
+        try:
+            received = await life.channel.get(life.keys.done(rank), deadline=life.now() + life.patience())
+            return Evaluation(*json.loads(bytes(received.data)))
+        except ChannelTimeout:
+            await life.overdue(Blame(iterations, [rank]))
+
+
+def metrics(slices: list[Evaluation]) -> dict[str, float | None]:
+    """Mean loss and accuracy over all slices of the test set; None without one."""
+    samples = sum(e.samples for e in slices)
+    if samples == 0:
+        return {"loss": None, "accuracy": None}
+    return {
+        "loss": sum(e.loss_sum for e in slices) / samples,
+        "accuracy": sum(e.correct for e in slices) / samples,
+    }
+
+
+async def clear(life: Life) -> None:
+    """Deletes everything of the run but its result and specification. Listing is allowed here: once per run."""
+    keep = {life.keys.result, life.keys.spec}
+    everything = await life.channel.list(f"{life.keys.run}/")
+    await life.channel.delete([key for key in everything if key not in keep])

@@ -1,0 +1,202 @@
+"""What one invocation knows of itself: its clock, its bill, its lease, its successor, and whom it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from ephemeron.channels.keys import Keys
+from ephemeron.channels.wrappers import Faulty, Metered
+from ephemeron.collectives import Blame
+from ephemeron.errors import ChannelTimeout, EphemeronError
+from ephemeron.events import Event, FaultFired, Note
+from ephemeron.job import Fault, parse_fault
+from ephemeron.platforms.base import Call, Reason
+from ephemeron.worker import lease
+from ephemeron.worker.context import Compute, Context
+from ephemeron.worker.faults import Delayed, FaultInjector
+from ephemeron.worker.spec import RunSpec
+from ephemeron.worker.trace import PhaseTrace
+
+CONTROL_EVERY_S = 2.0
+MOST_REVIVALS = 3
+"""Times one worker revives the same peer for the same iteration before it calls the run broken."""
+
+
+class Leave(EphemeronError):
+    """This invocation is over, and well."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+def first_leaf(group: BaseException) -> BaseException:
+    """The cause that matters in a group of exceptions: a failure before a leave, a leave before a cancellation."""
+    if not isinstance(group, BaseExceptionGroup):
+        return group
+    leaves = [first_leaf(e) for e in group.exceptions]
+    return next((e for e in leaves if not isinstance(e, (Leave, asyncio.CancelledError))), leaves[0])
+
+
+class Life:
+    """One invocation, from its start to its end."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.call = ctx, ctx.call
+        self.rank, self.attempt = ctx.call.rank, ctx.call.attempt
+        self.keys = Keys(ctx.call.run)
+        self.began = self.now()
+        self.faults = FaultInjector((), rank=self.rank, attempt=self.attempt, die=ctx.die, fired=self._fired)
+        self.channel = Metered(Faulty(ctx.channel, drops=lambda key: self.faults.drops(key)))
+        self.trace = PhaseTrace(ctx.origin, self.faults)
+        self.compute: Compute = ctx.compute
+        self.spec: RunSpec | None = None
+        self.wants_stop = False
+        self.spent_before_usd = 0.0
+        self.load_s = 0.0
+        self.write_s = 0.0
+        self._slowest = 0.0
+        self._iteration_began: float | None = None
+        self._successor = False
+        self._revived: dict[tuple[int, int], int] = {}
+        self._attempts: dict[int, int] = {}
+
+    # -- clock and bill -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def now() -> float:
+        """Loop time."""
+        return asyncio.get_running_loop().time()
+
+    def run_now(self) -> float:
+        """Seconds since the run was launched."""
+        return self.now() - self.ctx.origin
+
+    def adopt(self, spec: RunSpec) -> None:
+        """The specification is here: faults and limits apply from now on."""
+        self.spec = spec
+        faults = [parse_fault(f) for f in spec.faults]
+        self.faults = FaultInjector(faults, rank=self.rank, attempt=self.attempt, die=self.ctx.die, fired=self._fired)
+        self.trace = PhaseTrace(self.ctx.origin, self.faults)
+        if self.faults.delay != 1:
+            self.compute = Delayed(self.ctx.compute, self.faults.delay)
+
+    def emit(self, event: Event) -> None:
+        self.ctx.emit(event)
+
+    def traffic_dict(self) -> dict[str, int]:
+        return dataclasses.asdict(self.channel.traffic)
+
+    def spent_usd(self) -> float:
+        """By this rank, predecessors included, as far as they handed it on."""
+        assert self.spec is not None
+        prices, traffic = self.spec.prices, self.channel.traffic
+        gb_seconds = self.call.memory_mb / 1024 * (self.now() - self.began)
+        return self.spent_before_usd + prices.functions_usd(gb_seconds, 1) + prices.storage_usd(traffic)
+
+    def over_budget(self) -> bool:
+        """Whether this rank has used up its share of the budget."""
+        assert self.spec is not None
+        budget = self.spec.budget_usd
+        return budget is not None and self.spent_usd() * self.spec.configuration.workers >= budget
+
+    def begin_iteration(self, iteration: int) -> None:
+        now = self.now()
+        if self._iteration_began is not None:
+            self._slowest = max(0.9 * self._slowest, now - self._iteration_began)
+        self._iteration_began = now
+        self.faults.iteration = iteration
+
+    def patience(self) -> float:
+        """How long a peer may keep us waiting before it is suspected."""
+        assert self.spec is not None
+        return max(self.spec.patience_s, 10 * self._slowest)
+
+    async def watch_control(self) -> None:
+        """Looks every two seconds whether the user wants the run to stop. One rank does it for all."""
+        while not self.wants_stop:
+            await asyncio.sleep(CONTROL_EVERY_S)
+            self.wants_stop = await self.channel.fetch(self.keys.control) is not None
+
+    # -- lifetime -----------------------------------------------------------------------------------------
+
+    def _reserve(self) -> float:
+        """Seconds that handing over may take."""
+        return max(min(1.0, 0.1 * self.call.lifetime_s), 2.5 * self._slowest + 3 * self.write_s)
+
+    def must_hand_over(self) -> bool:
+        """Whether another iteration might not fit."""
+        return self.ctx.deadline - self.now() < self._reserve()
+
+    def should_prepare(self) -> bool:
+        """Whether a successor started now would be ready in time."""
+        assert self.spec is not None
+        lead = min(self.spec.cold_start_s + 2 * self.load_s, 0.3 * self.call.lifetime_s)
+        return not self._successor and self.ctx.deadline - self.now() < self._reserve() + lead
+
+    async def invoke_successor(self) -> None:
+        """Starts the next attempt of this rank; it loads while we go on, and waits for us to hand over.
+
+        Raises:
+            Leave: somebody else has: we are superseded.
+        """
+        if self._successor:
+            return
+        if not await lease.take(self.channel, self.keys.claim(self.rank, self.attempt + 1), self.ctx.invocation):
+            raise Leave("fenced")
+        self._successor = True
+        await self._invoke(self.rank, self.attempt + 1, "relay")
+
+    async def hand_over(self, iteration: int) -> None:
+        """Tells the successor where to go on."""
+        await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [str(iteration).encode()])
+
+    async def _invoke(self, rank: int, attempt: int, reason: Reason) -> None:
+        await self.ctx.invoke(dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason))
+
+    # -- peers --------------------------------------------------------------------------------------------
+
+    async def check_fence(self) -> None:
+        """Raises `Leave` if a newer attempt of this rank exists that we did not start."""
+        newer = self.attempt + (2 if self._successor else 1)
+        if await self.channel.fetch(self.keys.claim(self.rank, newer)) is not None:
+            raise Leave("fenced")
+
+    async def overdue(self, blame: Blame) -> None:
+        """Somebody is late. Leaves if the run does not need us any more, else replaces whoever is to blame.
+
+        Raises:
+            Leave: superseded, stopped, finished, or at the end of our own lifetime.
+            ChannelTimeout: replacing did not help.
+        """
+        await self.check_fence()
+        if await self.channel.fetch(self.keys.result) is not None:
+            raise Leave("finished")
+        if await self.channel.fetch(self.keys.control) is not None:
+            raise Leave("stopped")
+        if self.must_hand_over():
+            if await lease.take(self.channel, self.keys.claim(self.rank, self.attempt + 1), self.ctx.invocation):
+                await self._invoke(self.rank, self.attempt + 1, "replacement")
+            raise Leave("relayed")
+        for rank in blame.ranks:
+            await self._revive(rank, blame.iteration)
+
+    async def _revive(self, rank: int, iteration: int) -> None:
+        known = self._attempts.get(rank, 0)
+        latest = await lease.latest_attempt(self.channel, self.keys, rank, known)
+        self._attempts[rank] = latest
+        tries = self._revived[rank, iteration] = self._revived.get((rank, iteration), 0) + 1
+        if tries > 1 and latest > known:
+            return  # somebody else replaced it since we last looked: give it time
+        if tries > MOST_REVIVALS:
+            raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries - 1} replacements")
+        if await lease.take(self.channel, self.keys.claim(rank, latest + 1), self.ctx.invocation):
+            self._attempts[rank] = latest + 1
+            text = f"rank {self.rank} waited {self.patience():.0f} s for rank {rank} at iteration {iteration} and replaces it"
+            self.emit(Note(t=self.run_now(), level="warning", text=text))
+            await self._invoke(rank, latest + 1, "replacement")
+
+    def _fired(self, fault: Fault, iteration: int) -> None:
+        self.emit(
+            FaultFired(t=self.run_now(), rank=self.rank, attempt=self.attempt, fault=str(fault), iteration=iteration)
+        )

@@ -1,0 +1,122 @@
+"""How a function begins: fence itself, fetch what it needs, stand where its predecessor stood."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data import Samples, decode, unbundle
+from ephemeron.errors import ChannelTimeout
+from ephemeron.events import Loaded as LoadedEvent
+from ephemeron.events import Started
+from ephemeron.tensors import Arrays, decode_state
+from ephemeron.worker import lease
+from ephemeron.worker.build import build_trainer
+from ephemeron.worker.checkpoint import Checkpoints
+from ephemeron.worker.life import Leave, Life
+from ephemeron.worker.spec import RunSpec
+from ephemeron.worker.trainer import Trainer
+
+LOAD_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    """A worker's position in the run."""
+
+    spec: RunSpec
+    trainer: Trainer
+    checkpoints: Checkpoints
+    iteration: int
+    """The next one to compute."""
+    applied: int
+    """Versions that the parameters have seen."""
+    replaying: bool
+    """Peers may be ahead: versions from here on may exist already."""
+    test_samples: int
+    collective: tuple[Arrays, dict[str, Any]] | None
+
+
+async def load(life: Life) -> Loaded:
+    """Everything up to the first iteration.
+
+    Raises:
+        Leave: this call is a duplicate, or there is nothing left to do.
+        ChannelTimeout: what the trigger should have prepared is not there.
+    """
+    if not await lease.take(life.channel, life.keys.start(life.rank, life.attempt), life.ctx.invocation):
+        raise Leave("duplicate")
+    life.emit(
+        Started(t=life.run_now(), rank=life.rank, attempt=life.attempt, invocation=life.ctx.invocation, cold=life.ctx.cold)
+    )
+    spec = RunSpec.from_bytes(await _get(life, life.keys.spec))
+    life.adopt(spec)
+    if life.attempt > 0 and life.call.reason != "relay" and await _is_over(life, spec):
+        raise Leave("finished")
+    trainer, test_samples = await _trainer(life, spec)
+    checkpoints = Checkpoints(life.channel, life.keys, life.rank)
+    arrays, meta, replaying = await _state(life, checkpoints)
+    life.trace.record("load", life.began, life.now())
+    life.load_s = life.now() - life.began
+    if meta is None:
+        if spec.trainer == "torch":
+            trainer.load(*decode_state(await _get(life, life.keys.init), key=life.keys.init))
+    else:
+        trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
+        life.spent_before_usd = meta["spent_usd"]
+        life.write_s = life.load_s / 2
+    position = meta or {"iteration": 0, "applied": 0}
+    life.emit(
+        LoadedEvent(
+            t=life.run_now(), rank=life.rank, attempt=life.attempt, iteration=position["iteration"],
+            spans=life.trace.flush(), nbytes=life.channel.bytes_down,
+        )  # fmt: skip
+    )
+    return Loaded(
+        spec=spec, trainer=trainer, checkpoints=checkpoints, iteration=position["iteration"], applied=position["applied"],
+        replaying=replaying, test_samples=test_samples,
+        collective=None if meta is None else ({n[2:]: a for n, a in arrays.items() if n.startswith("c/")}, meta["collective"]),
+    )  # fmt: skip
+
+
+async def _get(life: Life, key: str) -> memoryview:
+    return (await life.channel.get(key, deadline=life.now() + LOAD_TIMEOUT_S)).data
+
+
+async def _is_over(life: Life, spec: RunSpec) -> bool:
+    mine = life.keys.result if life.rank == 0 else life.keys.done(life.rank)
+    return await life.channel.fetch(mine) is not None
+
+
+async def _trainer(life: Life, spec: RunSpec) -> tuple[Trainer, int]:
+    if spec.trainer != "torch":
+        trainer = build_trainer(spec, life.rank, folders=[], train=_NOTHING, test=_NOTHING)
+        return trainer, 0
+    keys = life.keys
+    code, data, test = await asyncio.gather(
+        _get(life, keys.code), _get(life, keys.data(life.rank)), _get(life, keys.test(life.rank))
+    )
+    folders = [] if life.ctx.scratch is None else unbundle(bytes(code), life.ctx.scratch / "code")
+    train, held_out = decode(bytearray(data)), decode(bytearray(test))
+    trainer = build_trainer(spec, life.rank, folders=folders, train=train, test=held_out)
+    return trainer, len(held_out)
+
+
+async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str, Any] | None, bool]:
+    """The state to go on from (None: the beginning), and whether peers may be ahead of it."""
+    if life.attempt == 0:
+        return {}, None, False
+    if life.call.reason == "relay":
+        try:
+            deadline = life.now() + 3 * life.patience()
+            received = await life.channel.get(life.keys.hand(life.rank, life.attempt), deadline=deadline)
+            return *await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S), False
+        except ChannelTimeout:
+            pass  # the predecessor died before it could hand over
+    return *(await checkpoints.newest() or ({}, None)), True
+
+
+_NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))

@@ -1,0 +1,251 @@
+"""The life of one function: fence, load, train, hand over or finish.
+
+The workers carry the run themselves. No coordinator is needed after the launch: whoever waits too long for a peer
+replaces it, whoever comes near its lifetime limit invokes its own successor, and rank 0 closes the run. A client
+that watches only makes this faster.
+
+State of a worker: the iteration `t` it is about to compute, and `applied`, the number of merged versions its
+parameters have seen. Everything that a successor needs is in the checkpoint; everything else is derived from `t`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ephemeron.collectives import Collective, Group, Status, collective_for
+from ephemeron.errors import EphemeronError
+from ephemeron.events import Checkpointed, Evaluated, Progress
+from ephemeron.sync import Policy, policy_for
+from ephemeron.tensors import STOP
+from ephemeron.worker.context import Context
+from ephemeron.worker.finish import finish
+from ephemeron.worker.life import Leave, Life, first_leaf
+from ephemeron.worker.load import Loaded, load
+from ephemeron.worker.trainer import Evaluation, Step
+
+T = TypeVar("T")
+
+
+async def run_worker(ctx: Context) -> dict[str, Any]:
+    """Runs one invocation to its end.
+
+    Returns:
+        `outcome` (finished, relayed, stopped, duplicate or fenced), `traffic`, and what rank 0 knows of the result.
+    """
+    life = Life(ctx)
+    value: dict[str, Any] = {}
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loaded = await load(life)
+            value = await Worker(life, loaded, tasks).run()
+            outcome = "finished"
+    except BaseExceptionGroup as group:
+        cause = first_leaf(group)
+        if not isinstance(cause, Leave):
+            raise cause from None
+        outcome = cause.outcome
+    return {"outcome": outcome, "traffic": life.traffic_dict(), **value}
+
+
+class Worker:
+    """The training loop of one rank."""
+
+    def __init__(self, life: Life, loaded: Loaded, tasks: asyncio.TaskGroup) -> None:
+        self.life, self.loaded, self.tasks = life, loaded, tasks
+        self.spec, self.trainer, self.checkpoints = loaded.spec, loaded.trainer, loaded.checkpoints
+        self.configuration = self.spec.configuration
+        self.split = self.spec.split
+        self.iterations = self.spec.iterations
+        self.t = self.first = loaded.iteration
+        self.replaying = loaded.replaying
+        self.status = Status(applied=loaded.applied, durable=self.checkpoints.durable)
+        self.policy = policy_for(self.configuration.sync)
+        self.collective = self._make_collective()
+        if self.collective.paces_itself:
+            self.policy = policy_for("bsp")
+        self.stopping = False
+        self.evaluation = Evaluation(0.0, 0, 0)
+        self._background: dict[str, asyncio.Task[None]] = {}
+        self._pending: Callable[[], Progress] | None = None
+
+    def _make_collective(self) -> Collective:
+        life, c = self.life, self.configuration
+        policy: Policy = policy_for(c.sync)
+        group = Group(
+            keys=life.keys, rank=life.rank, world=c.workers, aggregators=c.aggregators, channel=life.channel,
+            policy=policy, size=self.trainer.size, dtype=self.trainer.dtype, attempt=life.attempt,
+            compression=c.compression, iterations=self.iterations, status=self.status, trace=life.trace,
+            patience_s=life.patience, overdue=life.overdue,
+        )  # fmt: skip
+        collective = collective_for(c.pattern, group, asynchronous=policy.name == "asp")
+        if self.loaded.collective is not None:
+            collective.load(*self.loaded.collective)
+        return collective
+
+    async def run(self) -> dict[str, Any]:
+        """Trains from where the state stands to the end, and closes the run."""
+        await self.collective.setup(self.trainer.parameters())
+        if self.life.rank == 0 or self.collective.paces_itself:
+            self._start("control", self.life.watch_control())
+        while True:
+            await self._catch_up()
+            self._emit_progress()
+            if self.t > self.first and self.t % self.split.iterations == 0:
+                await self._evaluate()
+            if self.t == self.iterations:
+                break
+            if self.stopping or (self.collective.paces_itself and self.life.wants_stop):
+                await self._save()
+                raise Leave("stopped")
+            await self._checkpoint_or_relay()
+            await self._iterate()
+            self.t += 1
+        await self._settle("aggregate")
+        await self._settle("tidy")
+        self._cancel("control")
+        final = await finish(self.life, self.loaded, self.collective, self.evaluation)
+        self._cancel("checkpoint")
+        return final
+
+    # -- one iteration ------------------------------------------------------------------------------------
+
+    async def _iterate(self) -> None:
+        self.life.begin_iteration(self.t)
+        await self._settle("upload")
+        published = self.replaying and await self.collective.peek(self.t)
+        self.replaying = published
+        version = self.status.applied
+        step = await self._compute(lambda: self.trainer.compute(self.t), samples=self._batch())
+        flags = STOP if self.life.wants_stop or self.life.over_budget() else 0
+        self.collective.stage(self.t, step.vector, step.samples, flags)
+        if published:
+            self.collective.skip(self.t)
+        else:
+            await self._exchange()
+        if self._background_free("tidy"):
+            self._start("tidy", self.collective.tidy())
+        self._pending = self._progress_of(step, version)
+
+    async def _exchange(self) -> None:
+        self._start("upload", self.collective.upload(self.t))
+        if not self.collective.overlaps:
+            await self._settle("upload")
+        self._start("aggregate", self._after(self._background.get("aggregate"), self.t))
+
+    async def _after(self, previous: asyncio.Task[None] | None, iteration: int) -> None:
+        if previous is not None:
+            await previous
+        await self.collective.aggregate(iteration)
+
+    async def _catch_up(self) -> None:
+        """Applies the versions that the policy demands before iteration `t`, and those that it allows."""
+        role = self.life.rank < self.configuration.aggregators
+        last = self.t == self.iterations
+        must = self.t if last else self.policy.must_have_applied(self.t, aggregator=role)
+        while self.status.applied < must:
+            await self._apply()
+        if not self.policy.exact:
+            while self.status.applied < self.t and await self.collective.peek(self.status.applied):
+                await self._apply()
+
+    async def _apply(self) -> None:
+        merged = await self.collective.collect(self.status.applied)
+        await self._settle("upload")  # it reads the memory that the step is about to write
+        await self._compute(lambda: self.trainer.apply(merged.vector), samples=0)
+        self.status.applied += 1
+        self.stopping |= bool(merged.flags & STOP)
+
+    async def _compute(self, work: Callable[[], T], *, samples: float) -> T:
+        began = self.life.now()
+        result = await self.life.compute(work, samples=samples)
+        self.life.trace.record("compute", began, self.life.now())
+        return result
+
+    def _batch(self) -> int:
+        return self.split.batch_at(self.life.rank, self.t % self.split.iterations)
+
+    async def _evaluate(self) -> None:
+        samples = self.loaded.test_samples / 3  # a forward pass is about a third of a step
+        self.evaluation = await self._compute(self.trainer.evaluate, samples=samples)
+        e = self.evaluation
+        self.life.emit(
+            Evaluated(
+                t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=self.t,
+                epoch=self.t // self.split.iterations, loss_sum=e.loss_sum, correct=e.correct, samples=e.samples,
+            )  # fmt: skip
+        )
+
+    def _progress_of(self, step: Step, version: int) -> Callable[[], Progress]:
+        iteration, samples, loss = self.t, step.samples, step.loss
+        return lambda: Progress(
+            t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=iteration,
+            epoch=iteration // self.split.iterations, samples=samples, loss=loss, version=version,
+            spans=self.life.trace.flush(), traffic=self.life.channel.traffic,
+        )  # fmt: skip
+
+    def _emit_progress(self) -> None:
+        if self._pending is not None:
+            self.life.emit(self._pending())
+            self._pending = None
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    async def _checkpoint_or_relay(self) -> None:
+        if self.t > self.first:
+            if self.life.must_hand_over():
+                await self._relay()
+            if self.life.should_prepare():
+                await self.life.invoke_successor()
+        due = self.t > self.first and self.t % self.configuration.checkpoint_every == 0
+        if due and self._background_free("checkpoint"):
+            await self.life.check_fence()
+            self._start("checkpoint", self._write(*await self._state(), self.t, self.status.applied))
+
+    async def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        await self._settle("upload")
+        await self._settle("aggregate")  # or a replacement would start past a version that nobody has made
+        arrays, meta = await self.life.compute(self.trainer.state, samples=0)
+        more, lists = self.collective.state()
+        arrays.update({f"c/{name}": array for name, array in more.items()})
+        meta["collective"] = lists
+        meta.update(iteration=self.t, applied=self.status.applied, spent_usd=self.life.spent_usd())
+        return arrays, meta
+
+    async def _write(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
+        nbytes = await self.checkpoints.write(arrays, meta, iteration=t, applied=applied)
+        self.status.durable = self.checkpoints.durable
+        self.life.emit(
+            Checkpointed(t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=t, nbytes=nbytes)
+        )
+
+    async def _save(self) -> None:
+        arrays, meta = await self._state()
+        await self._settle("checkpoint")
+        await self._write(arrays, meta, self.t, self.status.applied)
+
+    async def _relay(self) -> None:
+        await self.life.invoke_successor()
+        await self._save()
+        await self.life.hand_over(self.t)
+        raise Leave("relayed")
+
+    # -- background ---------------------------------------------------------------------------------------
+
+    def _start(self, name: str, work: Any) -> None:
+        self._background[name] = self.tasks.create_task(work)
+
+    def _background_free(self, name: str) -> bool:
+        task = self._background.get(name)
+        return task is None or task.done()
+
+    async def _settle(self, name: str) -> None:
+        task = self._background.get(name)
+        if task is not None and not task.done():
+            await task
+
+    def _cancel(self, name: str) -> None:
+        task = self._background.pop(name, None)
+        if task is not None:
+            task.cancel()
