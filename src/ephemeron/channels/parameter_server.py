@@ -156,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port; 0 takes a free one (default)")
     parser.add_argument("--announce", type=Path, metavar="FILE", help="write 'host port' there when ready")
+    parser.add_argument("--idle-exit-s", type=float, metavar="S", help="stop after that long without any client")
     parser.add_argument("--allow-remote", action="store_true", help="permit an address beyond this machine")
     args = parser.parse_args(argv)
     token = os.environ.get(TOKEN, "")
@@ -164,14 +165,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.allow_remote and not _is_loopback(args.host):
         parser.error(f"{args.host} is reachable from other machines; add --allow-remote if that is meant")
     try:
-        asyncio.run(_serve(args.host, args.port, token, args.announce))
+        asyncio.run(_serve(args.host, args.port, token, args.announce, args.idle_exit_s))
     except OSError as e:
         print(f"cannot listen on {args.host} port {args.port}: {e.strerror or e}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(host: str, port: int, token: str, announce: Path | None) -> None:
+async def _serve(host: str, port: int, token: str, announce: Path | None, idle_exit_s: float | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -181,8 +182,21 @@ async def _serve(host: str, port: int, token: str, announce: Path | None) -> Non
         print(f"ps://{bound_host}:{bound_port}", flush=True)
     else:
         _write_atomically(announce, f"{bound_host} {bound_port}\n")
+    watcher = asyncio.create_task(_stop_when_idle(server, idle_exit_s, stop)) if idle_exit_s else None
     await stop.wait()
+    if watcher is not None:
+        watcher.cancel()
     await server.close()
+
+
+async def _stop_when_idle(server: ParameterServer, after_s: float, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+    while loop.time() - last < after_s:
+        await asyncio.sleep(after_s / 10)
+        if server.rpc.connections:
+            last = loop.time()
+    stop.set()
 
 
 def _is_loopback(host: str) -> bool:

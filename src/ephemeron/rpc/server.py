@@ -62,6 +62,11 @@ class Server:
         self._paths.append(name)
         self._listen(sock)
 
+    @property
+    def connections(self) -> int:
+        """Clients connected now."""
+        return len(self._tasks) - len(self._sockets)
+
     async def close(self) -> None:
         """Stops listening, cancels all handlers, closes all connections."""
         tasks = list(self._tasks)

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.wrappers import Metered
-from ephemeron.errors import ChannelError, ChannelTimeout
+from ephemeron.errors import ChannelError, ChannelTimeout, InvocationRefused
 from ephemeron.events import Event, Note, RunEnded, RunStarted
 from ephemeron.platforms.base import Call, Platform, Reason
 from ephemeron.tensors import Arrays, decode_state
 from ephemeron.training.bill import Ledger
 from ephemeron.training.prepare import Prepared
-from ephemeron.training.supervisor import Fail, Finish, Replace, Stopped, Supervisor
+from ephemeron.training.supervisor import Action, Fail, Finish, Replace, Stopped, Supervisor
 from ephemeron.worker import lease
 from ephemeron.worker.spec import RunSpec
 
@@ -148,23 +148,29 @@ class Trigger:
                 if upcoming in done:
                     event = upcoming.result()
                     upcoming = asyncio.ensure_future(anext(events))
-                    ending = ending or await self._handle(event)
+                    actions = self._read(event)
+                    try:
+                        ending = ending or await self._act(actions)
+                    except (ChannelError, InvocationRefused) as e:
+                        ending = Ending("failed", [f"{type(e).__name__}: {e}"])
+                        await self.platform.cancel_all(self.spec.run_id)
                 if ending is not None and deadline is None:
                     deadline = loop.time() + END_GRACE_S
         finally:
             upcoming.cancel()
             stopper.cancel()
         if ending.status == "finished":
-            await self._collect(ending)
+            await self.collect(ending)
         await self._end(ending)
         return ending
 
-    async def _handle(self, event: Event) -> Ending | None:
+    def _read(self, event: Event) -> list[Action]:
         self.ledger.feed(event)
         self.on_event(event)
-        if isinstance(event, RunStarted) and event.t >= self.now() - 1:
-            self.supervisor.stopped.clear()
-        for action in self.supervisor.feed(event):
+        return self.supervisor.feed(event)
+
+    async def _act(self, actions: list[Action]) -> Ending | None:
+        for action in actions:
             match action:
                 case Finish():
                     return Ending("finished", [])
@@ -190,7 +196,8 @@ class Trigger:
         await self.platform.cancel_all(self.spec.run_id)
         return Ending("stopped", [])
 
-    async def _collect(self, ending: Ending) -> None:
+    async def collect(self, ending: Ending) -> None:
+        """Fetches the result of a finished run."""
         try:
             deadline = asyncio.get_running_loop().time() + 30
             received = await self.channel.get(self.keys.result, deadline=deadline)

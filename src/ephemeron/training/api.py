@@ -1,0 +1,417 @@
+"""The blocking facade: `train`, `attach`, `stop`, `resume`. Everything below it is asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ephemeron.channels import open_channel, public_address
+from ephemeron.channels.keys import Keys
+from ephemeron.errors import ChannelError, JobError, RunFailed, RunNotFound, UserError
+from ephemeron.events import Event, RunEnded, from_json
+from ephemeron.job import Configuration, Fault, Job, Simulation
+from ephemeron.platforms.base import Limits
+from ephemeron.prices import Prices, load_prices
+from ephemeron.tensors import Arrays
+from ephemeron.training import home, parameter_server
+from ephemeron.training.bill import Ledger, summary
+from ephemeron.training.feasible import check_call
+from ephemeron.training.home import RunFolder
+from ephemeron.training.prepare import Prepared, prepare
+from ephemeron.training.trigger import Ending, Trigger
+from ephemeron.worker.spec import RunSpec
+
+OnEvent = Callable[[Event], None]
+SIMULATED_MEMORY_MB = 1769
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run that has ended."""
+
+    summary: dict[str, Any]
+    """What `--json` prints."""
+    folder: RunFolder
+    causes: tuple[str, ...] = ()
+    """Why it failed, if it did."""
+
+    @property
+    def finished(self) -> bool:
+        return self.summary["status"] == "finished"
+
+    def raise_if_failed(self) -> Result:
+        """This result.
+
+        Raises:
+            RunFailed: the run failed.
+        """
+        if self.summary["status"] == "failed":
+            raise RunFailed(self.folder.run_id, self.causes)
+        return self
+
+
+def configure(job: Job, **overrides: Any) -> Configuration:
+    """The job's own `[run]` values under explicit ones (None: not given), with defaults for the platform.
+
+    Raises:
+        JobError: a value is out of range, or two values contradict each other.
+    """
+    values = {**job.run, **{k: v for k, v in overrides.items() if v is not None}}
+    c = Configuration(**values)
+    if c.pattern == "standalone" and "workers" not in values:
+        c = dataclasses.replace(c, workers=1)
+    c = c.resolved()
+    limits = platform_limits(c.platform)
+    channel = c.channel
+    if channel == "folder" and c.pattern == "parameter-server":
+        channel = "parameter_server"
+    if c.platform == "simulated":
+        if channel not in ("folder", "memory", "parameter_server"):
+            raise JobError(f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own")
+        channel = "parameter_server" if channel == "parameter_server" else "memory"
+    elif channel == "memory":
+        raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
+    memory_mb = c.memory_mb
+    if not memory_mb:
+        from ephemeron.platforms.local import default_memory_mb
+
+        memory_mb = SIMULATED_MEMORY_MB if c.platform == "simulated" else default_memory_mb(c.workers)
+    return dataclasses.replace(c, channel=channel, memory_mb=memory_mb, lifetime_s=c.lifetime_s or limits.lifetime_s)
+
+
+def platform_limits(name: str) -> Limits:
+    """What a platform allows."""
+    if name == "simulated":
+        return Limits()
+    from ephemeron.platforms.local import default_limits
+
+    return default_limits()
+
+
+def train(
+    job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
+    on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0,
+) -> Result:  # fmt: skip
+    """Trains a job on functions and waits for its end.
+
+    Args:
+        job: what to train.
+        configuration: how; from `configure`. None: the job's own defaults.
+        faults: to inject.
+        prices_file: instead of the built-in prices.
+        on_event: sees everything that happens.
+        out: folder into which result, weights and report are copied.
+        patience_s: shortest wait before a silent peer is replaced.
+
+    Raises:
+        UserError: refused; nothing was started or paid for.
+    """
+    c = configuration or configure(job)
+    run_id = home.new_run_id(job.name)
+    world = job.simulation
+    simulated = c.platform == "simulated"
+    public, secrets = public_address(c.channel)
+    c = dataclasses.replace(c, channel=public)
+    prepared = prepare(
+        job, c, run_id=run_id, limits=platform_limits(c.platform), prices=load_prices(_service(c.channel), prices_file),
+        faults=faults, patience_s=patience_s, cold_start_s=world.cold_start_s if simulated else 3.0,
+        network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
+    )  # fmt: skip
+    folder = home.create(run_id)
+    run = _record(prepared.spec, folder, job)
+    folder.write("run.json", run)
+    with _environment(secrets):
+        if simulated:
+            from ephemeron import simulation
+
+            ending, trigger = simulation.run(_simulate(prepared, folder, world, on_event))
+        else:
+            ending, trigger = asyncio.run(_live(folder, run, prepared.spec, on_event, secrets, prepared=prepared))
+    return _conclude(folder, run, trigger.ledger, ending, out)
+
+
+def attach(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
+    """Watches a run that is under way as if it had been started here; collects one that has ended meanwhile.
+
+    Raises:
+        RunNotFound: no such run.
+        UserError: it is not running and has no result: resume it.
+    """
+    folder, run, spec = _open(run_id)
+    ending, trigger = asyncio.run(_live(folder, run, spec, on_event, {}, attach=True))
+    return _conclude(folder, run, trigger.ledger, ending, out)
+
+
+def resume(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
+    """Starts a stopped or failed run again, every rank from its newest checkpoint.
+
+    Raises:
+        RunNotFound: no such run.
+        UserError: the run has finished, or was simulated.
+    """
+    folder, run, spec = _open(run_id)
+    result = folder.read("result.json")
+    if result is not None and result["status"] == "finished":
+        raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+    ending, trigger = asyncio.run(_live(folder, run, spec, on_event, {}))
+    return _conclude(folder, run, trigger.ledger, ending, out)
+
+
+def stop(run_id: str, *, now: bool = False) -> str:
+    """Asks a run to stop at its next consistent iteration; `now` kills its functions. Either can be resumed.
+
+    Returns:
+        The run's full name.
+    """
+    folder, run, _ = _open(run_id)
+    asyncio.run(_stop(folder, run, now=now))
+    return folder.run_id
+
+
+async def _stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
+    from ephemeron.platforms.local import HostGone, LocalPlatform
+
+    try:
+        platform = await LocalPlatform.attach(folder.path)
+    except HostGone:
+        raise UserError(f"run {folder.run_id} is not running") from None
+    async with platform:
+        if now:
+            await platform.cancel_all(folder.run_id)
+            return
+        with _environment(_server_secrets(folder)):
+            channel = open_channel(run["address"])
+            await channel.put(Keys(folder.run_id).control, [b"stop"])
+            await channel.close()
+
+
+# -- living -------------------------------------------------------------------------------------------------
+
+
+async def _simulate(prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent) -> tuple[Ending, Trigger]:
+    from ephemeron.platforms.simulated import SimulatedPlatform
+    from ephemeron.worker.loop import run_worker
+
+    platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
+    trigger = Trigger(platform, platform.store, prepared.spec, channel_address="memory", on_event=on_event)
+    check_call(trigger.call(0, 0, "start"), prepared.spec.configuration, platform.limits)
+    await trigger.launch(prepared)
+    ending = await trigger.watch()
+    await platform.close()
+    return ending, trigger
+
+
+async def _live(
+    folder: RunFolder, run: dict[str, Any], spec: RunSpec, on_event: OnEvent, secrets: dict[str, str], *,
+    prepared: Prepared | None = None, attach: bool = False,
+) -> tuple[Ending, Trigger]:  # fmt: skip
+    """Launches (with `prepared`), attaches to, or resumes a run on this machine, and watches it to its end."""
+    from ephemeron.platforms.local import HostGone, LocalPlatform
+
+    own_server = run["configuration"]["channel"] == "parameter_server"
+    server = parameter_server.known(folder.path) if attach else None
+    if own_server and not attach:
+        server = parameter_server.start(folder.path)
+        run["address"] = server.address
+        folder.write("run.json", run)
+    if server is not None:
+        secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
+    platform: LocalPlatform | None = None
+    ended = False
+    with _environment(secrets):
+        try:
+            channel = open_channel(run["address"])
+            trigger = Trigger(platform, channel, spec, channel_address=run["address"], on_event=on_event)  # type: ignore[arg-type]
+            if attach:
+                try:
+                    platform = await LocalPlatform.attach(folder.path)
+                except HostGone:
+                    return await _already_over(trigger, folder), trigger
+            else:
+                check_call(trigger.call(0, 0, "start"), spec.configuration, platform_limits("local"))
+                await _probe(trigger)
+                platform = await LocalPlatform.start(folder.path, env=secrets)
+            trigger.platform = platform
+            with _interruptible(trigger):
+                if prepared is not None:
+                    await trigger.launch(prepared)
+                elif not attach:
+                    await trigger.resume(_last_t(folder))
+                else:
+                    trigger.origin = run["wall_time"]
+                ending = await trigger.watch()
+            ended = True
+            return ending, trigger
+        finally:
+            if platform is not None:
+                if ended or not attach:
+                    await platform.shutdown()
+                else:
+                    await platform.close()
+            with contextlib.suppress(UnboundLocalError, ChannelError):
+                await channel.close()
+            if server is not None and (ended or not attach):
+                server.stop()
+
+
+async def _probe(trigger: Trigger) -> None:
+    """Writes and deletes a small object, so that a wrong address fails before a function is paid for."""
+    key = f"{trigger.spec.run_id}/probe"
+    await trigger.channel.put(key, [b"ephemeron"])
+    await trigger.channel.delete([key])
+
+
+async def _already_over(trigger: Trigger, folder: RunFolder) -> Ending:
+    """The functions are gone: their result, if they left one."""
+    for event in _events(folder):
+        trigger.ledger.feed(event)
+        trigger.on_event(event)
+    ending = Ending("finished", [])
+    if await trigger.channel.fetch(trigger.keys.result) is None:
+        status = (folder.read("result.json") or {}).get("status", "interrupted")
+        raise UserError(f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}")
+    await trigger.collect(ending)
+    with folder.events.open("a") as log:
+        from ephemeron.events import to_json
+
+        log.write(to_json(RunEnded(t=trigger.ledger.ended_at, status="finished")) + "\n")
+    return ending
+
+
+@contextmanager
+def _interruptible(trigger: Trigger) -> Iterator[None]:
+    """First Ctrl-C: stop at a checkpoint. Second: kill."""
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        (trigger.kill_requested if trigger.stop_requested.is_set() else trigger.stop_requested).set()
+
+    handled = [signal.SIGINT, signal.SIGTERM]
+    try:
+        for number in handled:
+            loop.add_signal_handler(number, interrupt)
+    except (RuntimeError, ValueError, NotImplementedError):
+        handled = []  # not the main thread: whoever called us handles signals
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Credentials of the channel, for this process only while it needs them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _server_secrets(folder: RunFolder) -> dict[str, str]:
+    server = parameter_server.known(folder.path)
+    return {} if server is None else {"EPHEMERON_CHANNEL_TOKEN": server.token}
+
+
+# -- records ------------------------------------------------------------------------------------------------
+
+
+def _record(spec: RunSpec, folder: RunFolder, job: Job) -> dict[str, Any]:
+    import time
+
+    c = spec.configuration
+    return {
+        "run_id": spec.run_id,
+        "job": job.name,
+        "platform": c.platform,
+        "address": folder.objects.resolve().as_uri() if c.channel == "folder" else c.channel,
+        "configuration": dataclasses.asdict(c),
+        "spec": json.loads(spec.to_bytes()),
+        "budget_usd": job.limits.budget_usd,
+        "wall_time": time.time(),
+    }
+
+
+def _open(run_id: str) -> tuple[RunFolder, dict[str, Any], RunSpec]:
+    folder = home.find(run_id)
+    run = folder.read("run.json")
+    if run is None:
+        raise RunNotFound(f"run {run_id!r} has no readable run.json")
+    if run["platform"] == "simulated":
+        raise UserError(f"run {folder.run_id} was simulated: its functions lived and ended inside one command")
+    return folder, run, RunSpec.from_bytes(json.dumps(run["spec"]).encode())
+
+
+def _events(folder: RunFolder) -> Iterator[Event]:
+    with folder.events.open() as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                yield from_json(line)
+
+
+def _last_t(folder: RunFolder) -> float:
+    return max((e.t for e in _events(folder)), default=0.0)
+
+
+def _conclude(folder: RunFolder, run: dict[str, Any], ledger: Ledger, ending: Ending, out: Path | None) -> Result:
+    """Writes result, weights and report, and copies them to `out`."""
+    value = summary(ledger, run, status=ending.status, final=ending.final)
+    folder.write("result.json", value)
+    written = [folder.path / "result.json"]
+    if ending.arrays is not None:
+        write_weights(folder.weights, ending.arrays, (ending.final or {}).get("bf16", ()))
+        written.append(folder.weights)
+    written += write_report(folder, ledger.prices)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in written:
+            shutil.copy2(path, out / path.name)
+    return Result(value, folder, tuple(ending.causes))
+
+
+def write_report(folder: RunFolder, prices: Prices, out: Path | None = None) -> list[Path]:
+    """`report.html` and, if matplotlib is there, `report.png`."""
+    from ephemeron import report
+
+    return report.write_report(folder.path, out, prices=prices)
+
+
+def write_weights(path: Path, arrays: Arrays, bf16: Sequence[str]) -> None:
+    """A safetensors file with the names of the module's `state_dict`, loadable by any tool."""
+    if bf16:
+        import torch
+        from safetensors.torch import save_file
+
+        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+        save_file({n: t.view(torch.bfloat16) if n in bf16 else t for n, t in tensors.items()}, str(path))
+    else:
+        from safetensors.numpy import save_file as save_numpy
+
+        save_numpy(arrays, str(path))
+
+
+def _service(channel: str) -> str:
+    if channel.startswith(("redis://", "rediss://")):
+        return "cache"
+    return "server" if channel.startswith(("ps://", "parameter_server")) else "objects"
+
+
+def prices_of(run: dict[str, Any]) -> Prices:
+    """The prices that a run was billed at."""
+    return Prices(**run["spec"]["prices"])
