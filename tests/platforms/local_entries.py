@@ -57,10 +57,11 @@ async def leave_thread(context: Context) -> dict[str, Any]:
 
 
 async def leave_child(context: Context) -> dict[str, Any]:
-    child = subprocess.Popen(["sleep", "1000"])
+    child = await asyncio.create_subprocess_exec("sleep", "1000")
     # A third process that left the group and the session of the function, and whose parent is gone.
-    line = subprocess.run(["sh", "-c", "setsid sleep 1000 >&2 & echo $!"], stdout=subprocess.PIPE, check=True)
-    return {"child": child.pid, "stray": int(line.stdout), **await whoami(context)}
+    shell = await asyncio.create_subprocess_shell("setsid sleep 1000 >&2 & echo $!", stdout=subprocess.PIPE)
+    line, _ = await shell.communicate()
+    return {"child": child.pid, "stray": int(line), **await whoami(context)}
 
 
 async def allocate(context: Context) -> dict[str, Any]:
@@ -98,7 +99,6 @@ async def no_json(context: Context) -> dict[str, Any]:
 async def hold(context: Context) -> dict[str, Any]:
     """Runs until the key `go` is in the channel."""
     context.emit(Note(t=0.0, text="alive"))
-    while await context.channel.fetch("go") is None:
-        await asyncio.sleep(0.02)
+    await context.channel.get("go", deadline=context.deadline)
     context.emit(Note(t=1.0, text="went on"))
     return {"outcome": "finished", "pid": os.getpid()}

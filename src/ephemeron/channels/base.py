@@ -45,6 +45,8 @@ class Received(NamedTuple):
     """Read-only use is safe until the next event-loop turn of the owner; copy to keep and change."""
     waited_s: float
     """Seconds until the key was there; the rest of the call was transfer."""
+    polls: int = 0
+    """Requests that found nothing before."""
 
 
 class Channel(ABC):
@@ -139,11 +141,13 @@ async def poll(
     if expected_at is not None and expected_at > began:
         await asyncio.sleep(min(expected_at, max(deadline, began)) - began)
     step = max(first_s, 0.001)
+    polls = 0
     while True:
         asked = loop.time()
         data = await fetch(key)
         if data is not None:
-            return Received(data, asked - began)
+            return Received(data, asked - began, polls)
+        polls += 1
         now = loop.time()
         if now >= deadline:
             raise ChannelTimeout(f"nothing there after {now - began:.1f} s", key=key)

@@ -29,20 +29,19 @@ class Expectation:
         s = self.streams.get(stream)
         return None if s is None else reference + s.after_s
 
-    def observe(self, stream: str, reference: float, *, predicted: float | None, found: float, slack_s: float = 0.0) -> None:
+    def observe(self, stream: str, reference: float, *, found: float, missed: bool, slack_s: float = 0.0) -> None:
         """The object was found by a request made at `found`.
 
         Args:
-            predicted: what `predict` had said.
+            missed: an earlier request had found nothing.
             slack_s: how long it had been there by then, as far as its sender's clock tells; 0 if unknown.
         """
         after = found - reference
         s = self.streams.get(stream)
-        if s is None or predicted is None:
+        if s is None:
             self.streams[stream] = _Stream(after, max(0.002, 0.02 * abs(after)))
-            return
-        late = after - s.after_s
-        if found > predicted + 1e-4 and late > 1e-4:  # the first poll missed
+        elif missed:
+            late = max(0.0, after - s.after_s)
             s.spread_s += 0.3 * (min(late, 4 * s.spread_s + 0.001) - s.spread_s)
             s.after_s += min(late, 8 * s.spread_s + 0.001)
         else:

@@ -319,18 +319,20 @@ class KReduce(Collective):
         reference = self._reference
         began = loop.time()
         predicted = self._expect.predict(stream, reference) if polled else None
+        missed = False
         while True:
             asked = loop.time()
             try:
                 received = await self.g.channel.get(key, deadline=asked + patience * self.g.patience_s(), expected_at=predicted)
                 break
             except ChannelTimeout:
+                missed = True
                 await self.g.overdue(await blame())
         found = asked + received.waited_s
         envelope, vector = unpack(received.data, run=self._run, key=key)
         if polled:
             slack = self.g.trace.run_time() - envelope.sent_at - 2 * (loop.time() - found)
-            self._expect.observe(stream, reference, predicted=predicted, found=found, slack_s=max(0.0, slack))
+            self._expect.observe(stream, reference, found=found, missed=missed or received.polls > 0, slack_s=max(0.0, slack))
         if found > began:
             self.g.trace.record("wait", began, found)
         self._record(phase, found)

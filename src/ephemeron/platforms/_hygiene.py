@@ -66,10 +66,14 @@ class CleanState:
         if numpy is not None:
             numpy.random.seed()
         if self._torch is not None:
+            # Only what differs, and not `torch.manual_seed`: each may import the compiler, 0.8 s of CPU time.
+            torch = self._torch
             dtype, deterministic, seed = self._torch_state
-            self._torch.set_default_dtype(dtype)
-            self._torch.use_deterministic_algorithms(deterministic)
-            self._torch.manual_seed(seed)
+            if torch.get_default_dtype() != dtype:
+                torch.set_default_dtype(dtype)
+            if torch.are_deterministic_algorithms_enabled() != deterministic:
+                torch.use_deterministic_algorithms(deterministic)
+            torch.random.default_generator.manual_seed(seed)
 
     def _threads_ended(self) -> bool:
         end = time.monotonic() + _THREADS_S

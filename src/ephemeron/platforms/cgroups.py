@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -122,7 +123,7 @@ class Enforcement:
                 match = _OURS.fullmatch(folder.name)
                 if match and not _alive(int(match[1])):
                     _kill_all(folder)
-                    _remove(folder)
+                    _remove_soon(folder)
 
 
 def detect(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Enforcement:
@@ -157,6 +158,8 @@ def _works(enforcement: Enforcement) -> bool:
 
 
 def _limit(group: Group, memory_mb: int) -> None:
+    if group.kind == "none":
+        return
     for folder in group.folders:
         folder.mkdir(exist_ok=True)
     memory = group.folders[-1]
@@ -273,11 +276,20 @@ def _remove(folder: Path) -> bool:
     return True
 
 
+def _remove_soon(folder: Path) -> None:
+    """Killed processes take a moment to leave."""
+    for _ in range(50):
+        if _remove(folder):
+            return
+        time.sleep(0.01)
+
+
 def _alive(pid: int) -> bool:
+    """False also for a zombie: whoever should reap it may never do so."""
     try:
         os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
-    return True
+    except OSError:
+        return True  # somebody else's, or hidden from us

@@ -73,7 +73,7 @@ async def share(context: Context) -> dict[str, Any]:
     (scratch / "users_module_of_the_contract.py").write_text("count = 0\n")
     sys.path.insert(0, str(scratch))
     importlib.invalidate_caches()
-    module = importlib.import_module("users_module_of_the_contract")
+    module: Any = importlib.import_module("users_module_of_the_contract")
     module.count += 1
     return {"scratch": str(scratch), "found": found, "count": module.count, "here": str(Path.cwd())}
 

@@ -9,23 +9,23 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ephemeron.channels import open_channel, public_address
+from ephemeron.channels import Channel, open_channel, public_address
 from ephemeron.channels.keys import Keys
-from ephemeron.errors import ChannelError, JobError, RunFailed, RunNotFound, UserError
-from ephemeron.events import Event, RunEnded, from_json
+from ephemeron.errors import JobError, RunFailed, RunNotFound, UserError
+from ephemeron.events import Event, RunEnded, from_json, to_json
 from ephemeron.job import Configuration, Fault, Job, Simulation
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import Prices, load_prices
-from ephemeron.tensors import Arrays
+from ephemeron.tensors import Arrays, decode_state
 from ephemeron.training import home, parameter_server
 from ephemeron.training.bill import Ledger, summary
-from ephemeron.training.feasible import check_call
 from ephemeron.training.home import RunFolder
 from ephemeron.training.prepare import Prepared, prepare
 from ephemeron.training.trigger import Ending, Trigger
@@ -134,10 +134,10 @@ def train(
         if simulated:
             from ephemeron import simulation
 
-            ending, trigger = simulation.run(_simulate(prepared, folder, world, on_event))
+            ending, ledger = simulation.run(_simulate(prepared, folder, world, on_event))
         else:
-            ending, trigger = asyncio.run(_live(folder, run, prepared.spec, on_event, secrets, prepared=prepared))
-    return _conclude(folder, run, trigger.ledger, ending, out)
+            ending, ledger = asyncio.run(_live(folder, run, prepared.spec, on_event, secrets, prepared=prepared))
+    return _conclude(folder, run, ledger, ending, out)
 
 
 def attach(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
@@ -148,8 +148,8 @@ def attach(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | N
         UserError: it is not running and has no result: resume it.
     """
     folder, run, spec = _open(run_id)
-    ending, trigger = asyncio.run(_live(folder, run, spec, on_event, {}, attach=True))
-    return _conclude(folder, run, trigger.ledger, ending, out)
+    ending, ledger = asyncio.run(_live(folder, run, spec, on_event, {}, attach=True))
+    return _conclude(folder, run, ledger, ending, out)
 
 
 def resume(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
@@ -163,8 +163,8 @@ def resume(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | N
     result = folder.read("result.json")
     if result is not None and result["status"] == "finished":
         raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
-    ending, trigger = asyncio.run(_live(folder, run, spec, on_event, {}))
-    return _conclude(folder, run, trigger.ledger, ending, out)
+    ending, ledger = asyncio.run(_live(folder, run, spec, on_event, {}))
+    return _conclude(folder, run, ledger, ending, out)
 
 
 def stop(run_id: str, *, now: bool = False) -> str:
@@ -198,94 +198,82 @@ async def _stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
 # -- living -------------------------------------------------------------------------------------------------
 
 
-async def _simulate(prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent) -> tuple[Ending, Trigger]:
+async def _simulate(prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent) -> tuple[Ending, Ledger]:
     from ephemeron.platforms.simulated import SimulatedPlatform
     from ephemeron.worker.loop import run_worker
 
     platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
-    trigger = Trigger(platform, platform.store, prepared.spec, channel_address="memory", on_event=on_event)
-    check_call(trigger.call(0, 0, "start"), prepared.spec.configuration, platform.limits)
+    clock = asyncio.get_running_loop().time
+    trigger = Trigger(platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event)
     await trigger.launch(prepared)
     ending = await trigger.watch()
     await platform.close()
-    return ending, trigger
+    return ending, trigger.ledger
 
 
 async def _live(
     folder: RunFolder, run: dict[str, Any], spec: RunSpec, on_event: OnEvent, secrets: dict[str, str], *,
     prepared: Prepared | None = None, attach: bool = False,
-) -> tuple[Ending, Trigger]:  # fmt: skip
+) -> tuple[Ending, Ledger]:  # fmt: skip
     """Launches (with `prepared`), attaches to, or resumes a run on this machine, and watches it to its end."""
     from ephemeron.platforms.local import HostGone, LocalPlatform
 
-    own_server = run["configuration"]["channel"] == "parameter_server"
-    server = parameter_server.known(folder.path) if attach else None
-    if own_server and not attach:
-        server = parameter_server.start(folder.path)
-        run["address"] = server.address
-        folder.write("run.json", run)
-    if server is not None:
-        secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
-    platform: LocalPlatform | None = None
-    ended = False
-    with _environment(secrets):
-        try:
-            channel = open_channel(run["address"])
-            trigger = Trigger(platform, channel, spec, channel_address=run["address"], on_event=on_event)  # type: ignore[arg-type]
-            if attach:
-                try:
-                    platform = await LocalPlatform.attach(folder.path)
-                except HostGone:
-                    return await _already_over(trigger, folder), trigger
-            else:
-                check_call(trigger.call(0, 0, "start"), spec.configuration, platform_limits("local"))
-                await _probe(trigger)
-                platform = await LocalPlatform.start(folder.path, env=secrets)
-            trigger.platform = platform
-            with _interruptible(trigger):
-                if prepared is not None:
-                    await trigger.launch(prepared)
-                elif not attach:
-                    await trigger.resume(_last_t(folder))
-                else:
-                    trigger.origin = run["wall_time"]
-                ending = await trigger.watch()
-            ended = True
-            return ending, trigger
-        finally:
-            if platform is not None:
-                if ended or not attach:
-                    await platform.shutdown()
-                else:
-                    await platform.close()
-            with contextlib.suppress(UnboundLocalError, ChannelError):
-                await channel.close()
-            if server is not None and (ended or not attach):
-                server.stop()
+    async with contextlib.AsyncExitStack() as stack:
+        server = parameter_server.known(folder.path)
+        if run["configuration"]["channel"] == "parameter_server" and not attach:
+            server = parameter_server.start(folder.path)
+            run["address"] = server.address
+            folder.write("run.json", run)
+        if server is not None:
+            stack.callback(server.stop)
+            secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
+        stack.enter_context(_environment(secrets))
+        channel = await stack.enter_async_context(open_channel(run["address"]))
+        if attach:
+            try:
+                platform = await LocalPlatform.attach(folder.path)
+            except HostGone:
+                return await _already_over(folder, spec, channel, on_event)
+        else:
+            await _probe(channel, spec.run_id)
+            platform = await LocalPlatform.start(folder.path, env=secrets)
+        stack.push_async_callback(platform.shutdown)
+        trigger = Trigger(
+            platform, channel, spec, channel_address=run["address"], clock=time.time, on_event=on_event,
+            origin=run["wall_time"] if attach else None,
+        )  # fmt: skip
+        with _interruptible(trigger):
+            if prepared is not None:
+                await trigger.launch(prepared)
+            elif not attach:
+                await trigger.resume(_last_t(folder))
+                run["wall_time"] = trigger.origin
+                folder.write("run.json", run)
+            return await trigger.watch(), trigger.ledger
 
 
-async def _probe(trigger: Trigger) -> None:
+async def _probe(channel: Channel, run_id: str) -> None:
     """Writes and deletes a small object, so that a wrong address fails before a function is paid for."""
-    key = f"{trigger.spec.run_id}/probe"
-    await trigger.channel.put(key, [b"ephemeron"])
-    await trigger.channel.delete([key])
+    key = f"{run_id}/probe"
+    await channel.put(key, [b"ephemeron"])
+    await channel.delete([key])
 
 
-async def _already_over(trigger: Trigger, folder: RunFolder) -> Ending:
+async def _already_over(folder: RunFolder, spec: RunSpec, channel: Channel, on_event: OnEvent) -> tuple[Ending, Ledger]:
     """The functions are gone: their result, if they left one."""
+    ledger = Ledger(spec.prices)
     for event in _events(folder):
-        trigger.ledger.feed(event)
-        trigger.on_event(event)
-    ending = Ending("finished", [])
-    if await trigger.channel.fetch(trigger.keys.result) is None:
+        ledger.feed(event)
+        on_event(event)
+    data = await channel.fetch(Keys(spec.run_id).result)
+    if data is None:
         status = (folder.read("result.json") or {}).get("status", "interrupted")
         raise UserError(f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}")
-    await trigger.collect(ending)
+    ended = RunEnded(t=ledger.ended_at, status="finished")
     with folder.events.open("a") as log:
-        from ephemeron.events import to_json
-
-        log.write(to_json(RunEnded(t=trigger.ledger.ended_at, status="finished")) + "\n")
-    return ending
+        log.write(to_json(ended) + "\n")
+    on_event(ended)
+    return Ending("finished", [], *decode_state(data)), ledger
 
 
 @contextmanager
@@ -333,8 +321,6 @@ def _server_secrets(folder: RunFolder) -> dict[str, str]:
 
 
 def _record(spec: RunSpec, folder: RunFolder, job: Job) -> dict[str, Any]:
-    import time
-
     c = spec.configuration
     return {
         "run_id": spec.run_id,

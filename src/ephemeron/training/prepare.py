@@ -18,10 +18,10 @@ from ephemeron.channels.keys import Keys
 from ephemeron.data import DataSets, Samples, assign, bundle, encode, load, resolve
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.job import Configuration, Fault, Job, check_limits, sync_name
-from ephemeron.platforms.base import Limits
+from ephemeron.platforms.base import Call, Limits
 from ephemeron.prices import Prices
 from ephemeron.tensors import encode_state
-from ephemeron.training.feasible import check_memory, check_time
+from ephemeron.training.feasible import check_call, check_memory, check_time
 from ephemeron.worker.build import rank_seed
 from ephemeron.worker.spec import RunSpec
 
@@ -88,6 +88,10 @@ def prepare(
         run_id=run_id, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=len(data.train), prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
+    )  # fmt: skip
+    check_call(
+        Call(run=run_id, rank=0, attempt=0, memory_mb=configuration.memory_mb, lifetime_s=configuration.lifetime_s,
+             channel=configuration.channel), configuration, limits,
     )  # fmt: skip
     initial, model_bytes, copies = _try_model(job, spec, data)
     check_memory(

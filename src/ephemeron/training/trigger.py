@@ -49,12 +49,14 @@ class Trigger:
         platform, channel: where it runs; the channel is the trigger's own connection.
         spec: what runs.
         channel_address: what functions are told, without secrets.
+        clock: Unix time for real platforms, loop time for the simulated one.
+        origin: the clock at the run's t = 0; None: now.
         on_event: sees every event, old ones first.
     """
 
     def __init__(
         self, platform: Platform, channel: Channel, spec: RunSpec, *, channel_address: str,
-        on_event: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float], origin: float | None = None, on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:  # fmt: skip
         self.platform, self.spec, self.on_event = platform, spec, on_event
         self.channel = Metered(channel)
@@ -62,7 +64,8 @@ class Trigger:
         self.keys = Keys(spec.run_id)
         self.supervisor = Supervisor(spec.configuration.workers)
         self.ledger = Ledger(spec.prices)
-        self.origin = self._clock()
+        self._clock = clock
+        self.origin = clock() if origin is None else origin
         self.stop_requested = asyncio.Event()
         self.kill_requested = asyncio.Event()
 
@@ -112,10 +115,6 @@ class Trigger:
             run=self.spec.run_id, rank=rank, attempt=attempt, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s,
             channel=self.address, reason=reason, options=options,
         )  # fmt: skip
-
-    def _clock(self) -> float:
-        """Unix time for real platforms, loop time for the simulated one."""
-        return asyncio.get_running_loop().time() if self.platform.name == "simulated" else time.time()
 
     def now(self) -> float:
         """Seconds of the run."""
