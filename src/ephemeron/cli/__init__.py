@@ -1,1 +1,1 @@
-"""To be filled."""
+"""The command line: parses flags, calls the API, shows events."""

@@ -1,0 +1,74 @@
+"""Tables of runs, and of where a run's time went."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ephemeron.events import PHASES
+from ephemeron.training import home
+from ephemeron.training.home import RunFolder
+from ephemeron.units import human_seconds, human_usd
+
+
+def status_of(folder: RunFolder) -> str:
+    """`finished`, `stopped`, `failed`, `running`, or `interrupted` if nobody runs it any more."""
+    from ephemeron.platforms.local import is_hosted
+
+    if is_hosted(folder.path):
+        return "running"
+    result = folder.read("result.json")
+    return str(result["status"]) if result else "interrupted"
+
+
+def rows() -> list[dict[str, Any]]:
+    """All runs, newest first."""
+    out = []
+    for folder in home.all_runs():
+        run, result = folder.read("run.json") or {}, folder.read("result.json") or {}
+        out.append({
+            "run_id": folder.run_id, "status": status_of(folder), "platform": run.get("platform"), "job": run.get("job"),
+            "workers": run.get("configuration", {}).get("workers"), "iterations": result.get("iterations"),
+            "seconds": result.get("seconds"), "cost_usd": result.get("cost_usd"),
+            "accuracy": (result.get("metrics") or {}).get("accuracy"), "folder": str(folder.path),
+        })  # fmt: skip
+    return out
+
+
+def print_runs(*, as_json: bool) -> None:
+    """To standard output."""
+    if as_json:
+        for row in rows():
+            click.echo(json.dumps(row))
+        return
+    table = Table("run", "status", "platform", "workers", "iterations", "time", "cost", "accuracy", box=None, pad_edge=False)
+    for row in rows():
+        table.add_row(
+            row["run_id"], row["status"], row["platform"] or "", str(row["workers"] or ""), str(row["iterations"] or ""),
+            human_seconds(row["seconds"]) if row["seconds"] is not None else "",
+            human_usd(row["cost_usd"]) if row["cost_usd"] is not None else "",
+            f"{row['accuracy']:.4f}" if row["accuracy"] is not None else "",
+        )  # fmt: skip
+    console = Console(width=None if os.isatty(1) else 140)
+    if table.row_count:
+        console.print(table)
+    else:
+        click.echo(f"no runs in {home.home() / 'runs'}; start one with: ephemeron train JOB.toml")
+
+
+def print_phases(folder: RunFolder) -> None:
+    """Seconds and shares by phase, summed over all functions."""
+    result = folder.read("result.json")
+    if result is None:
+        return
+    total = sum(result["phases_s"].values()) or 1.0
+    table = Table("phase", "seconds", "share", box=None, pad_edge=False)
+    for phase in PHASES:
+        seconds = result["phases_s"][phase]
+        table.add_row(phase, f"{seconds:.2f}", f"{seconds / total:.1%}")
+    Console(width=80).print(table)

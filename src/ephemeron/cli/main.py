@@ -1,0 +1,187 @@
+"""`ephemeron train | runs | attach | stop | resume | report`.
+
+Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
+Heavy imports wait until a command needs them, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ephemeron.errors import EphemeronError, UserError
+from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS
+
+if TYPE_CHECKING:
+    from ephemeron.training import Result
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STOPPED = 3
+
+
+class Group(click.Group):
+    """Turns our errors into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as e:
+            click.secho(f"error: {e}", fg="red", err=True)
+            sys.exit(2)
+        except EphemeronError as e:
+            click.secho(f"error: {e}", fg="red", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="ephemeron")
+def main() -> None:
+    """Train machine-learning models on serverless functions.
+
+    \b
+    ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
+    ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
+    ephemeron runs                                      what ran, and how it ended
+    ephemeron report last                               where the time and the money went
+
+    Runs live in ~/.ephemeron (or $EPHEMERON_HOME). A run that was stopped, or whose functions were killed, goes on
+    with `ephemeron resume RUN`; RUN is a name, its beginning, or `last`.
+    """
+
+
+def _output_options(command: F) -> F:
+    """Options of every command that watches a run."""
+    for option in (
+        click.option("--out", type=click.Path(path_type=Path), help="Also copy result, weights and report into this folder."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--platform", type=click.Choice(PLATFORMS), help="Where functions run.  [default: local]")
+@click.option("--channel", metavar="ADDRESS", help="Where functions exchange parameters: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port, parameter_server, ps://host:port.  [default: folder]")
+@click.option("--pattern", type=click.Choice(PATTERNS), help="How they reduce them.  [default: k-reduce]")
+@click.option("--sync", metavar="PROTOCOL", help="bsp, hap (FasDL: non-aggregators one step stale), ssp:N or asp.  [default: bsp]")
+@click.option("--workers", type=int, help="W: number of functions.  [default: 4]")
+@click.option("--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]")
+@click.option("--memory-mb", type=int, help="Quota of each function; CPU comes in proportion (1,769 MB = 1 vCPU).")
+@click.option("--batch-size", type=int, help="Samples per iteration of an aggregator.  [default: 16]")
+@click.option("--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]")
+@click.option("--exchange", type=click.Choice(EXCHANGES), help="What travels.  [default: gradients]")
+@click.option("--compression", type=click.Choice(COMPRESSIONS), help="int8 keeps what it rounds away for the next step.  [default: none]")
+@click.option("--lifetime-s", type=float, help="Longest life of one invocation; longer runs hand over.  [default: 900]")
+@click.option("--checkpoint-every", type=int, help="Iterations between checkpoints.  [default: 25]")
+@click.option("--epochs", type=int, help="Instead of the job's.")
+@click.option("--budget-usd", type=float, help="Stop with a checkpoint when this much is spent, instead of the job's.")
+@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Inject a fault (repeatable): kill:rank=2,iteration=5,phase=upload · duplicate:rank=1 · drop-put:rank=0,iteration=3 · delay:rank=1,factor=10.")
+@click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in AWS list prices.")
+@_output_options
+def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, epochs: int | None, budget_usd: float | None,
+          out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+    """Train JOB (a TOML file) on functions, and watch it.
+
+    Flags override the job's [run] table. Ctrl-C stops all functions at a checkpoint; Ctrl-C twice kills them; either
+    way `ephemeron resume` goes on from there.
+    """
+    import dataclasses
+
+    from ephemeron.job import load_job, parse_fault
+    from ephemeron.training import api
+
+    wanted = load_job(job)
+    if epochs is not None:
+        if epochs < 1:
+            raise click.BadParameter("should be positive", param_hint="--epochs")
+        wanted = dataclasses.replace(wanted, epochs=epochs)
+    if budget_usd is not None:
+        if budget_usd <= 0:
+            raise click.BadParameter("should be positive", param_hint="--budget-usd")
+        wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
+    configuration = api.configure(wanted, **flags)
+    _watch(
+        lambda on_event: api.train(
+            wanted, configuration, faults=[parse_fault(f) for f in faults], prices_file=prices_file, on_event=on_event, out=out
+        ),
+        as_json=as_json,
+    )
+
+
+@main.command()
+@click.argument("run")
+@_output_options
+def attach(run: str, out: Path | None, as_json: bool) -> None:
+    """Watch RUN, which goes on without its client, and supervise it from here."""
+    from ephemeron.training import api
+
+    _watch(lambda on_event: api.attach(run, on_event=on_event, out=out), as_json=as_json)
+
+
+@main.command()
+@click.argument("run")
+@_output_options
+def resume(run: str, out: Path | None, as_json: bool) -> None:
+    """Go on with RUN from its last checkpoint."""
+    from ephemeron.training import api
+
+    _watch(lambda on_event: api.resume(run, on_event=on_event, out=out), as_json=as_json)
+
+
+@main.command()
+@click.argument("run")
+@click.option("--now", is_flag=True, help="Kill the functions instead of waiting for a checkpoint.")
+def stop(run: str, now: bool) -> None:
+    """Stop RUN at its next checkpoint. It can be resumed."""
+    from ephemeron.training import api
+
+    name = api.stop(run, now=now)
+    click.echo(f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}; "
+               f"go on with: ephemeron resume {name}")  # fmt: skip
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def runs(as_json: bool) -> None:
+    """List runs, newest first."""
+    from ephemeron.cli.listing import print_runs
+
+    print_runs(as_json=as_json)
+
+
+@main.command()
+@click.argument("run")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]")
+@click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
+def report(run: str, out: Path | None, show: bool) -> None:
+    """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""
+    from ephemeron.cli.listing import print_phases
+    from ephemeron.training import api, home
+
+    folder = home.find(run)
+    record = folder.read("run.json") or {}
+    written = api.write_report(folder, api.prices_of(record), out)
+    print_phases(folder)
+    for path in written:
+        click.echo(f"wrote {path}")
+    if show:
+        click.launch(str(written[0]))
+
+
+def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:
+    """Runs something that emits events, shows them, prints the end and exits."""
+    from ephemeron.cli.progress import Display
+
+    with Display() as display:
+        result = start(display.on_event)
+    display.conclude(result)
+    if as_json:
+        click.echo(json.dumps(result.summary))
+    sys.exit({"finished": 0, "stopped": STOPPED}.get(result.summary["status"], 1))

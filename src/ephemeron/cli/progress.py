@@ -1,0 +1,128 @@
+"""Live progress from events: bars on a terminal, plain lines elsewhere. Everything goes to standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Note, RunStarted
+from ephemeron.events import Progress as Iterated
+from ephemeron.prices import Prices, load_prices
+from ephemeron.training.bill import Ledger, latest_metrics
+from ephemeron.units import human_bytes, human_seconds, human_usd
+
+if TYPE_CHECKING:
+    from ephemeron.training import Result
+
+_BAD = ("lost", "timed_out", "out_of_memory", "error")
+
+
+class Display:
+    """Shows a run's events as they come.
+
+    Args:
+        console: where to; by default standard error.
+        prices: to show cost with; by default the built-in ones.
+    """
+
+    def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.ledger = Ledger(prices or load_prices("objects"))
+        self.started: RunStarted | None = None
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(), TextColumn("{task.fields[info]}"),
+            TimeElapsedColumn(), console=self.console, transient=True,
+        )  # fmt: skip
+        self._all: TaskID | None = None
+        self._ranks: dict[int, TaskID] = {}
+        self._shown_epoch = 0
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.console.is_terminal:
+            self._bars.stop()
+
+    def on_event(self, event: Event) -> None:
+        """Shows one event."""
+        self.ledger.feed(event)
+        show: Callable[[Any], None] | None = {
+            RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Invoked: self._invoked,
+            Ended: self._ended, Note: self._note, FaultFired: self._fault,
+        }.get(type(event))  # fmt: skip
+        if show is not None:
+            show(event)
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def _run_started(self, e: RunStarted) -> None:
+        again = self.started is not None
+        self.started = e
+        c = e.configuration
+        self._say(f"[bold]run {e.run_id}[/bold]{' resumed' if again else ''} on {e.platform}: {e.workers} functions of {e.memory_mb} MB, "
+                  f"{c.get('pattern')} with {e.aggregators} aggregators, {c.get('sync')}, {e.iterations} iterations")  # fmt: skip
+        for note in e.notes:
+            self._say(f"  [yellow]note[/yellow] {note}")
+        if self.console.is_terminal and self._all is None:
+            self._all = self._bars.add_task("all", total=e.iterations, info="")
+            if e.workers <= 16:
+                self._ranks = {r: self._bars.add_task(f"rank {r}", total=e.iterations, info="starting") for r in range(e.workers)}
+
+    def _iterated(self, e: Iterated) -> None:
+        if self.started is None or self._all is None:
+            return
+        slowest = min(self.ledger.done.get(r, 0) for r in range(self.started.workers))
+        losses = list(self.ledger.losses.values())
+        info = f"loss {sum(losses) / len(losses):.4f}  {human_usd(self.ledger.cost_usd(e.t))}"
+        self._bars.update(self._all, completed=slowest, info=info)
+        if e.rank in self._ranks:
+            self._bars.update(self._ranks[e.rank], completed=e.iteration + 1, info=f"loss {e.loss:.4f}")
+
+    def _evaluated(self, e: Evaluated) -> None:
+        if self.started is None or len(self.ledger.evaluations[e.epoch]) < self.started.workers or e.epoch <= self._shown_epoch:
+            return
+        self._shown_epoch = e.epoch
+        metrics = latest_metrics(self.ledger)
+        if metrics["loss"] is not None:
+            losses = list(self.ledger.losses.values())
+            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  test loss {metrics['loss']:.4f}  "
+                      f"accuracy {metrics['accuracy']:.4f}  {human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
+
+    def _invoked(self, e: Invoked) -> None:
+        if e.reason in ("replacement", "duplicate"):
+            self._say(f"[yellow]{human_seconds(e.t)}[/yellow] rank {e.rank}: attempt {e.attempt} started as a {e.reason}")
+
+    def _ended(self, e: Ended) -> None:
+        if e.status in _BAD:
+            self._say(f"[red]{human_seconds(e.t)}[/red] rank {e.rank}, attempt {e.attempt}: {e.status.replace('_', ' ')} {e.error}")
+
+    def _note(self, e: Note) -> None:
+        self._say(f"[{'red' if e.level == 'error' else 'yellow'}]{e.level}[/] {e.text}")
+
+    def _fault(self, e: FaultFired) -> None:
+        self._say(f"[magenta]fault[/magenta] {e.fault}")
+
+    def conclude(self, result: Result) -> None:
+        """The end, in a few lines."""
+        s, run = result.summary, result.folder.run_id
+        accuracy, traffic = s["metrics"]["accuracy"], s["traffic"]
+        colour = {"finished": "green", "stopped": "yellow"}.get(s["status"], "red")
+        simulated = "simulated " if s["platform"] == "simulated" else ""
+        self._say(f"[bold {colour}]{s['status']}[/] after {simulated}{human_seconds(s['seconds'])}, {s['iterations']} iterations, "
+                  f"{s['invocations']} invocations: {human_usd(s['cost_usd'])} at {s['prices']} prices"
+                  + (f"; accuracy {accuracy:.4f}" if accuracy is not None else ""))  # fmt: skip
+        self._say(f"  {traffic['puts']} puts, {traffic['gets']} gets, {traffic['polls']} polls; "
+                  f"{human_bytes(traffic['bytes_up'])} up, {human_bytes(traffic['bytes_down'])} down")  # fmt: skip
+        for cause in result.causes:
+            self._say(f"  [red]cause[/red] {cause}")
+        self._say(f"  report: {result.folder.path / 'report.html'}")
+        if s["status"] != "finished" and s["platform"] != "simulated":
+            self._say(f"  go on with: ephemeron resume {run}")
