@@ -78,9 +78,7 @@ class InvocationRefused(PlatformError):
 class FunctionError(PlatformError):
     """A function ended badly. Carries `rank`, `attempt` and, where known, `iteration`."""
 
-    def __init__(
-        self, message: str, *, rank: int, attempt: int = 0, iteration: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, rank: int, attempt: int = 0, iteration: int | None = None) -> None:
         at = "" if iteration is None else f" at iteration {iteration}"
         super().__init__(f"rank {rank}, attempt {attempt}{at}: {message}")
         self.rank = rank

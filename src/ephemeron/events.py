@@ -35,9 +35,7 @@ class Traffic:
     bytes_down: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
-        )
+        return Traffic(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -256,8 +256,10 @@ def test_functions_do_not_outlive_their_host(folder: Path) -> None:
         with pytest.raises(HostGone):
             await platform.invoke(call(platform, "whoami"))
         # The next host closes what its predecessor left open, and removes its groups.
+        left = Path(json.loads((folder / "host.json").read_text())["socket"]).parent
         again = await start(folder)
         try:
+            assert not left.exists()
             seen = await events(again, lambda e: isinstance(e, Ended))
             assert isinstance(seen[-1], Ended)
             assert (seen[-1].invocation, seen[-1].status) == (held.id, "lost")

@@ -86,9 +86,7 @@ class Channel(ABC):
     async def list(self, prefix: str) -> list[str]:
         """All keys that start with `prefix`, sorted. For recovery and cleaning only, never on the hot path."""
 
-    async def get(
-        self, key: str, *, deadline: float, expected_at: float | None = None
-    ) -> Received:
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         """Waits until `key` is there and returns it.
 
         This default polls. A store that can wait by itself overrides it and says so in `traits.waits`.
@@ -104,9 +102,7 @@ class Channel(ABC):
             ChannelTimeout: not there at the deadline.
             ChannelUnreachable: the store does not answer.
         """
-        return await poll(
-            self.fetch, key, deadline=deadline, expected_at=expected_at, first_s=self.traits.latency_s
-        )
+        return await poll(self.fetch, key, deadline=deadline, expected_at=expected_at, first_s=self.traits.latency_s)
 
     def reducer(self) -> SupportsReduction | None:
         """This channel's power to add, if it has it. Wrappers hand on their inner channel's, wrapped likewise."""
@@ -174,9 +170,7 @@ class Wrapper(Channel):
     async def list(self, prefix: str) -> list[str]:
         return await self.inner.list(prefix)
 
-    async def get(
-        self, key: str, *, deadline: float, expected_at: float | None = None
-    ) -> Received:
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         # A store that cannot wait is polled here, through this wrapper's own `fetch`, so that every poll is
         # seen by every wrapper on the way.
         if not self.inner.traits.waits:

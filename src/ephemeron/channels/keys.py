@@ -1,15 +1,15 @@
 """Where everything of a run lies in its channel. Deterministic, so that nothing on the hot path ever lists.
 
-    RUN/spec  RUN/code  RUN/init               what the trigger prepares, read once per function
-    RUN/data/RANK  RUN/test/RANK
-    RUN/claim/RANK/ATTEMPT                     create-only: who may launch this attempt
-    RUN/start/RANK/ATTEMPT                     create-only: which invocation is this attempt
-    RUN/g0/ITERATION.c.FROM.SHARD              contributions (dots: a folder must not fill with empty folders)
-    RUN/g0/ITERATION.m.SHARD                   merged shards
-    RUN/state/RANK/ITERATION                   checkpoints, two per rank
-    RUN/hand/RANK/ATTEMPT                      where the next attempt takes over
-    RUN/done/RANK  RUN/result                  the end
-    RUN/control                                what the user asked for meanwhile
+RUN/spec  RUN/code  RUN/init               what the trigger prepares, read once per function
+RUN/data/RANK  RUN/test/RANK
+RUN/claim/RANK/ATTEMPT                     create-only: who may launch this attempt
+RUN/start/RANK/ATTEMPT                     create-only: which invocation is this attempt
+RUN/g0/ITERATION.c.FROM.SHARD              contributions (dots: a folder must not fill with empty folders)
+RUN/g0/ITERATION.m.SHARD                   merged shards
+RUN/state/RANK/ITERATION                   checkpoints, two per rank
+RUN/hand/RANK/ATTEMPT                      where the next attempt takes over
+RUN/done/RANK  RUN/result                  the end
+RUN/control                                what the user asked for meanwhile
 """
 
 from __future__ import annotations

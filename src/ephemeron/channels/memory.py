@@ -37,9 +37,7 @@ class MemoryChannel(Channel):
         data = self.objects.get(key)
         return None if data is None else memoryview(data)
 
-    async def get(
-        self, key: str, *, deadline: float, expected_at: float | None = None
-    ) -> Received:
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while key not in self.objects:

@@ -114,8 +114,8 @@ class ParameterServer:
                 return {}, ()
             case "get":
                 deadline = asyncio.get_running_loop().time() + float(params["wait_s"])
-                data, waited_s = await memory.get(key, deadline=deadline)
-                return {"waited_s": waited_s}, (data,)
+                received = await memory.get(key, deadline=deadline)
+                return {"waited_s": received.waited_s}, (received.data,)
             case "fetch":
                 found = await memory.fetch(key)
                 return {"found": found is not None}, () if found is None else (found,)

@@ -155,7 +155,6 @@ class Throttled(Wrapper):
         await asyncio.sleep(self.latency_s)
         return await self.inner.list(prefix)
 
-
     def reducer(self) -> SupportsReduction | None:
         inner = self.inner.reducer()
         return None if inner is None else _ThrottledReduction(self, inner)

@@ -46,7 +46,9 @@ def print_runs(*, as_json: bool) -> None:
         for row in rows():
             click.echo(json.dumps(row))
         return
-    table = Table("run", "status", "platform", "workers", "iterations", "time", "cost", "accuracy", box=None, pad_edge=False)
+    table = Table(
+        "run", "status", "platform", "workers", "iterations", "time", "cost", "accuracy", box=None, pad_edge=False
+    )
     for row in rows():
         table.add_row(
             row["run_id"], row["status"], row["platform"] or "", str(row["workers"] or ""), str(row["iterations"] or ""),

@@ -58,8 +58,12 @@ def main() -> None:
 def _output_options(command: F) -> F:
     """Options of every command that watches a run."""
     for option in (
-        click.option("--out", type=click.Path(path_type=Path), help="Also copy result, weights and report into this folder."),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output."),
+        click.option(
+            "--out", type=click.Path(path_type=Path), help="Also copy result, weights and report into this folder."
+        ),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print the result as one line of JSON, last on standard output."
+        ),
     ):
         command = option(command)
     return command
@@ -68,22 +72,47 @@ def _output_options(command: F) -> F:
 @main.command()
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Where functions run.  [default: local]")
-@click.option("--channel", metavar="ADDRESS", help="Where functions exchange parameters: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port, parameter_server, ps://host:port.  [default: folder]")
+@click.option(
+    "--channel",
+    metavar="ADDRESS",
+    help="Where functions exchange parameters: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port, parameter_server, ps://host:port.  [default: folder]",
+)
 @click.option("--pattern", type=click.Choice(PATTERNS), help="How they reduce them.  [default: k-reduce]")
-@click.option("--sync", metavar="PROTOCOL", help="bsp, hap (FasDL: non-aggregators one step stale), ssp:N or asp.  [default: bsp]")
+@click.option(
+    "--sync", metavar="PROTOCOL", help="bsp, hap (FasDL: non-aggregators one step stale), ssp:N or asp.  [default: bsp]"
+)
 @click.option("--workers", type=int, help="W: number of functions.  [default: 4]")
-@click.option("--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]")
+@click.option(
+    "--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]"
+)
 @click.option("--memory-mb", type=int, help="Quota of each function; CPU comes in proportion (1,769 MB = 1 vCPU).")
 @click.option("--batch-size", type=int, help="Samples per iteration of an aggregator.  [default: 16]")
-@click.option("--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]")
+@click.option(
+    "--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]"
+)
 @click.option("--exchange", type=click.Choice(EXCHANGES), help="What travels.  [default: gradients]")
-@click.option("--compression", type=click.Choice(COMPRESSIONS), help="int8 keeps what it rounds away for the next step.  [default: none]")
+@click.option(
+    "--compression",
+    type=click.Choice(COMPRESSIONS),
+    help="int8 keeps what it rounds away for the next step.  [default: none]",
+)
 @click.option("--lifetime-s", type=float, help="Longest life of one invocation; longer runs hand over.  [default: 900]")
 @click.option("--checkpoint-every", type=int, help="Iterations between checkpoints.  [default: 25]")
 @click.option("--epochs", type=int, help="Instead of the job's.")
 @click.option("--budget-usd", type=float, help="Stop with a checkpoint when this much is spent, instead of the job's.")
-@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Inject a fault (repeatable): kill:rank=2,iteration=5,phase=upload · duplicate:rank=1 · drop-put:rank=0,iteration=3 · delay:rank=1,factor=10.")
-@click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in AWS list prices.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="FAULT",
+    help="Inject a fault (repeatable): kill:rank=2,iteration=5,phase=upload · duplicate:rank=1 · drop-put:rank=0,iteration=3 · delay:rank=1,factor=10.",
+)
+@click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path),
+    help="Price file instead of the built-in AWS list prices.",
+)
 @_output_options
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, epochs: int | None, budget_usd: float | None,
           out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
@@ -109,7 +138,12 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, epochs: 
     configuration = api.configure(wanted, **flags)
     _watch(
         lambda on_event: api.train(
-            wanted, configuration, faults=[parse_fault(f) for f in faults], prices_file=prices_file, on_event=on_event, out=out
+            wanted,
+            configuration,
+            faults=[parse_fault(f) for f in faults],
+            prices_file=prices_file,
+            on_event=on_event,
+            out=out,
         ),
         as_json=as_json,
     )
@@ -158,7 +192,9 @@ def runs(as_json: bool) -> None:
 
 @main.command()
 @click.argument("run")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]"
+)
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 def report(run: str, out: Path | None, show: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""

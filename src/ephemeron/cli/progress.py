@@ -53,10 +53,11 @@ class Display:
     def on_event(self, event: Event) -> None:
         """Shows one event."""
         self.ledger.feed(event)
-        show: Callable[[Any], None] | None = {
+        handlers: dict[type[Event], Callable[[Any], None]] = {
             RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Invoked: self._invoked,
             Ended: self._ended, Note: self._note, FaultFired: self._fault,
-        }.get(type(event))  # fmt: skip
+        }  # fmt: skip
+        show = handlers.get(type(event))
         if show is not None:
             show(event)
 
@@ -74,7 +75,9 @@ class Display:
         if self.console.is_terminal and self._all is None:
             self._all = self._bars.add_task("all", total=e.iterations, info="")
             if e.workers <= 16:
-                self._ranks = {r: self._bars.add_task(f"rank {r}", total=e.iterations, info="starting") for r in range(e.workers)}
+                self._ranks = {
+                    r: self._bars.add_task(f"rank {r}", total=e.iterations, info="starting") for r in range(e.workers)
+                }
 
     def _iterated(self, e: Iterated) -> None:
         if self.started is None or self._all is None:
@@ -87,7 +90,11 @@ class Display:
             self._bars.update(self._ranks[e.rank], completed=e.iteration + 1, info=f"loss {e.loss:.4f}")
 
     def _evaluated(self, e: Evaluated) -> None:
-        if self.started is None or len(self.ledger.evaluations[e.epoch]) < self.started.workers or e.epoch <= self._shown_epoch:
+        if (
+            self.started is None
+            or len(self.ledger.evaluations[e.epoch]) < self.started.workers
+            or e.epoch <= self._shown_epoch
+        ):
             return
         self._shown_epoch = e.epoch
         metrics = latest_metrics(self.ledger)
@@ -98,11 +105,15 @@ class Display:
 
     def _invoked(self, e: Invoked) -> None:
         if e.reason in ("replacement", "duplicate"):
-            self._say(f"[yellow]{human_seconds(e.t)}[/yellow] rank {e.rank}: attempt {e.attempt} started as a {e.reason}")
+            self._say(
+                f"[yellow]{human_seconds(e.t)}[/yellow] rank {e.rank}: attempt {e.attempt} started as a {e.reason}"
+            )
 
     def _ended(self, e: Ended) -> None:
         if e.status in _BAD:
-            self._say(f"[red]{human_seconds(e.t)}[/red] rank {e.rank}, attempt {e.attempt}: {e.status.replace('_', ' ')} {e.error}")
+            self._say(
+                f"[red]{human_seconds(e.t)}[/red] rank {e.rank}, attempt {e.attempt}: {e.status.replace('_', ' ')} {e.error}"
+            )
 
     def _note(self, e: Note) -> None:
         self._say(f"[{'red' if e.level == 'error' else 'yellow'}]{e.level}[/] {e.text}")

@@ -152,7 +152,9 @@ class KReduce(Collective):
                 self.marks[rank] += 1
         await self._publish(version, piece, total, weight, flags, used)
 
-    async def _arrived(self, iteration: int, rank: int, piece: Piece, *, wait: bool) -> tuple[np.ndarray, Envelope] | None:
+    async def _arrived(
+        self, iteration: int, rank: int, piece: Piece, *, wait: bool
+    ) -> tuple[np.ndarray, Envelope] | None:
         if wait:
             return await self._contribution(iteration, rank, piece)
         key = self.g.keys.contribution(iteration, rank, piece.label)
@@ -164,7 +166,9 @@ class KReduce(Collective):
         envelope, part = unpack(data, run=self._run, key=key)
         return part, envelope
 
-    def _fold(self, total: np.ndarray | None, part: np.ndarray, envelope: Envelope, weight: float, flags: int) -> tuple[np.ndarray, float, int]:
+    def _fold(
+        self, total: np.ndarray | None, part: np.ndarray, envelope: Envelope, weight: float, flags: int
+    ) -> tuple[np.ndarray, float, int]:
         self.retention.heard(envelope.rank, applied=envelope.applied, durable=envelope.durable)
         if total is None:
             total = np.array(part)
@@ -172,7 +176,9 @@ class KReduce(Collective):
             total += part
         return total, weight + envelope.weight, flags | envelope.flags
 
-    async def _publish(self, version: int, piece: Piece, total: np.ndarray, weight: float, flags: int, used: dict[int, list[int]]) -> None:
+    async def _publish(
+        self, version: int, piece: Piece, total: np.ndarray, weight: float, flags: int, used: dict[int, list[int]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         if weight > 0:
@@ -216,7 +222,9 @@ class KReduce(Collective):
             vector[piece.start : piece.stop] = part
             return flags, ()
         key = self.g.keys.merged(version, piece.label)
-        part, envelope = await self._get("download", key, f"m.{piece.label}", version, lambda: self._blame_merged(version, piece), 2)
+        part, envelope = await self._get(
+            "download", key, f"m.{piece.label}", version, lambda: self._blame_merged(version, piece), 2
+        )
         vector[piece.start : piece.stop] = part
         return envelope.flags, envelope.marks
 
@@ -313,7 +321,15 @@ class KReduce(Collective):
                     missing.append(rank)
         return Blame(version, missing or [piece.owner])
 
-    async def _get(self, phase: Phase, key: str, stream: str, iteration: int, blame: Callable[[], Awaitable[Blame]], patience: float = 1) -> tuple[np.ndarray, Envelope]:
+    async def _get(
+        self,
+        phase: Phase,
+        key: str,
+        stream: str,
+        iteration: int,
+        blame: Callable[[], Awaitable[Blame]],
+        patience: float = 1,
+    ) -> tuple[np.ndarray, Envelope]:
         loop = asyncio.get_running_loop()
         polled = not self.g.channel.traits.waits
         reference = self._reference
@@ -323,7 +339,9 @@ class KReduce(Collective):
         while True:
             asked = loop.time()
             try:
-                received = await self.g.channel.get(key, deadline=asked + patience * self.g.patience_s(), expected_at=predicted)
+                received = await self.g.channel.get(
+                    key, deadline=asked + patience * self.g.patience_s(), expected_at=predicted
+                )
                 break
             except ChannelTimeout:
                 missed = True
@@ -332,7 +350,9 @@ class KReduce(Collective):
         envelope, vector = unpack(received.data, run=self._run, key=key)
         if polled:
             slack = self.g.trace.run_time() - envelope.sent_at - 2 * (loop.time() - found)
-            self._expect.observe(stream, reference, found=found, missed=missed or received.polls > 0, slack_s=max(0.0, slack))
+            self._expect.observe(
+                stream, reference, found=found, missed=missed or received.polls > 0, slack_s=max(0.0, slack)
+            )
         if found > began:
             self.g.trace.record("wait", began, found)
         self._record(phase, found)

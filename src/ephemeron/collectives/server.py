@@ -117,7 +117,9 @@ class ServerAccumulate(Collective):
         for shard, (a, b) in enumerate(self.bounds):
             try:
                 part = np.ascontiguousarray(initial[a:b])
-                await self.g.channel.put(self._key(shard), [memoryview(part).cast("B")] if part.size else [b""], create=True)
+                await self.g.channel.put(
+                    self._key(shard), [memoryview(part).cast("B")] if part.size else [b""], create=True
+                )
             except KeyExists:
                 pass
 
@@ -146,5 +148,7 @@ class ServerAccumulate(Collective):
         parts = []
         for shard in range(len(self.bounds)):
             deadline = asyncio.get_running_loop().time() + self.g.patience_s()
-            parts.append(np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype))
+            parts.append(
+                np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype)
+            )
         return np.concatenate(parts)

@@ -1,9 +1,9 @@
 """Faults injected by coordinates, the same on every platform.
 
-    kill:rank=2,iteration=5[,phase=upload][,attempt=0]    the function dies in the middle of that phase
-    duplicate:rank=1                                      the platform delivers the call twice
-    drop-put:rank=0,iteration=3[,attempt=0]               one put of that iteration is acknowledged and lost
-    delay:rank=1,factor=10                                that rank computes ten times slower
+kill:rank=2,iteration=5[,phase=upload][,attempt=0]    the function dies in the middle of that phase
+duplicate:rank=1                                      the platform delivers the call twice
+drop-put:rank=0,iteration=3[,attempt=0]               one put of that iteration is acknowledged and lost
+delay:rank=1,factor=10                                that rank computes ten times slower
 """
 
 from __future__ import annotations

@@ -145,7 +145,9 @@ class Configuration:
                 remedy="aggregators are workers too: choose 1 ≤ aggregators ≤ workers",
             )
         if self.pattern == "standalone" and self.workers != 1:
-            raise JobError(f"pattern 'standalone' is one function, but workers = {self.workers}", remedy="use workers = 1")
+            raise JobError(
+                f"pattern 'standalone' is one function, but workers = {self.workers}", remedy="use workers = 1"
+            )
         sync_name(self.sync)
         return dataclasses.replace(
             self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size

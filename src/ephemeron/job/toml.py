@@ -1,19 +1,19 @@
 """Jobs as TOML files: parsed once, strictly; every mistake is one line that names its place.
 
-    name = "digits"
-    epochs = 30
-    model = { target = "model:build", options = { width = 32 } }
-    optimizer = { target = "SGD", options = { lr = 0.1, momentum = 0.9 } }
+name = "digits"
+epochs = 30
+model = { target = "model:build", options = { width = 32 } }
+optimizer = { target = "SGD", options = { lr = 0.1, momentum = 0.9 } }
 
-    [data]
-    source = "digits"
+[data]
+source = "digits"
 
-    [limits]
-    budget_usd = 0.50
+[limits]
+budget_usd = 0.50
 
-    [run]
-    workers = 4
-    sync = "hap"
+[run]
+workers = 4
+sync = "hap"
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return _convert(next(o for o in options if o is not type(None)), value, where)
     if origin is Literal:
         if value not in get_args(hint):
-            raise JobError(f"{where} = {value!r} is not known", remedy=f"use one of {', '.join(map(str, get_args(hint)))}")
+            raise JobError(
+                f"{where} = {value!r} is not known", remedy=f"use one of {', '.join(map(str, get_args(hint)))}"
+            )
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):

@@ -7,7 +7,13 @@ from ephemeron.units import MB
 
 
 def round_bound_s(
-    workers: int, aggregators: int, *, model_bytes: float, latency_s: float, bandwidth_mb_s: float, pipelined: bool = False
+    workers: int,
+    aggregators: int,
+    *,
+    model_bytes: float,
+    latency_s: float,
+    bandwidth_mb_s: float,
+    pipelined: bool = False,
 ) -> float:
     """Least seconds of one K-REDUCE round over links of the given latency and bandwidth in each direction.
 

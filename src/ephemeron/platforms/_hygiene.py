@@ -25,11 +25,11 @@ class CleanState:
     """The process as it was before the invocation; made just before one, undone with `restore`.
 
     Args:
-        scratch: becomes the working folder, HOME and TMPDIR.
+        scratch: becomes the working folder, HOME and TMPDIR; without symbolic links.
     """
 
     def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch.resolve()
+        self._scratch = scratch
         self._environ = dict(os.environ)
         self._path = list(sys.path)
         self._threads = set(threading.enumerate())

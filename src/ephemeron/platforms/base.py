@@ -127,9 +127,7 @@ class Platform(ABC):
         """Detaches. Running functions go on."""
 
 
-def ended_event(
-    call: Call, invocation: str, outcome: Outcome, *, t: float
-) -> Ended:
+def ended_event(call: Call, invocation: str, outcome: Outcome, *, t: float) -> Ended:
     """The event that every platform emits when an invocation ends."""
     from ephemeron.events import Traffic
 

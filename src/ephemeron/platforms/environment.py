@@ -166,10 +166,11 @@ def _prepare() -> Entry:
 
 
 def _serve(line: HostLine, entry: Entry, message: dict[str, Any]) -> None:
-    before = CleanState(Path(message["scratch"]))
+    scratch = Path(message["scratch"]).resolve()
+    before = CleanState(scratch)
     line.send({"running": True})
     try:
-        reply: dict[str, Any] = {"ok": asyncio.run(_handle(line, entry, message))}
+        reply: dict[str, Any] = {"ok": asyncio.run(_handle(line, entry, message, scratch))}
         if not isinstance(reply["ok"], dict):
             raise TypeError(f"a function returns a dict, not {type(reply['ok']).__name__}")
         json.dumps(reply)
@@ -180,7 +181,7 @@ def _serve(line: HostLine, entry: Entry, message: dict[str, Any]) -> None:
     line.send({**reply, "reusable": before.restore()})
 
 
-async def _handle(line: HostLine, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
+async def _handle(line: HostLine, entry: Entry, message: dict[str, Any], scratch: Path) -> dict[str, Any]:
     from ephemeron.channels.address import open_channel
     from ephemeron.worker.context import Context, ThreadCompute
 
@@ -210,7 +211,7 @@ async def _handle(line: HostLine, entry: Entry, message: dict[str, Any]) -> dict
                     origin=loop.time() - (time.time() - message["origin"]),
                     deadline=deadline,
                     die=die,
-                    scratch=Path(message["scratch"]),
+                    scratch=scratch,
                     cold=message["cold"],
                 )
             )

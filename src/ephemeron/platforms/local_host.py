@@ -44,6 +44,7 @@ CHANNEL_FOLDER = "channel"
 """What the channel `folder` means, below the run's folder."""
 
 _TICK_S = 0.2
+_PRIVATE = "eph-"
 _SOCKET_PATH = 100
 """Longest path of a socket that every system takes."""
 
@@ -326,9 +327,10 @@ async def serve(settings: dict[str, Any], ready: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stopping.set)
     host.close_unfinished()
+    _remove_socket_of_dead(folder / HOST_FILE)
     token = secrets.token_urlsafe(32)
     server = Server(host.handle, token=token)
-    with tempfile.TemporaryDirectory(prefix="eph-", dir=_short_folder()) as private:
+    with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=_short_folder()) as private:
         socket_path = os.path.join(private, "host")
         await server.listen_unix(socket_path)
         _write_private(folder / HOST_FILE, {"pid": os.getpid(), "socket": socket_path, "token": token})
@@ -368,6 +370,16 @@ def _say(word: str) -> None:
 def _short_folder() -> str:
     folder = tempfile.gettempdir()
     return folder if len(folder) + len("/eph-12345678/host") < _SOCKET_PATH else "/tmp"
+
+
+def _remove_socket_of_dead(known: Path) -> None:
+    """An earlier host that was killed could not tidy up; that it is dead we know from holding its lock."""
+    try:
+        private = Path(json.loads(known.read_text())["socket"]).parent
+    except (OSError, ValueError, KeyError):
+        return
+    if private.name.startswith(_PRIVATE):
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def _write_private(path: Path, value: dict[str, Any]) -> None:

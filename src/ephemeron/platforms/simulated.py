@@ -159,7 +159,7 @@ class SimulatedInvocation(Invocation):
         accepted = loop.time()
         warm = platform.take_environment(self.call.memory_mb)
         self._body = loop.create_task(self._run(cold=not warm))
-        done, _ = await asyncio.wait([self._body])
+        await asyncio.wait([self._body])
         outcome = self._judge(self._body)
         billed = math.ceil((loop.time() - accepted) * 1000 - 1e-6) / 1000
         final = Outcome(

@@ -76,4 +76,6 @@ def load_prices(service: str, file: str | Path | None = None) -> Prices:
     except FileNotFoundError:
         raise JobError(f"price file {file} does not exist") from None
     except (KeyError, ValueError, TypeError) as e:
-        raise JobError(f"price file {file or DEFAULT}: missing or bad value {e}", remedy="compare it with the built-in one") from None
+        raise JobError(
+            f"price file {file or DEFAULT}: missing or bad value {e}", remedy="compare it with the built-in one"
+        ) from None

@@ -52,7 +52,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0].cancelled():
             heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-            self._timer_cancelled_count -= 1
+            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
         if scheduled:
             self._now = max(self._now, scheduled[0].when())
 

@@ -27,7 +27,7 @@ class SyntheticTrainer:
 
     def __init__(self, *, seed: int, split: Split, rank: int, elements: int = 64) -> None:
         self.size = elements
-        self.dtype = np.dtype(np.float32)
+        self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
         self._seed, self._split, self._rank = seed, split, rank
         self._theta = np.linspace(-1, 1, elements, dtype=np.float32)
         self._momentum = np.zeros(elements, dtype=np.float32)

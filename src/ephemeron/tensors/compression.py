@@ -45,7 +45,7 @@ class Plain(Codec):
     name, id, lossy = "none", 0, False
 
     def encode(self, vector: np.ndarray) -> list[Buffer]:
-        return [memoryview(np.ascontiguousarray(vector)).cast("B")] if vector.size else []
+        return [_view(np.ascontiguousarray(vector))] if vector.size else []
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
         return np.frombuffer(data, dtype=dtype, count=elements)
@@ -61,7 +61,7 @@ class BFloat16(Codec):
         rounded = bits + (((bits >> 16) & 1) + 0x7FFF)
         special = (bits & 0x7F800000) == 0x7F800000  # infinities and NaN must not be rounded into one another
         half = (np.where(special, bits, rounded) >> 16).astype(np.uint16)
-        return [memoryview(half).cast("B")] if half.size else []
+        return [_view(half)] if half.size else []
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
         half = np.frombuffer(data, dtype=np.uint16, count=elements)
@@ -83,7 +83,7 @@ class Int8(Codec):
         scale = np.abs(grid).max(axis=1) / np.float32(127)
         safe = np.where(scale > 0, scale, np.float32(1))
         quantised = np.rint(grid / safe[:, None]).astype(np.int8).reshape(-1)[: vector.size]
-        return [memoryview(scale).cast("B"), memoryview(np.ascontiguousarray(quantised)).cast("B")]
+        return [_view(scale), _view(np.ascontiguousarray(quantised))]
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
         blocks = -(-elements // INT8_BLOCK)
@@ -94,6 +94,11 @@ class Int8(Codec):
         out[:full].reshape(-1, INT8_BLOCK)[:] *= scale[: full // INT8_BLOCK, None]
         out[full:] *= scale[-1] if blocks else 1
         return out.astype(dtype, copy=False)
+
+
+def _view(array: np.ndarray) -> memoryview:
+    """The array's bytes, not copied."""
+    return memoryview(array.view(np.uint8).data)
 
 
 _CODECS: tuple[Codec, ...] = (Plain(), BFloat16(), Int8())

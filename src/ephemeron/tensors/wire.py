@@ -65,7 +65,9 @@ def run_hash(run_id: str) -> int:
     return int(xxhash.xxh3_64_intdigest(run_id.encode()))
 
 
-def pack(envelope: Envelope, payload: Sequence[Buffer], *, codec: Codec, dtype: np.dtype[np.generic], elements: int) -> list[Buffer]:
+def pack(
+    envelope: Envelope, payload: Sequence[Buffer], *, codec: Codec, dtype: np.dtype[np.generic], elements: int
+) -> list[Buffer]:
     """Header, marks and payload, ready for `Channel.put`. The payload is not copied."""
     marks = np.asarray(envelope.marks, dtype="<i8").tobytes()
     body: list[Buffer] = [marks, *payload] if marks else list(payload)

@@ -19,7 +19,7 @@ from typing import Any
 from ephemeron.channels import Channel, open_channel, public_address
 from ephemeron.channels.keys import Keys
 from ephemeron.errors import JobError, RunFailed, RunNotFound, UserError
-from ephemeron.events import Event, RunEnded, from_json, to_json
+from ephemeron.events import Event, RunEnded, RunStarted, from_json, to_json
 from ephemeron.job import Configuration, Fault, Job, Simulation
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import Prices, load_prices
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        return self.summary["status"] == "finished"
+        return bool(self.summary["status"] == "finished")
 
     def raise_if_failed(self) -> Result:
         """This result.
@@ -77,7 +77,9 @@ def configure(job: Job, **overrides: Any) -> Configuration:
         channel = "parameter_server"
     if c.platform == "simulated":
         if channel not in ("folder", "memory", "parameter_server"):
-            raise JobError(f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own")
+            raise JobError(
+                f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own"
+            )
         channel = "parameter_server" if channel == "parameter_server" else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
@@ -198,7 +200,9 @@ async def _stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
 # -- living -------------------------------------------------------------------------------------------------
 
 
-async def _simulate(prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent) -> tuple[Ending, Ledger]:
+async def _simulate(
+    prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent
+) -> tuple[Ending, Ledger]:
     from ephemeron.platforms.simulated import SimulatedPlatform
     from ephemeron.worker.loop import run_worker
 
@@ -240,7 +244,7 @@ async def _live(
         stack.push_async_callback(platform.shutdown)
         trigger = Trigger(
             platform, channel, spec, channel_address=run["address"], clock=time.time, on_event=on_event,
-            origin=run["wall_time"] if attach else None,
+            origin=run["wall_time"] if attach else None, session=_session(folder) if attach else 0.0,
         )  # fmt: skip
         with _interruptible(trigger):
             if prepared is not None:
@@ -268,7 +272,9 @@ async def _already_over(folder: RunFolder, spec: RunSpec, channel: Channel, on_e
     data = await channel.fetch(Keys(spec.run_id).result)
     if data is None:
         status = (folder.read("result.json") or {}).get("status", "interrupted")
-        raise UserError(f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}")
+        raise UserError(
+            f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}"
+        )
     ended = RunEnded(t=ledger.ended_at, status="finished")
     with folder.events.open("a") as log:
         log.write(to_json(ended) + "\n")
@@ -349,6 +355,11 @@ def _events(folder: RunFolder) -> Iterator[Event]:
         for line in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 yield from_json(line)
+
+
+def _session(folder: RunFolder) -> float:
+    """`wall_time` of the latest launch or resume."""
+    return max((e.wall_time for e in _events(folder) if isinstance(e, RunStarted)), default=0.0)
 
 
 def _last_t(folder: RunFolder) -> float:

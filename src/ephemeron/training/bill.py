@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ephemeron.events import PHASES, Ended, Evaluated, Event, Invoked, Loaded, Phase, Progress, RunStarted, Started, Traffic
+from ephemeron.events import (
+    PHASES,
+    Ended,
+    Evaluated,
+    Event,
+    Invoked,
+    Loaded,
+    Phase,
+    Progress,
+    RunStarted,
+    Started,
+    Traffic,
+)
 from ephemeron.prices import Prices
 
 

@@ -17,7 +17,9 @@ RUNTIME_MB = 190
 """Resident megabytes of a function that has imported PyTorch and done nothing (measured, torch 2.13 CPU: 230)."""
 
 
-def check_memory(configuration: Configuration, *, model_bytes: int, optimizer_copies: int, data_bytes: int, limits: Limits) -> None:
+def check_memory(
+    configuration: Configuration, *, model_bytes: int, optimizer_copies: int, data_bytes: int, limits: Limits
+) -> None:
     """Quota within the platform's range, and at least runtime + parameters, gradients, optimiser and data.
 
     Raises:
@@ -26,7 +28,8 @@ def check_memory(configuration: Configuration, *, model_bytes: int, optimizer_co
     quota = configuration.memory_mb
     if not limits.memory_min_mb <= quota <= limits.memory_max_mb:
         raise PlanInfeasible(
-            f"memory quota {quota} MB is not between {limits.memory_min_mb} and {limits.memory_max_mb} MB", binding="memory"
+            f"memory quota {quota} MB is not between {limits.memory_min_mb} and {limits.memory_max_mb} MB",
+            binding="memory",
         )
     if (quota - limits.memory_min_mb) % limits.memory_step_mb:
         raise PlanInfeasible(f"memory quota {quota} MB is not a step of {limits.memory_step_mb} MB", binding="memory")
@@ -47,7 +50,8 @@ def check_call(call: Call, configuration: Configuration, limits: Limits) -> None
         raise PlanInfeasible(f"a call of {size} bytes is over the platform's {limits.payload_bytes}", binding="payload")
     if configuration.lifetime_s > limits.lifetime_s:
         raise PlanInfeasible(
-            f"lifetime {configuration.lifetime_s:g} s is over the platform's {limits.lifetime_s:g} s", binding="lifetime"
+            f"lifetime {configuration.lifetime_s:g} s is over the platform's {limits.lifetime_s:g} s",
+            binding="lifetime",
         )
     if configuration.workers > limits.concurrency:
         raise PlanInfeasible(
@@ -76,5 +80,6 @@ def check_time(
         )
     if each > configuration.lifetime_s:
         raise PlanInfeasible(
-            f"one iteration needs at least {each:.3g} s, a function lives {configuration.lifetime_s:g} s", binding="lifetime"
+            f"one iteration needs at least {each:.3g} s, a function lives {configuration.lifetime_s:g} s",
+            binding="lifetime",
         )

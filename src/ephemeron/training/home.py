@@ -1,11 +1,11 @@
 """Where runs live on this machine: `HOME/runs/RUN/`, with `HOME` from EPHEMERON_HOME or `~/.ephemeron`.
 
-    run.json        what was asked for (job, configuration, address of the channel): enough to attach and resume
-    events.jsonl    everything that happened
-    result.json     the summary that `--json` prints
-    weights.safetensors   the trained parameters and buffers
-    report.html, report.png
-    objects/        the channel, where it is a folder
+run.json        what was asked for (job, configuration, address of the channel): enough to attach and resume
+events.jsonl    everything that happened
+result.json     the summary that `--json` prints
+weights.safetensors   the trained parameters and buffers
+report.html, report.png
+objects/        the channel, where it is a folder
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def create(run_id: str) -> RunFolder:
     try:
         path.mkdir(parents=True, exist_ok=False)
     except OSError as e:
-        raise JobError(f"cannot make {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write") from None
+        raise JobError(
+            f"cannot make {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
+        ) from None
     return RunFolder(path)
 
 

@@ -47,17 +47,31 @@ def refuse_contradictions(c: Configuration) -> None:
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"
     if server and sync == "hap":
-        raise JobError("sync 'hap' needs aggregating workers, pattern 'parameter-server' has none", remedy="use bsp, ssp:N or asp")
+        raise JobError(
+            "sync 'hap' needs aggregating workers, pattern 'parameter-server' has none", remedy="use bsp, ssp:N or asp"
+        )
     if server and c.compression != "none":
-        raise JobError(f"compression '{c.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'")
+        raise JobError(
+            f"compression '{c.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'"
+        )
     if server and sync == "asp" and c.exchange == "parameters":
-        raise JobError("an asynchronous parameter server adds changes; exchange 'parameters' does not apply", remedy="use gradients")
+        raise JobError(
+            "an asynchronous parameter server adds changes; exchange 'parameters' does not apply",
+            remedy="use gradients",
+        )
     if c.pattern == "pipelined" and sync == "asp":
-        raise JobError("pattern 'pipelined' needs every contribution of an iteration, sync 'asp' does not wait", remedy="use k-reduce")
+        raise JobError(
+            "pattern 'pipelined' needs every contribution of an iteration, sync 'asp' does not wait",
+            remedy="use k-reduce",
+        )
     if sync == "asp" and c.exchange == "parameters":
-        raise JobError("exchange 'parameters' under 'asp' would undo what others did", remedy="use exchange 'gradients'")
+        raise JobError(
+            "exchange 'parameters' under 'asp' would undo what others did", remedy="use exchange 'gradients'"
+        )
     if c.compression == "int8" and c.exchange == "parameters":
-        raise JobError("compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16")
+        raise JobError(
+            "compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16"
+        )
     if server != c.channel.startswith(("ps://", "parameter_server")) and server:
         raise JobError(f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
                        remedy="use --channel parameter_server or ps://host:port")  # fmt: skip
@@ -80,7 +94,9 @@ def prepare(
     check_limits(job, configuration)
     for fault in faults:
         if fault.rank >= configuration.workers:
-            raise JobError(f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}")
+            raise JobError(
+                f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}"
+            )
     data = load(job.data, seed=job.seed, code=job.code)
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")

@@ -101,5 +101,7 @@ class Supervisor:
             return [Fail(f"rank {rank}: no iteration fits the lifetime limit ({event.error}); "
                          "use a longer --lifetime-s, more memory or smaller batches")]  # fmt: skip
         if self._fruitless[rank] > MOST_LOSSES:
-            return [Fail(f"rank {rank}: lost {self._fruitless[rank]} times without progress: {event.error or event.status}")]
+            return [
+                Fail(f"rank {rank}: lost {self._fruitless[rank]} times without progress: {event.error or event.status}")
+            ]
         return [Replace(rank, event.attempt + 1)]

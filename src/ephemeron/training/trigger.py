@@ -51,12 +51,13 @@ class Trigger:
         channel_address: what functions are told, without secrets.
         clock: Unix time for real platforms, loop time for the simulated one.
         origin: the clock at the run's t = 0; None: now.
+        session: `wall_time` of the launch or resume to attach to.
         on_event: sees every event, old ones first.
     """
 
     def __init__(
         self, platform: Platform, channel: Channel, spec: RunSpec, *, channel_address: str,
-        clock: Callable[[], float], origin: float | None = None, on_event: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float], origin: float | None = None, session: float = 0.0, on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:  # fmt: skip
         self.platform, self.spec, self.on_event = platform, spec, on_event
         self.channel = Metered(channel)
@@ -66,6 +67,8 @@ class Trigger:
         self.ledger = Ledger(spec.prices)
         self._clock = clock
         self.origin = clock() if origin is None else origin
+        self.session = session
+        self._current = False
         self.stop_requested = asyncio.Event()
         self.kill_requested = asyncio.Event()
 
@@ -91,15 +94,26 @@ class Trigger:
                 await self._invoke(rank, attempt, "resume")
 
     async def _announce(self) -> None:
+        self.session = time.time()
         spec, c = self.spec, self.spec.configuration
         await self.platform.emit(
             spec.run_id,
             RunStarted(
-                t=self.now(), run_id=spec.run_id, job=spec.model.target, workers=c.workers, aggregators=c.aggregators,
-                memory_mb=c.memory_mb, iterations=spec.iterations, epochs=spec.epochs, samples=spec.samples,
-                configuration=describe(spec), platform=self.platform.name, wall_time=time.time(),
-                notes=list(self.platform.unenforced), traffic=self.channel.traffic,
-            ),  # fmt: skip
+                t=self.now(),
+                run_id=spec.run_id,
+                job=spec.model.target,
+                workers=c.workers,
+                aggregators=c.aggregators,
+                memory_mb=c.memory_mb,
+                iterations=spec.iterations,
+                epochs=spec.epochs,
+                samples=spec.samples,
+                configuration=describe(spec),
+                platform=self.platform.name,
+                wall_time=self.session,
+                notes=list(self.platform.unenforced),
+                traffic=self.channel.traffic,
+            ),
         )
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason) -> None:
@@ -112,9 +126,15 @@ class Trigger:
         if attempt == 0 and any(f.startswith(f"duplicate:rank={rank}") for f in self.spec.faults):
             options["duplicate"] = True
         return Call(
-            run=self.spec.run_id, rank=rank, attempt=attempt, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s,
-            channel=self.address, reason=reason, options=options,
-        )  # fmt: skip
+            run=self.spec.run_id,
+            rank=rank,
+            attempt=attempt,
+            memory_mb=c.memory_mb,
+            lifetime_s=c.lifetime_s,
+            channel=self.address,
+            reason=reason,
+            options=options,
+        )
 
     def now(self) -> float:
         """Seconds of the run."""
@@ -127,14 +147,15 @@ class Trigger:
         ending: Ending | None = None
         events = self.platform.events(self.spec.run_id)
         upcoming = asyncio.ensure_future(anext(events))
-        stopper = asyncio.ensure_future(self._stop_when_asked())
+        stopper: asyncio.Future[Ending] = asyncio.ensure_future(self._stop_when_asked())
         deadline: float | None = None
         killed = False
         loop = asyncio.get_running_loop()
         try:
             while ending is None or self.supervisor.running:
                 left = None if deadline is None else max(0.0, deadline - loop.time())
-                done, _ = await asyncio.wait([upcoming, stopper], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                waiting: list[asyncio.Future[Any]] = [upcoming, stopper]
+                done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     if killed:
                         break  # the platform has lost sight of them
@@ -143,7 +164,7 @@ class Trigger:
                     deadline = loop.time() + END_GRACE_S
                 if stopper in done:
                     ending = ending or stopper.result()
-                    stopper = asyncio.ensure_future(asyncio.Event().wait())  # type: ignore[arg-type]
+                    stopper = loop.create_future()  # asked once; this one never comes
                 if upcoming in done:
                     event = upcoming.result()
                     upcoming = asyncio.ensure_future(anext(events))
@@ -158,15 +179,21 @@ class Trigger:
         finally:
             upcoming.cancel()
             stopper.cancel()
+        assert ending is not None
         if ending.status == "finished":
             await self.collect(ending)
         await self._end(ending)
         return ending
 
     def _read(self, event: Event) -> list[Action]:
+        """Earlier sessions of a run count for its bill, and decide nothing any more."""
         self.ledger.feed(event)
         self.on_event(event)
-        return self.supervisor.feed(event)
+        if isinstance(event, RunStarted):
+            self._current = event.wall_time == self.session
+            self.supervisor = Supervisor(self.supervisor.world, latest=self.supervisor.latest)
+        actions = self.supervisor.feed(event)
+        return actions if self._current else []
 
     async def _act(self, actions: list[Action]) -> Ending | None:
         for action in actions:

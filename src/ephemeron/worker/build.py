@@ -24,9 +24,7 @@ def rank_seed(seed: int, rank: int) -> int:
     return int(xxhash.xxh3_64_intdigest(f"{seed}/{rank}".encode())) % 2**63
 
 
-def build_trainer(
-    spec: RunSpec, rank: int, *, folders: Sequence[Path], train: Samples, test: Samples
-) -> Trainer:
+def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], train: Samples, test: Samples) -> Trainer:
     """The trainer that the specification asks for.
 
     Raises:

@@ -20,7 +20,15 @@ class FaultInjector:
     been read. That is the middle of the phase, where a half-done job is hardest to clean up after.
     """
 
-    def __init__(self, faults: Iterable[Fault], *, rank: int, attempt: int, die: Callable[[], NoReturn], fired: Callable[[Fault, int], None]) -> None:
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        *,
+        rank: int,
+        attempt: int,
+        die: Callable[[], NoReturn],
+        fired: Callable[[Fault, int], None],
+    ) -> None:
         mine = [f for f in faults if f.rank == rank and f.attempt == attempt]
         self._kills = [f for f in mine if f.kind == "kill"]
         self._drops = [f for f in mine if f.kind == "drop-put"]

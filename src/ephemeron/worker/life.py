@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.wrappers import Faulty, Metered
 from ephemeron.collectives import Blame
 from ephemeron.errors import ChannelTimeout, EphemeronError
 from ephemeron.events import Event, FaultFired, Note
 from ephemeron.job import Fault, parse_fault
-from ephemeron.platforms.base import Call, Reason
+from ephemeron.platforms.base import Reason
 from ephemeron.worker import lease
 from ephemeron.worker.context import Compute, Context
 from ephemeron.worker.faults import Delayed, FaultInjector

@@ -50,7 +50,9 @@ async def load(life: Life) -> Loaded:
     if not await lease.take(life.channel, life.keys.start(life.rank, life.attempt), life.ctx.invocation):
         raise Leave("duplicate")
     life.emit(
-        Started(t=life.run_now(), rank=life.rank, attempt=life.attempt, invocation=life.ctx.invocation, cold=life.ctx.cold)
+        Started(
+            t=life.run_now(), rank=life.rank, attempt=life.attempt, invocation=life.ctx.invocation, cold=life.ctx.cold
+        )
     )
     spec = RunSpec.from_bytes(await _get(life, life.keys.spec))
     life.adopt(spec)
@@ -71,9 +73,13 @@ async def load(life: Life) -> Loaded:
     position = meta or {"iteration": 0, "applied": 0}
     life.emit(
         LoadedEvent(
-            t=life.run_now(), rank=life.rank, attempt=life.attempt, iteration=position["iteration"],
-            spans=life.trace.flush(), nbytes=life.channel.bytes_down,
-        )  # fmt: skip
+            t=life.run_now(),
+            rank=life.rank,
+            attempt=life.attempt,
+            iteration=position["iteration"],
+            spans=life.trace.flush(),
+            nbytes=life.channel.bytes_down,
+        )
     )
     return Loaded(
         spec=spec, trainer=trainer, checkpoints=checkpoints, iteration=position["iteration"], applied=position["applied"],

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ephemeron.collectives import Collective, Group, Status, collective_for
-from ephemeron.errors import EphemeronError
 from ephemeron.events import Checkpointed, Evaluated, Progress
 from ephemeron.sync import Policy, policy_for
 from ephemeron.tensors import STOP
@@ -172,9 +171,15 @@ class Worker:
         e = self.evaluation
         self.life.emit(
             Evaluated(
-                t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=self.t,
-                epoch=self.t // self.split.iterations, loss_sum=e.loss_sum, correct=e.correct, samples=e.samples,
-            )  # fmt: skip
+                t=self.life.run_now(),
+                rank=self.life.rank,
+                attempt=self.life.attempt,
+                iteration=self.t,
+                epoch=self.t // self.split.iterations,
+                loss_sum=e.loss_sum,
+                correct=e.correct,
+                samples=e.samples,
+            )
         )
 
     def _progress_of(self, step: Step, version: int) -> Callable[[], Progress]:
@@ -217,7 +222,9 @@ class Worker:
         nbytes = await self.checkpoints.write(arrays, meta, iteration=t, applied=applied)
         self.status.durable = self.checkpoints.durable
         self.life.emit(
-            Checkpointed(t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=t, nbytes=nbytes)
+            Checkpointed(
+                t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=t, nbytes=nbytes
+            )
         )
 
     async def _save(self) -> None:

@@ -262,7 +262,9 @@ def make_loss(target: Target, resolve: Callable[[str], Any]) -> Callable[..., to
     else:
         function = getattr(nn.functional, target.target, None)
         if function is None:
-            raise JobError(f"loss {target.target!r} is not in torch.nn.functional", remedy="name one, or module:function")
+            raise JobError(
+                f"loss {target.target!r} is not in torch.nn.functional", remedy="name one, or module:function"
+            )
     return lambda output, wanted: function(output, wanted, **target.options)
 
 
@@ -274,10 +276,14 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
     """
     cls = getattr(torch.optim, target.target, None)
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        names = sorted(n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer))
+        names = sorted(
+            n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
+        )
         raise JobError(f"optimizer {target.target!r} is not in torch.optim", remedy=f"use one of {', '.join(names)}")
     if target.target == "LBFGS":
-        raise JobError("optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser")
+        raise JobError(
+            "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
+        )
     try:
         return cls([p for p in model.parameters() if p.requires_grad], **target.options)
     except (TypeError, ValueError) as e:
