@@ -72,7 +72,11 @@ class PlatformError(EphemeronError):
 
 
 class InvocationRefused(PlatformError):
-    """The platform did not start the function."""
+    """The platform did not start the function; `binding` is the limit that forbids it, where one does."""
+
+    def __init__(self, message: str, *, binding: str = "") -> None:
+        super().__init__(message)
+        self.binding = binding
 
 
 class FunctionError(PlatformError):

@@ -108,7 +108,7 @@ class Channel(ABC):
         """This channel's power to add, if it has it. Wrappers hand on their inner channel's, wrapped likewise."""
         return self if isinstance(self, SupportsReduction) else None
 
-    async def close(self) -> None:  # noqa: B027 (most channels have nothing to let go of)
+    async def close(self) -> None:
         """Lets go of connections. Objects stay."""
 
     async def __aenter__(self) -> Channel:

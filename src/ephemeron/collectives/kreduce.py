@@ -27,9 +27,18 @@ from ephemeron.errors import ChannelTimeout
 from ephemeron.events import Phase
 from ephemeron.sync import Retention
 from ephemeron.tensors import Compressor, Envelope, bounds, chunk_bounds, codec_by_name, pack, run_hash, unpack
+from ephemeron.units import MB
 
-WINDOW = 4
-"""Messages, or chunks, that an aggregator holds at once beside its sum: bounds its memory to WINDOW·S/K."""
+UNDER_WAY_BYTES = 3 * MB
+"""Small messages, or chunks, that are on their way at once in each direction: what a link of 70 MB/s moves in 40 ms.
+Less leaves the link idle for a latency now and then; more lets chunks of the end queue behind chunks of the start."""
+GATHERED = 4
+"""Messages that an aggregator fetches ahead, however large: bounds its memory to GATHERED·S/K beside the sum."""
+
+
+def under_way(message_bytes: int, *, at_least: int) -> int:
+    """How many messages of that size may be on their way at once."""
+    return max(at_least, UNDER_WAY_BYTES // max(1, message_bytes))
 
 
 class Piece:
@@ -41,8 +50,12 @@ class Piece:
         self.index, self.owner, self.label, self.start, self.stop = index, owner, label, start, stop
 
 
-def pieces(size: int, aggregators: int, chunk: int | None) -> list[Piece]:
-    """All pieces of a vector, in the order in which they are sent: first chunks of all shards first."""
+def pieces(size: int, aggregators: int, chunk: int | None, rank: int = 0) -> list[Piece]:
+    """All pieces of a vector, in the order in which `rank` sends them.
+
+    First chunks of all shards first, so that every aggregator can begin soon; and each rank begins with another
+    shard, so that no aggregator's link gets everything at once while the others' are idle.
+    """
     found: list[tuple[int, int, str, int, int]] = []
     for owner, (start, stop) in enumerate(bounds(size, aggregators)):
         if chunk is None:
@@ -50,7 +63,7 @@ def pieces(size: int, aggregators: int, chunk: int | None) -> list[Piece]:
         else:
             cut = chunk_bounds(start, stop, chunk)
             found += [(c, owner, f"{owner}.{c}", a, b) for c, (a, b) in enumerate(cut)]
-    found.sort(key=lambda f: (f[0], f[1]))
+    found.sort(key=lambda f: (f[0], (f[1] - rank - 1) % aggregators))
     return [Piece(i, owner, label, a, b) for i, (_, owner, label, a, b) in enumerate(found)]
 
 
@@ -65,7 +78,7 @@ class KReduce(Collective):
     def __init__(self, group: Group, *, chunk: int | None = None) -> None:
         self.g = group
         self.overlaps = chunk is not None
-        self.pieces = pieces(group.size, group.aggregators, chunk)
+        self.pieces = pieces(group.size, group.aggregators, chunk, group.rank)
         self.mine = [p for p in self.pieces if p.owner == group.rank]
         self._run = run_hash(group.keys.run)
         self.upward = Compressor(codec_by_name(group.compression), group.size, group.dtype)
@@ -82,8 +95,12 @@ class KReduce(Collective):
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
         self._peeked: dict[int, Merged] = {}
         self._partial: tuple[int, Merged, int] | None = None
-        self._put_slots = asyncio.Semaphore(4 if self.overlaps else 64)
-        self._piece_slots = asyncio.Semaphore(WINDOW)
+        largest = max(p.stop - p.start for p in self.pieces) * group.dtype.itemsize
+        self._window = under_way(largest, at_least=GATHERED)
+        # Apart, so that merged chunks need not queue behind contributions: everybody's downlink depends on them.
+        puts = under_way(largest, at_least=2) if self.overlaps else len(self.pieces)
+        self._slots = {"upload": asyncio.Semaphore(puts), "aggregate": asyncio.Semaphore(puts)}
+        self._piece_slots = asyncio.Semaphore(self._window)
 
     # -- upload -------------------------------------------------------------------------------------------
 
@@ -119,7 +136,7 @@ class KReduce(Collective):
         """Every rank's contribution, in rank order; a few are fetched ahead."""
         async with self._piece_slots:
             others = [r for r in range(self.g.world) if r != self.g.rank]
-            ahead = _Ahead([self._contribution(version, r, piece) for r in others], WINDOW)
+            ahead = _Ahead([self._contribution(version, r, piece) for r in others], self._window)
             try:
                 total, weight, flags = None, 0.0, 0
                 for rank in range(self.g.world):
@@ -298,7 +315,7 @@ class KReduce(Collective):
         return self._merged[key]
 
     async def _put(self, phase: Phase, key: str, message: list[Buffer]) -> None:
-        async with self._put_slots:
+        async with self._slots[phase]:
             began = asyncio.get_running_loop().time()
             await self.g.channel.put(key, message)
             self._record(phase, began)

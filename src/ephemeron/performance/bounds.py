@@ -17,30 +17,39 @@ def round_bound_s(
 ) -> float:
     """Least seconds of one K-REDUCE round over links of the given latency and bandwidth in each direction.
 
-    Plain form: the phases of FasDL equations 3-2 to 3-4 for an aggregator, one after the other, with an aggregator's
-    own shard left out as in equations 3-24 and 3-25, and one latency per phase (four: upload, gather, publish,
-    download). Pipelined form: the busier direction of the busiest worker's link; for K = W its downlink carries
-    2·S·(W−1)/W bytes.
+    Nothing can be faster that sends these messages over such links, whatever the store: a put's last byte is up
+    one latency and its transfer after the request, an object exists only once it is whole, and a reader who has
+    asked before gets its first byte at once. Computing and the store itself cost nothing. With S the seconds that
+    the whole vector takes on a link and L the latency:
+
+    Plain form, the phases of FasDL equations 3-2 to 3-4 one after the other, with an aggregator's own shard left
+    out as in equations 3-24 and 3-25. An aggregator uploads K − 1 shards (L + S(K−1)/K), only then asks for W − 1
+    contributions (L + S(W−1)/K), and publishes their sum (L + S/K). Nothing merged exists before; then those who
+    aggregate nothing have K shards to read on an idle link (S), or, if all aggregate, everybody K − 1. With K = 1
+    the aggregator uploads nothing and has asked long before the first contribution exists, at L + S.
+
+    Pipelined form, pieces as small as you like, everything at once. Three chains, the longest one counts. The
+    aggregator's downlink is idle for one latency and then carries W − 1 contributions and K − 1 merged shards. The
+    last contribution of whoever sends most is up at L + S (all aggregate: L + S(K−1)/K), and what it goes into
+    is published one latency later. And so is what an aggregator makes of the last of its contributions.
 
     Args:
         workers: W.
         aggregators: K.
-        model_bytes: S, bytes exchanged.
+        model_bytes: bytes exchanged.
         latency_s: per request.
         bandwidth_mb_s: MB/s (1e6 bytes) per direction.
         pipelined: which form.
     """
     if workers == 1:
         return 0.0
-    w, k, s = workers, aggregators, model_bytes / (bandwidth_mb_s * MB)
-    up, gather, publish, down = s * (k - 1) / k, s * (w - 1) / k, s / k, s * (k - 1) / k
+    w, k, shard = workers, aggregators, model_bytes / aggregators / (bandwidth_mb_s * MB)
+    sent = k if k < w else k - 1  # shards that leave the busiest sender as contributions; as many come back merged
     if pipelined:
-        aggregator = max(up + publish, gather + down)
-        other = s if k < w else 0.0  # a non-aggregator sends everything and reads everything
-        return max(aggregator, other) + 4 * latency_s
-    # non-aggregators upload the whole vector, and no aggregator can have gathered before they are through
-    upload = s if k < w else up
-    return upload + gather + publish + (s if k < w else down) + (4 if k > 1 or w > k else 3) * latency_s
+        downlink = latency_s + (w - 1 + k - 1) * shard
+        return max(downlink, 2 * latency_s + max(sent, w - 1) * shard)
+    requests = 3 if k > 1 else 2
+    return requests * latency_s + (max(k - 1, 1) + (w - 1) + 1 + sent) * shard
 
 
 def iteration_lower_bound_s(

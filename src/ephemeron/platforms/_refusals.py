@@ -16,11 +16,15 @@ def check_call(call: Call, limits: Limits) -> None:
     """
     low, high, step = limits.memory_min_mb, limits.memory_max_mb, limits.memory_step_mb
     if not low <= call.memory_mb <= high:
-        raise InvocationRefused(f"memory of {call.memory_mb} MB is outside {low} to {high} MB")
+        raise InvocationRefused(f"memory of {call.memory_mb} MB is outside {low} to {high} MB", binding="memory")
     if (call.memory_mb - low) % step:
-        raise InvocationRefused(f"memory of {call.memory_mb} MB is not on a step of {step} MB from {low} MB")
+        raise InvocationRefused(
+            f"memory of {call.memory_mb} MB is not on a step of {step} MB from {low} MB", binding="memory"
+        )
     if not 0 < call.lifetime_s <= limits.lifetime_s:
-        raise InvocationRefused(f"lifetime of {call.lifetime_s:g} s is not above 0 and up to {limits.lifetime_s:g} s")
+        raise InvocationRefused(
+            f"lifetime of {call.lifetime_s:g} s is not above 0 and up to {limits.lifetime_s:g} s", binding="lifetime"
+        )
     size = len(json.dumps(call.to_payload()).encode())
     if size > limits.payload_bytes:
-        raise InvocationRefused(f"payload of {size} bytes exceeds {limits.payload_bytes} bytes")
+        raise InvocationRefused(f"payload of {size} bytes exceeds {limits.payload_bytes} bytes", binding="payload")

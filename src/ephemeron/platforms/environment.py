@@ -39,7 +39,7 @@ from ephemeron.platforms._hygiene import CleanState
 from ephemeron.platforms.base import Call
 
 DEFAULT_ENTRY = "ephemeron.worker.loop:run_worker"
-DEFAULT_PRELOAD = "torch,ephemeron.worker.loop"
+DEFAULT_PRELOAD = "torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer"
 
 Entry: TypeAlias = Callable[[Any], Awaitable[dict[str, Any]]]
 _Accepted: TypeAlias = "asyncio.Future[None]"

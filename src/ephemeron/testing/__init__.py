@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ephemeron.testing.channel_contract import ChannelContract
+    from ephemeron.testing.platform_contract import PlatformContract
 
-_LAZY = {"ChannelContract": "channel_contract"}
+_LAZY = {"ChannelContract": "channel_contract", "PlatformContract": "platform_contract"}
 
-__all__ = ["ChannelContract"]
+__all__ = ["ChannelContract", "PlatformContract"]
 
 
 def __getattr__(name: str) -> Any:

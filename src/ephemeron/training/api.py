@@ -18,7 +18,7 @@ from typing import Any
 
 from ephemeron.channels import Channel, open_channel, public_address
 from ephemeron.channels.keys import Keys
-from ephemeron.errors import JobError, RunFailed, RunNotFound, UserError
+from ephemeron.errors import EphemeronError, JobError, RunFailed, RunNotFound, UserError
 from ephemeron.events import Event, RunEnded, RunStarted, from_json, to_json
 from ephemeron.job import Configuration, Fault, Job, Simulation
 from ephemeron.platforms.base import Limits
@@ -132,13 +132,18 @@ def train(
     folder = home.create(run_id)
     run = _record(prepared.spec, folder, job)
     folder.write("run.json", run)
-    with _environment(secrets):
-        if simulated:
-            from ephemeron import simulation
+    try:
+        with _environment(secrets):
+            if simulated:
+                from ephemeron import simulation
 
-            ending, ledger = simulation.run(_simulate(prepared, folder, world, on_event))
-        else:
-            ending, ledger = asyncio.run(_live(folder, run, prepared.spec, on_event, secrets, prepared=prepared))
+                ending, ledger = simulation.run(_simulate(prepared, folder, world, on_event))
+            else:
+                ending, ledger = asyncio.run(_live(folder, run, prepared.spec, on_event, secrets, prepared=prepared))
+    except EphemeronError:
+        if not folder.events.exists():  # refused before the run began: there is nothing to come back to
+            shutil.rmtree(folder.path)
+        raise
     return _conclude(folder, run, ledger, ending, out)
 
 

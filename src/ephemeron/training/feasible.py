@@ -5,58 +5,44 @@ Each check names the limit that binds. Bounds, not predictions: a run that passe
 
 from __future__ import annotations
 
-import json
-
-from ephemeron.errors import PlanInfeasible
+from ephemeron.errors import InvocationRefused, PlanInfeasible
 from ephemeron.job import Configuration, Job
 from ephemeron.performance.bounds import iteration_lower_bound_s
+from ephemeron.platforms._refusals import check_call as platform_check
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.units import MIB
 
-RUNTIME_MB = 190
-"""Resident megabytes of a function that has imported PyTorch and done nothing (measured, torch 2.13 CPU: 230)."""
+RUNTIME_MB = 230
+"""Resident megabytes of a function that has imported PyTorch and done nothing (measured: torch 2.13, CPU)."""
 
 
-def check_memory(
-    configuration: Configuration, *, model_bytes: int, optimizer_copies: int, data_bytes: int, limits: Limits
-) -> None:
-    """Quota within the platform's range, and at least runtime + parameters, gradients, optimiser and data.
+def check_call(call: Call, *, workers: int, limits: Limits) -> None:
+    """What the platform itself would refuse, before it is asked: memory range, lifetime, payload, concurrency.
+
+    Raises:
+        PlanInfeasible: binding is `memory`, `lifetime`, `payload` or `concurrency`.
+    """
+    try:
+        platform_check(call, limits)
+    except InvocationRefused as e:
+        raise PlanInfeasible(str(e), binding=e.binding) from None
+    if workers > limits.concurrency:
+        raise PlanInfeasible(
+            f"{workers} workers are more than the platform's {limits.concurrency}", binding="concurrency"
+        )
+
+
+def check_memory(quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int) -> None:
+    """At least runtime, parameters, gradients, one merged vector, the optimiser's copies and the data.
 
     Raises:
         PlanInfeasible: binding is `memory`.
     """
-    quota = configuration.memory_mb
-    if not limits.memory_min_mb <= quota <= limits.memory_max_mb:
-        raise PlanInfeasible(
-            f"memory quota {quota} MB is not between {limits.memory_min_mb} and {limits.memory_max_mb} MB",
-            binding="memory",
-        )
-    if (quota - limits.memory_min_mb) % limits.memory_step_mb:
-        raise PlanInfeasible(f"memory quota {quota} MB is not a step of {limits.memory_step_mb} MB", binding="memory")
-    # parameters, gradients, and one merged vector, beside the optimiser's own copies
     needed = RUNTIME_MB + (model_bytes * (3 + optimizer_copies) + data_bytes) / MIB
-    if needed > quota:
-        raise PlanInfeasible(f"a function needs at least {needed:.0f} MB, its quota is {quota} MB", binding="memory")
-
-
-def check_call(call: Call, configuration: Configuration, limits: Limits) -> None:
-    """Payload, lifetime and concurrency.
-
-    Raises:
-        PlanInfeasible: binding is `payload`, `lifetime` or `concurrency`.
-    """
-    size = len(json.dumps(call.to_payload()))
-    if size > limits.payload_bytes:
-        raise PlanInfeasible(f"a call of {size} bytes is over the platform's {limits.payload_bytes}", binding="payload")
-    if configuration.lifetime_s > limits.lifetime_s:
+    if needed > quota_mb:
         raise PlanInfeasible(
-            f"lifetime {configuration.lifetime_s:g} s is over the platform's {limits.lifetime_s:g} s",
-            binding="lifetime",
-        )
-    if configuration.workers > limits.concurrency:
-        raise PlanInfeasible(
-            f"{configuration.workers} workers are more than the platform's concurrency of {limits.concurrency}",
-            binding="concurrency",
+            f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb",
+            binding="memory",
         )
 
 

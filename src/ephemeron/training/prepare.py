@@ -105,15 +105,22 @@ def prepare(
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=len(data.train), prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
     )  # fmt: skip
-    check_call(
-        Call(run=run_id, rank=0, attempt=0, memory_mb=configuration.memory_mb, lifetime_s=configuration.lifetime_s,
-             channel=configuration.channel), configuration, limits,
-    )  # fmt: skip
+    call = Call(
+        run=run_id,
+        rank=0,
+        attempt=0,
+        memory_mb=configuration.memory_mb,
+        lifetime_s=configuration.lifetime_s,
+        channel=configuration.channel,
+    )
+    check_call(call, workers=configuration.workers, limits=limits)
     initial, model_bytes, copies = _try_model(job, spec, data)
     check_memory(
-        configuration, model_bytes=model_bytes, optimizer_copies=copies,
-        data_bytes=max(spec.split.counts) * data.train.nbytes // len(data.train), limits=limits,
-    )  # fmt: skip
+        configuration.memory_mb,
+        model_bytes=model_bytes,
+        optimizer_copies=copies,
+        data_bytes=max(spec.split.counts) * data.train.nbytes // len(data.train),
+    )
     check_time(
         job, configuration, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
         bandwidth_mb_s=network[1], compute=job.simulation.compute,

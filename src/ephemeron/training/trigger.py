@@ -90,7 +90,7 @@ class Trigger:
         await self._announce()
         for rank in range(self.spec.configuration.workers):
             attempt = await lease.latest_attempt(self.channel, self.keys, rank) + 1
-            if await lease.take(self.channel, self.keys.claim(rank, attempt), "trigger"):
+            if await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.now():.3f}"):
                 await self._invoke(rank, attempt, "resume")
 
     async def _announce(self) -> None:
@@ -206,7 +206,7 @@ class Trigger:
                     await self.platform.cancel_all(self.spec.run_id)
                     return Ending("failed", [cause])
                 case Replace(rank, attempt):
-                    if await lease.take(self.channel, self.keys.claim(rank, attempt), "trigger"):
+                    if await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.now():.3f}"):
                         await self._invoke(rank, attempt, "replacement")
         return None
 

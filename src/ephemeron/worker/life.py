@@ -143,7 +143,7 @@ class Life:
         """
         if self._successor:
             return
-        if not await lease.take(self.channel, self.keys.claim(self.rank, self.attempt + 1), self.ctx.invocation):
+        if not await self._claim(self.rank, self.attempt + 1):
             raise Leave("fenced")
         self._successor = True
         await self._invoke(self.rank, self.attempt + 1, "relay")
@@ -176,26 +176,33 @@ class Life:
         if await self.channel.fetch(self.keys.control) is not None:
             raise Leave("stopped")
         if self.must_hand_over():
-            if await lease.take(self.channel, self.keys.claim(self.rank, self.attempt + 1), self.ctx.invocation):
+            if await self._claim(self.rank, self.attempt + 1):
                 await self._invoke(self.rank, self.attempt + 1, "replacement")
             raise Leave("relayed")
         for rank in blame.ranks:
             await self._revive(rank, blame.iteration)
 
     async def _revive(self, rank: int, iteration: int) -> None:
-        known = self._attempts.get(rank, 0)
-        latest = await lease.latest_attempt(self.channel, self.keys, rank, known)
+        latest = await lease.latest_attempt(self.channel, self.keys, rank, self._attempts.get(rank, 0))
         self._attempts[rank] = latest
         tries = self._revived[rank, iteration] = self._revived.get((rank, iteration), 0) + 1
-        if tries > 1 and latest > known:
-            return  # somebody else replaced it since we last looked: give it time
+        if await self._is_fresh(rank, latest):
+            return  # somebody has just replaced it: give it time
         if tries > MOST_REVIVALS:
             raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries - 1} replacements")
-        if await lease.take(self.channel, self.keys.claim(rank, latest + 1), self.ctx.invocation):
+        if await self._claim(rank, latest + 1):
             self._attempts[rank] = latest + 1
             text = f"rank {self.rank} waited {self.patience():.0f} s for rank {rank} at iteration {iteration} and replaces it"
             self.emit(Note(t=self.run_now(), level="warning", text=text))
             await self._invoke(rank, latest + 1, "replacement")
+
+    async def _is_fresh(self, rank: int, attempt: int) -> bool:
+        claimed = await self.channel.fetch(self.keys.claim(rank, attempt))
+        return claimed is not None and self.run_now() - float(bytes(claimed)) < 0.9 * self.patience()
+
+    async def _claim(self, rank: int, attempt: int) -> bool:
+        """Whether we may launch this attempt. The claim says when it was made."""
+        return await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.run_now():.3f}")
 
     def _fired(self, fault: Fault, iteration: int) -> None:
         self.emit(

@@ -1,0 +1,188 @@
+"""How fast and how large the simulator is, and what relays cost in it: `python -m benchmarks.simulator`.
+
+Four questions: channel operations per second of wall time; a run of 200 workers; the price of living in short
+functions (virtual time, so exact); and how many objects a long run keeps in its store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.common import condensed, environment, write
+from ephemeron.channels.keys import Keys
+from ephemeron.channels.memory import MemoryChannel
+from ephemeron.channels.wrappers import Metered, Throttled
+from ephemeron.collectives import Group, KReduce, Status
+from ephemeron.job import Configuration, Simulation, Target
+from ephemeron.platforms.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
+from ephemeron.simulation import run
+from ephemeron.sync import policy_for
+from ephemeron.training.prepare import Prepared
+from ephemeron.training.trigger import Trigger
+from ephemeron.worker.loop import run_worker
+from ephemeron.worker.spec import RunSpec
+
+BATCH = 16
+WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}, warm_start_s=0.05, cold_start_s=1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes")
+    arguments = parser.parse_args()
+    result = {**environment(), "benchmark": "simulator", **measure(quick=arguments.quick)}
+    if arguments.json:
+        write(result)
+    else:
+        Console(width=110).print_json(data=result)
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """All four parts. Whole runs each have a process of their own, so that peak memory is theirs."""
+    part = 10 if quick else 1
+    return {
+        "operations": [operations(w, k, 12_000 // part) for w, k in ((4, 2), (16, 4), (50, 4), (50, 16), (200, 4))],
+        "large_runs": [alone(large_run, 200 // part, k, 100 // part) for k in (4, 16)],
+        "relays": [alone(relays, 4, 2, 1000 // part), alone(relays, 16, 4, 1000 // part)],
+        "long_run": alone(long_run, 4, 2, 2000 // part),
+    }
+
+
+# -- channel operations ---------------------------------------------------------------------------------------
+
+
+def operations(workers: int, aggregators: int, about: int) -> dict[str, Any]:
+    """Puts and gets of K-REDUCE with 64 elements, through Metered(Throttled(memory)), per second of wall time."""
+    per_round = aggregators * workers + 2 * aggregators * (workers - 1)
+    rates = []
+    for _ in range(5):
+        meters: list[Metered] = []
+        began = time.perf_counter()
+        run(_rounds(workers, aggregators, max(1, about // per_round), meters))
+        rates.append(sum(m.puts + m.gets for m in meters) / (time.perf_counter() - began))
+    return {"workers": workers, "aggregators": aggregators, "operations_per_s": condensed(rates)}
+
+
+async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Metered]) -> None:
+    store = MemoryChannel()
+
+    async def worker(rank: int) -> None:
+        channel = Metered(Throttled(store, latency_s=0.01, bandwidth_mb_s=70))
+        meters.append(channel)
+        group = Group(
+            keys=Keys("benchmark"), rank=rank, world=workers, aggregators=aggregators, channel=channel,
+            policy=policy_for("bsp"), size=64, dtype=np.dtype(np.float32), status=Status(),
+        )  # fmt: skip
+        collective, vector = KReduce(group), np.full(64, rank, dtype=np.float32)
+        for iteration in range(rounds):
+            group.status.applied = group.status.durable = iteration
+            collective.stage(iteration, vector, 1.0)
+            await collective.upload(iteration)
+            await asyncio.gather(collective.aggregate(iteration), collective.collect(iteration))
+            await collective.tidy()
+
+    await asyncio.gather(*(worker(rank) for rank in range(workers)))
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------
+
+
+class CountingStore:
+    """The largest number of objects that a store held at once, seen from a task beside the run."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self._objects = objects
+        self.most = 0
+
+    async def watch(self) -> None:
+        while True:
+            self.most = max(self.most, len(self._objects))
+            await asyncio.sleep(0.005)
+
+
+async def simulate(
+    workers: int, aggregators: int, iterations: int, *, lifetime_s: float = 900.0, count: bool = False, **options: Any
+) -> dict[str, Any]:
+    """A run with the synthetic trainer, from the launch to the result."""
+    configuration = Configuration(
+        platform="simulated", channel="memory", workers=workers, aggregators=aggregators, batch_size=BATCH,
+        memory_mb=1769, lifetime_s=lifetime_s, **options,
+    ).resolved()  # fmt: skip
+    spec = RunSpec(
+        run_id="b", model=Target(target="x"), loss=Target(target="x"), optimizer=Target(target="x"),
+        configuration=configuration, epochs=1, seed=1, dtype="float32", samples=BATCH * workers * iterations,
+        prices=load_prices("objects"), trainer="synthetic",
+    )  # fmt: skip
+    platform = SimulatedPlatform(WORLD, run_worker)
+    store: MemoryChannel = platform.store  # type: ignore[assignment]
+    trigger = Trigger(
+        platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=lambda e: None
+    )
+    counting = CountingStore(store.objects)
+    watcher = asyncio.ensure_future(counting.watch()) if count else None
+    await trigger.launch(Prepared(job=None, spec=spec, objects={Keys("b").spec: [spec.to_bytes()]}, model_bytes=0))  # type: ignore[arg-type]
+    ending = await trigger.watch()
+    if watcher is not None:
+        watcher.cancel()
+    traffic = trigger.ledger.traffic
+    return {
+        "status": ending.status, "causes": ending.causes, "weights": (ending.final or {}).get("weights_sha256", "")[:12],
+        "virtual_s": round(trigger.ledger.ended_at, 3), "invocations": trigger.ledger.invocations,
+        "operations": traffic.puts + traffic.gets + traffic.polls, "objects_left": len(store.objects),
+        "most_objects": counting.most if count else None,
+    }  # fmt: skip
+
+
+def large_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
+    """Wall time and memory of one large run."""
+    began = time.perf_counter()
+    outcome = run(simulate(workers, aggregators, iterations))
+    wall_s = time.perf_counter() - began
+    return {
+        "workers": workers, "aggregators": aggregators, "iterations": iterations, **outcome,
+        "wall_minutes": round(wall_s / 60, 3), "operations_per_s": round(outcome["operations"] / wall_s),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
+    }  # fmt: skip
+
+
+def relays(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
+    """A run whose functions live a tenth as long as it takes, against one whose functions live on."""
+    whole = run(simulate(workers, aggregators, iterations))
+    lifetime_s = whole["virtual_s"] / 10
+    parts = run(simulate(workers, aggregators, iterations, lifetime_s=lifetime_s))
+    return {
+        "workers": workers, "aggregators": aggregators, "iterations": iterations, "lifetime_s": round(lifetime_s, 3),
+        "whole": whole, "relayed": parts, "ratio": round(parts["virtual_s"] / whole["virtual_s"], 4),
+        "same_weights": whole["weights"] == parts["weights"],
+    }  # fmt: skip
+
+
+def long_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
+    """How many objects a long run keeps at once."""
+    began = time.perf_counter()
+    outcome = run(simulate(workers, aggregators, iterations, count=True))
+    return {
+        "workers": workers, "aggregators": aggregators, "iterations": iterations, **outcome,
+        "wall_minutes": round((time.perf_counter() - began) / 60, 3),
+    }  # fmt: skip
+
+
+def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Does it in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, arguments)
+
+
+if __name__ == "__main__":
+    main()

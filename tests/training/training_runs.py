@@ -1,0 +1,135 @@
+"""Runs of every kind, as quickly as each kind allows."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ephemeron import simulation
+from ephemeron.channels.keys import Keys
+from ephemeron.events import Event
+from ephemeron.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
+from ephemeron.platforms.base import Limits
+from ephemeron.platforms.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
+from ephemeron.training.prepare import Prepared, prepare
+from ephemeron.training.trigger import Ending, Trigger
+from ephemeron.worker.loop import run_worker
+from ephemeron.worker.spec import RunSpec
+
+CODE = Path(__file__).parent / "code"
+WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0})
+
+
+@dataclasses.dataclass
+class Run:
+    """A simulated run that has ended."""
+
+    ending: Ending
+    trigger: Trigger
+    platform: SimulatedPlatform
+    events: list[Event]
+    most_objects: int
+
+    @property
+    def sha(self) -> str:
+        assert self.ending.status == "finished", self.ending.causes
+        return self.ending.final["weights_sha256"]
+
+    @property
+    def left(self) -> set[str]:
+        """Objects left in the channel."""
+        return set(self.platform.store.objects)
+
+    def of(self, kind: type) -> list[Any]:
+        return [e for e in self.events if isinstance(e, kind)]
+
+
+def make_job(**overrides: Any) -> Job:
+    values: dict[str, Any] = {
+        "name": "test",
+        "model": Target(target="tiny:mlp"),
+        "optimizer": Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}),
+        "data": DataSpec(),
+        "epochs": 1,
+        "code": (CODE,),
+        "simulation": WORLD,
+    }
+    return Job(**{**values, **overrides})
+
+
+def configuration(**overrides: Any) -> Configuration:
+    values: dict[str, Any] = {
+        "platform": "simulated", "channel": "memory", "memory_mb": 1769, "lifetime_s": 900.0, "aggregators": 2,
+    }  # fmt: skip
+    if overrides.get("pattern", "k-reduce") not in ("k-reduce", "pipelined", "parameter-server"):
+        del values["aggregators"]
+    return Configuration(**{**values, **overrides}).resolved()
+
+
+def simulate(prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[Trigger], Any] | None = None) -> Run:
+    """Runs something that is prepared, in virtual time."""
+    events: list[Event] = []
+
+    async def go() -> Run:
+        platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, limits=Limits())
+        store, most = platform.store, 0
+        publish = store.publish
+
+        def counted(key: str, data: bytes) -> None:
+            nonlocal most
+            publish(key, data)
+            most = max(most, len(store.objects))
+
+        store.publish = counted
+        trigger = Trigger(
+            platform, store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time,
+            on_event=events.append,
+        )  # fmt: skip
+        await trigger.launch(prepared)
+        if until is not None:
+            until(trigger)
+        ending = await trigger.watch()
+        return Run(ending, trigger, platform, events, most)
+
+    return simulation.run(go())
+
+
+def synthetic(
+    *, samples: int = 640, epochs: int = 2, elements: int = 64, faults: Sequence[str] = (), world: Simulation = WORLD,
+    budget_usd: float | None = None, until: Callable[[Trigger], Any] | None = None, **overrides: Any,
+) -> Run:  # fmt: skip
+    """A run without a model: milliseconds."""
+    spec = RunSpec(
+        run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
+        configuration=configuration(**overrides), epochs=epochs, seed=1, dtype="float32", samples=samples,
+        prices=load_prices("objects"), faults=tuple(faults), trainer="synthetic", trainer_options={"elements": elements},
+        cold_start_s=world.cold_start_s, budget_usd=budget_usd,
+    )  # fmt: skip
+    objects = {Keys("run").spec: [spec.to_bytes()]}
+    return simulate(Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0), world=world, until=until)
+
+
+def real(job: Job | None = None, *, faults: Sequence[Any] = (), **overrides: Any) -> Run:
+    """A simulated run with real gradients."""
+    job = job or make_job()
+    prepared = prepare(
+        job, configuration(**overrides), run_id="run", limits=Limits(), prices=load_prices("objects"), faults=faults,
+        cold_start_s=job.simulation.cold_start_s,
+    )  # fmt: skip
+    return simulate(prepared, world=job.simulation)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home folder."""
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+__all__ = ["JobLimits", "configuration", "make_job", "real", "simulate", "synthetic"]
