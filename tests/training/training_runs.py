@@ -69,6 +69,8 @@ def configuration(**overrides: Any) -> Configuration:
     }  # fmt: skip
     if overrides.get("pattern", "k-reduce") not in ("k-reduce", "pipelined", "parameter-server"):
         del values["aggregators"]
+    if overrides.get("pattern") == "parameter-server":
+        values["channel"] = "parameter_server"
     return Configuration(**{**values, **overrides}).resolved()
 
 

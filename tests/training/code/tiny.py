@@ -47,3 +47,7 @@ def failing() -> nn.Module:
             return self.inner(x)
 
     return Failing()
+
+
+def wide_input() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))

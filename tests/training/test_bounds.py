@@ -1,0 +1,168 @@
+"""Promises 4 and 5: storage stays bounded, relays cost little, and what cannot work is refused first."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from training_runs import WORLD, configuration, make_job, synthetic
+
+from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.events import Progress
+from ephemeron.job import JobLimits, Simulation, Target, parse_fault
+from ephemeron.platforms.base import Limits
+from ephemeron.prices import load_prices
+from ephemeron.training.prepare import prepare
+
+QUICK = Simulation(compute={"a": 10.0, "b": 4.0, "m": 0.0}, latency_s=0.001)
+
+
+@pytest.mark.parametrize("how", [{}, {"sync": "hap"}, {"pattern": "pipelined"}, {"pattern": "parameter-server"}], ids=str)
+def test_storage_does_not_grow(how):
+    few = synthetic(samples=640, epochs=6, world=QUICK, checkpoint_every=10, **how)
+    many = synthetic(samples=640, epochs=24, world=QUICK, checkpoint_every=10, **how)
+    assert many.most_objects <= few.most_objects + 2
+    assert many.left == {"run/spec", "run/result"}
+
+
+def test_2000_iterations():
+    run = synthetic(samples=6400, epochs=20, world=QUICK, workers=4, aggregators=2, batch_size=16)
+    assert run.ending.final["iterations"] == 2000
+    assert run.most_objects < 200
+    assert run.left == {"run/spec", "run/result"}
+
+
+def test_requests_are_those_of_the_equations():
+    """FasDL, 3-24 and 3-25: K·W puts and 2K(W−1) gets per iteration; the rest is bookkeeping, once per function."""
+    for w, k in ((2, 1), (4, 2), (4, 4), (5, 3)):
+        long = synthetic(workers=w, aggregators=k, samples=w * 16 * 30, epochs=1, checkpoint_every=1000)
+        short = synthetic(workers=w, aggregators=k, samples=w * 16 * 10, epochs=1, checkpoint_every=1000)
+        a, b = long.trigger.ledger.traffic, short.trigger.ledger.traffic
+        assert a.puts - b.puts == 20 * k * w
+        assert a.gets - b.gets == 20 * 2 * k * (w - 1)
+
+
+def test_relays_cost_little():
+    world = dataclasses.replace(WORLD, cold_start_s=0.05)  # warm starts
+    whole = synthetic(samples=3200, epochs=2, world=world)
+    length = whole.trigger.ledger.ended_at
+    relayed = synthetic(samples=3200, epochs=2, world=world, lifetime_s=length / 10)
+    assert relayed.sha == whole.sha
+    assert relayed.trigger.ledger.ended_at < 1.05 * length  # virtual seconds
+
+
+def hap_configuration() -> dict:
+    """Batches that follow equation 3-22 in this world: T_train(B^n) = T_train(B^a) + T_agg."""
+    size, w, k, m = 250_000 * 4, 6, 2, 1769
+    world = Simulation(latency_s=0.01, bandwidth_mb_s=70.0)
+    aggregation = 0.01 + (w - 1) * size / k / 70e6 + 0.01 + size / k / 70e6
+    a = aggregation * m / 16  # 16 samples more take as long as aggregating
+    return {"world": dataclasses.replace(world, compute={"a": a, "b": 8.0, "m": 0.0}), "elements": size // 4, "workers": w,
+            "aggregators": k, "batch_size": 16, "nonaggregator_batch_size": 32, "samples": 160 * 12, "epochs": 1}  # fmt: skip
+
+
+def test_hap_non_aggregators_hardly_wait():
+    run = synthetic(sync="hap", checkpoint_every=1000, **hap_configuration())
+    waits: list[float] = []
+    ends: dict[int, float] = {}
+    for e in run.of(Progress):
+        if e.rank >= 2 and e.iteration in range(2, 11):
+            waits.append(sum(b - a for p, a, b in e.spans if p == "wait") / (e.t - ends[e.rank]))
+        ends[e.rank] = e.t
+    assert max(waits) < 0.05
+    staleness = {e.iteration - e.version for e in run.of(Progress) if e.rank >= 2 and e.iteration >= 1}
+    assert staleness == {1}
+    assert {e.iteration - e.version for e in run.of(Progress) if e.rank < 2} == {0}
+
+
+def test_hap_is_faster_than_bsp_on_the_same_world():
+    how = hap_configuration()
+    hap, bsp = synthetic(sync="hap", **how), synthetic(sync="bsp", **how)
+    assert hap.trigger.ledger.ended_at < bsp.trigger.ledger.ended_at
+
+
+def test_ssp_keeps_its_bound():
+    run = synthetic(sync="ssp:2", faults=["delay:rank=3,factor=4"])
+    assert max(e.iteration - e.version for e in run.of(Progress)) <= 2
+    assert any(e.iteration - e.version > 0 for e in run.of(Progress))
+
+
+def refusal(job=None, limits=None, faults=(), **how):
+    job = job or make_job()
+    with pytest.raises((PlanInfeasible, JobError)) as caught:
+        prepare(job, configuration(**how), run_id="r", limits=limits or Limits(), prices=load_prices("objects"), faults=faults,
+                network=(job.simulation.latency_s, job.simulation.bandwidth_mb_s))  # fmt: skip
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("binding", "arguments"),
+    [
+        ("memory", {"memory_mb": 200}),
+        ("memory", {"memory_mb": 64}),
+        ("memory", {"memory_mb": 20480}),
+        ("lifetime", {"lifetime_s": 1000.0}),
+        ("lifetime", {"lifetime_s": 0.01}),
+        ("deadline", {"job": make_job(limits=JobLimits(deadline_s=1.0))}),
+        ("concurrency", {"limits": Limits(concurrency=3)}),
+        ("payload", {"limits": Limits(payload_bytes=100)}),
+        ("max_global_batch", {"job": make_job(limits=JobLimits(max_global_batch=32))}),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_by_name(binding, arguments):
+    error = refusal(**arguments)
+    assert isinstance(error, PlanInfeasible)
+    assert error.binding == binding
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("does not accept the data", {"job": make_job(model=Target(target="tiny:mlp", options={"hidden": 0}))}),
+        ("tiny:nothing", {"job": make_job(model=Target(target="tiny:nothing"))}),
+        ("raised TypeError", {"job": make_job(model=Target(target="tiny:mlp", options={"width": 3}))}),
+        ("not in torch.optim", {"job": make_job(optimizer=Target(target="SDG"))}),
+        ("refuses its options", {"job": make_job(optimizer=Target(target="SGD", options={"learning_rate": 1}))}),
+        ("not in torch.nn.functional", {"job": make_job(loss=Target(target="crossentropy"))}),
+        ("does not accept the data", {"job": make_job(loss=Target(target="mse_loss"))}),
+        ("no rank 4", {"faults": [parse_fault("kill:rank=4,iteration=1")]}),
+        ("needs aggregating workers", {"pattern": "parameter-server", "sync": "hap"}),
+        ("lose their small values", {"compression": "int8", "exchange": "parameters"}),
+        ("does not wait", {"pattern": "pipelined", "sync": "asp"}),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_clear_line(words, arguments):
+    assert words in str(refusal(**arguments))
+
+
+def test_a_budget_stops_a_run_at_a_checkpoint():
+    run = synthetic(budget_usd=0.004, samples=6400)
+    assert run.ending.status == "stopped"
+    ledger = run.trigger.ledger
+    assert 0.003 < ledger.cost_usd(ledger.ended_at) < 0.006
+    stopped_at = {max(int(k.split("/")[-1]) for k in run.left if k.startswith(f"run/state/{r}/")) for r in range(4)}
+    assert len(stopped_at) == 1  # everybody stopped at the same iteration
+
+
+def test_a_stop_is_the_same_iteration_for_all():
+    run = synthetic(samples=6400, until=lambda trigger: trigger.stop_requested.set())
+    assert run.ending.status == "stopped"
+    assert not run.trigger.supervisor.running
+
+
+def test_the_bill_is_what_was_done():
+    """Promise 6: GB-seconds of every invocation, every request; independently added up."""
+    run = synthetic(faults=["kill:rank=2,iteration=5"], checkpoint_every=4)
+    prices, ledger = load_prices("objects"), run.trigger.ledger
+    from ephemeron.events import Ended
+
+    ends = run.of(Ended)
+    assert ledger.gb_seconds == pytest.approx(sum(e.billed_s * 1769 / 1024 for e in ends))
+    traffic = ledger.traffic
+    by_hand = traffic.puts * 5e-6 + (traffic.gets + traffic.polls) * 4e-7 + traffic.lists * 5e-6
+    total = by_hand + ledger.gb_seconds * 0.0000166667 + len(ends) * 2e-7
+    assert ledger.cost_usd(ledger.ended_at) == pytest.approx(total)
+    assert prices.storage_usd(traffic) == pytest.approx(by_hand)
