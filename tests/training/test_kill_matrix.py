@@ -40,8 +40,9 @@ def test_a_function_is_killed(how, rank, phase, undisturbed):
         assert not run.trigger.supervisor.running
         fired += len(run.of(FaultFired))
         assert len(run.of(Invoked)) == 4 + len(run.of(FaultFired))
-    # an aggregator of a balanced run may never have to wait, and others do not aggregate
-    assert fired == 3 or phase == "wait" or (phase == "aggregate" and rank >= 2)
+    # nobody has to wait in a balanced run; others do not aggregate; under HAP they first download in iteration 1
+    may_miss = phase == "wait" or (phase == "aggregate" and rank >= 2)
+    assert fired == 3 - (how["sync"] == "hap" and phase == "download" and rank >= 2) or may_miss
 
 
 @pytest.mark.parametrize("pattern", ["k-reduce", "parameter-server"])
@@ -137,7 +138,7 @@ def test_workers_carry_the_run_without_a_supervisor(undisturbed):
     """The client is blind: the peers find out who is dead and replace it."""
 
     def blind(trigger):
-        trigger.supervisor.feed = lambda event: [a for a in type(trigger.supervisor).feed(trigger.supervisor, event) if type(a).__name__ != "Replace"]
+
         original = trigger._read
         trigger._read = lambda event: [a for a in original(event) if type(a).__name__ != "Replace"]
 

@@ -52,6 +52,9 @@ class Keys:
     def claim(self, rank: int, attempt: int) -> str:
         return f"{self.run}/claim/{rank}/{attempt}"
 
+    def claims(self, rank: int) -> str:
+        return f"{self.run}/claim/{rank}/"
+
     def start(self, rank: int, attempt: int) -> str:
         return f"{self.run}/start/{rank}/{attempt}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -128,17 +128,24 @@ class Collective(ABC):
         """Whether the version is complete; if so, a following `collect` of it is free."""
         return False
 
-    def skip(self, iteration: int) -> None:
-        """Drops what was staged: a predecessor of this worker had already sent it and its version is complete."""
+    async def left_to_do(self, iteration: int) -> tuple[bool, bool]:
+        """For a replaced worker: whether it still has to upload, and to aggregate, its share of an iteration.
+
+        Both True: its predecessor had not come so far. Uploading again is always harmless.
+        """
+        return True, True
+
+    def adopt(self, iteration: int, *, uploaded: bool) -> None:
+        """Takes a predecessor's work for one's own, after `stage`: it had aggregated, and `uploaded` if so."""
 
     async def tidy(self) -> None:
         """Deletes what nobody needs any more."""
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
-        """What a replacement of this rank has to know: arrays, and lists of whole numbers."""
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What a replacement of this rank has to know: arrays, and what JSON can hold."""
         return {}, {}
 
-    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, list[int]]) -> None:
+    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """The inverse of `state`."""
 
     async def setup(self, initial: np.ndarray) -> None:

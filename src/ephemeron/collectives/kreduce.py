@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -274,21 +275,37 @@ class KReduce(Collective):
         self._partial = None
         return True
 
-    def skip(self, iteration: int) -> None:
-        del self._staged[iteration]
-        for piece in self.mine:  # its predecessor's objects are now this rank's to delete, later
+    async def left_to_do(self, iteration: int) -> tuple[bool, bool]:
+        if self.g.policy.waits_for_all:
+            # A complete version holds everybody's contribution, ours included.
+            complete = await self.peek(iteration)
+            return not complete, not complete
+        if not self.mine:
+            return True, False  # whether it was folded in nobody can say; folding looks at ranks' marks
+        (piece,) = self.mine
+        key = self.g.keys.merged(iteration, piece.label)
+        data = await self.g.channel.fetch(key)
+        if data is None:
+            return True, True
+        self.marks = list(unpack(data, run=self._run, key=key)[0].marks)
+        return True, False
+
+    def adopt(self, iteration: int, *, uploaded: bool) -> None:
+        if uploaded:
+            del self._staged[iteration]
+        for piece in self.mine:  # the predecessor's objects are now this rank's to delete, later
             self._own.pop((iteration, piece.index), None)
-            others = [
-                self.g.keys.contribution(iteration, r, piece.label) for r in range(self.g.world) if r != self.g.rank
-            ]
-            self.retention.folded(iteration, others, [self.g.keys.merged(iteration, piece.label)])
+            others = [r for r in range(self.g.world) if r != self.g.rank and self.g.policy.waits_for_all]
+            contributions = [self.g.keys.contribution(iteration, r, piece.label) for r in others]
+            self.retention.folded(iteration, contributions, [self.g.keys.merged(iteration, piece.label)])
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
-        return {"residual": self.upward.residual.copy()}, {"marks": list(self.marks)}
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        return {"residual": self.upward.residual.copy()}, {"marks": list(self.marks), "kept": self.retention.state()}
 
-    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, list[int]]) -> None:
+    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         self.upward.residual = arrays["residual"]
         self.marks = meta["marks"]
+        self.retention.load(meta["kept"])
 
     async def tidy(self) -> None:
         self.retention.heard(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)

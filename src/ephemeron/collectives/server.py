@@ -49,9 +49,6 @@ class ServerReduce(Collective):
         )
         self.g.trace.record("upload", began, asyncio.get_running_loop().time())
 
-    def skip(self, iteration: int) -> None:
-        del self._staged[iteration]
-
     async def _push(self, iteration: int, shard: int, part: np.ndarray, weight: float) -> None:
         key = self.g.keys.merged(iteration, shard)
         await self.server.reduce(key, rank=self.g.rank, world=self.g.world, weight=weight, vector=part)

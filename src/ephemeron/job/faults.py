@@ -8,6 +8,7 @@ delay:rank=1,factor=10                                that rank computes ten tim
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ephemeron.errors import JobError
@@ -39,7 +40,7 @@ class Fault:
         if self.kind == "kill":
             keys += [f"phase={self.phase}"]
         if self.kind == "delay":
-            keys += [f"factor={self.factor:g}"]
+            keys += [f"factor={self.factor!r}".removesuffix(".0")]
         if self.attempt:
             keys += [f"attempt={self.attempt}"]
         return f"{self.kind}:{','.join(keys)}"
@@ -49,7 +50,7 @@ def parse_fault(text: str) -> Fault:
     """A fault from its text form.
 
     Raises:
-        JobError: unknown kind, key or phase, or not a number.
+        JobError: unknown kind, key or phase, not a number, or a number out of range.
     """
     kind, _, rest = text.partition(":")
     if kind not in _KEYS:
@@ -71,4 +72,9 @@ def parse_fault(text: str) -> Fault:
         numbers = {k: int(v) for k, v in values.items()}
     except ValueError:
         raise JobError(f"fault {text!r}: expected numbers") from None
+    for key, number in numbers.items():
+        if number < 0:
+            raise JobError(f"fault {text!r}: {key} = {number} is below 0")
+    if not 1 <= factor < math.inf:
+        raise JobError(f"fault {text!r}: factor = {factor:g} is not at least 1", remedy="use 10 for ten times slower")
     return Fault(kind=kind, phase=phase, factor=factor, **numbers)

@@ -171,10 +171,10 @@ def sync_name(text: str) -> tuple[SyncName, int]:
         JobError: no such protocol.
     """
     name, _, bound = text.partition(":")
-    if name == "ssp" and bound.isdigit():
+    if name == "ssp" and bound.isdecimal():
         return "ssp", int(bound)
-    if name in ("bsp", "asp", "hap") and not bound:
-        return name, 0  # type: ignore[return-value]
+    if text in ("bsp", "asp", "hap"):
+        return text, 0  # type: ignore[return-value]
     raise JobError(f"sync = {text!r} is not known", remedy="use bsp, hap, asp or ssp:N with N ≥ 0")
 
 

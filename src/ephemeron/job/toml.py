@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import os
 import tomllib
 import types
 import typing
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ephemeron.errors import JobError
-from ephemeron.job.spec import Configuration, Job, sync_name
+from ephemeron.job.spec import Configuration, Job, Simulation, sync_name
 
 
 def load_job(path: str | Path) -> Job:
@@ -54,10 +56,10 @@ def load_job(path: str | Path) -> Job:
 def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Job:
     """A job from a mapping such as TOML or JSON yields. See `load_job`."""
     job: Job = build(Job, raw, where=where)
-    code = tuple(_existing(folder / p, f"{where}: code", want_folder=True) for p in job.code)
+    code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
     data = job.data
     if data.path is not None:
-        data = dataclasses.replace(data, path=_existing(folder / data.path, f"{where}: data.path"))
+        data = dataclasses.replace(data, path=_existing(folder / os.path.expanduser(data.path), f"{where}: data.path"))
     for key in job.run:
         if key not in {f.name for f in dataclasses.fields(Configuration)}:
             raise JobError(f"{where}: unknown key run.{key}", remedy=_suggest(key, Configuration))
@@ -71,9 +73,19 @@ def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Jo
             _positive(where, f"limits.{name}", value)
     if not 0 <= data.test_fraction < 1:
         raise JobError(f"{where}: data.test_fraction = {data.test_fraction} is not in [0, 1)")
-    if job.simulation.compute is not None and set(job.simulation.compute) != {"a", "b", "m"}:
-        raise JobError(f"{where}: simulation.compute needs exactly the keys a, b and m", remedy="FasDL, equation 3-12")
+    _check_simulation(where, job.simulation)
     return dataclasses.replace(job, code=code, data=data)
+
+
+def _check_simulation(where: str, world: Simulation) -> None:
+    _positive(where, "simulation.bandwidth_mb_s", world.bandwidth_mb_s)
+    if world.compute is not None and set(world.compute) != {"a", "b", "m"}:
+        raise JobError(f"{where}: simulation.compute needs exactly the keys a, b and m", remedy="FasDL, equation 3-12")
+    numbers = {n: getattr(world, n) for n in ("latency_s", "cold_start_s", "warm_start_s", "straggler_sigma")}
+    numbers |= {f"compute.{n}": value for n, value in (world.compute or {}).items()}
+    for name, value in numbers.items():
+        if not 0 <= value < math.inf:
+            raise JobError(f"{where}: simulation.{name} = {value} should be a number from 0")
 
 
 def build(cls: type[Any], raw: Any, *, where: str) -> Any:
@@ -132,7 +144,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _name(hint: type) -> str:
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, hint.__name__)
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}.get(
+        hint, hint.__name__
+    )
 
 
 def _suggest(key: str, cls: type) -> str:
@@ -142,7 +156,7 @@ def _suggest(key: str, cls: type) -> str:
 
 
 def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
-    path = path.expanduser().resolve()
+    path = path.resolve()
     if want_folder and not path.is_dir():
         raise JobError(f"{where}: {path} is not a folder")
     if not path.exists():
@@ -151,5 +165,5 @@ def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
 
 
 def _positive(where: str, name: str, value: float) -> None:
-    if value <= 0:
+    if not value > 0:  # not `<=`: NaN is no limit either
         raise JobError(f"{where}: {name} = {value} should be positive")

@@ -75,6 +75,8 @@ def load_prices(service: str, file: str | Path | None = None) -> Prices:
         )
     except FileNotFoundError:
         raise JobError(f"price file {file} does not exist") from None
+    except OSError as e:
+        raise JobError(f"price file {file} cannot be read: {e.strerror}") from None
     except (KeyError, ValueError, TypeError) as e:
         raise JobError(
             f"price file {file or DEFAULT}: missing or bad value {e}", remedy="compare it with the built-in one"

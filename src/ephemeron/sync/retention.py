@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -43,6 +44,22 @@ class Retention:
             return []
         read, safe = min(self.applied.values()), min(self.durable.values())
         return _take(self._folded, read) + _take(self._merged, safe)
+
+    def state(self) -> dict[str, Any]:
+        """What a successor of this aggregator has to know; plain JSON."""
+        return {
+            "applied": {str(r): v for r, v in self.applied.items()},
+            "durable": {str(r): v for r, v in self.durable.items()},
+            "folded": {str(v): keys for v, keys in self._folded.items()},
+            "merged": {str(v): keys for v, keys in self._merged.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.applied = {int(r): v for r, v in state["applied"].items()}
+        self.durable = {int(r): v for r, v in state["durable"].items()}
+        self._folded = {int(v): list(keys) for v, keys in state["folded"].items()}
+        self._merged = {int(v): list(keys) for v, keys in state["merged"].items()}
 
 
 def _take(by_version: dict[int, list[str]], below: int) -> list[str]:

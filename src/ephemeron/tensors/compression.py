@@ -61,6 +61,8 @@ class BFloat16(Codec):
         rounded = bits + (((bits >> 16) & 1) + 0x7FFF)
         special = (bits & 0x7F800000) == 0x7F800000  # infinities and NaN must not be rounded into one another
         half = (np.where(special, bits, rounded) >> 16).astype(np.uint16)
+        if special.any():
+            half |= (special & ((bits & 0x007FFFFF) != 0)).astype(np.uint16) << 6  # a NaN of low bits only stays one
         return [_view(half)] if half.size else []
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
@@ -81,6 +83,7 @@ class Int8(Codec):
         padded[: vector.size] = vector
         grid = padded.reshape(blocks, INT8_BLOCK)
         scale = np.abs(grid).max(axis=1) / np.float32(127)
+        scale[scale < np.finfo(np.float32).tiny] = 0  # too coarse a number for a grid: its steps would overflow
         safe = np.where(scale > 0, scale, np.float32(1))
         quantised = np.rint(grid / safe[:, None]).astype(np.int8).reshape(-1)[: vector.size]
         return [_view(scale), _view(np.ascontiguousarray(quantised))]

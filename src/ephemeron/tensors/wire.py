@@ -1,8 +1,9 @@
 """What travels between workers: a fixed header and raw buffers. Never a pickle.
 
 The header says whose message it is (run, rank, attempt, iteration, shard), how to read it (kind, codec, dtype,
-elements, checksum) and what its sender has done (`applied`, `durable`), which is all that aggregators need
-to know when an object may be deleted. 128 bytes, little-endian; the payload that follows is aligned for NumPy.
+elements) and what its sender has done (`applied`, `durable`), which is all that aggregators need to know when an
+object may be deleted. 128 bytes, little-endian; the payload that follows is aligned for NumPy. A checksum covers
+both: a flipped bit in `weight` or `durable` would do more harm than one in the vector.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from ephemeron.tensors.compression import Codec, codec_by_id
 
 MAGIC = b"EPHM"
 VERSION = 1
-_HEADER = struct.Struct("<4sBBBBQIIIIQdIIIIQQd")
+_HEADER = struct.Struct("<4sBBBBQIIIIQdIIIIQd")
+_TRAILER = struct.Struct("<QQ")
+"""Length of what follows, and the checksum of what stands before and what follows."""
 HEADER_BYTES = 128
 STOP = 1
 """Flag: the sender wants the run to stop at the next consistent iteration."""
+RELAY = 2
+"""Flag: the sender will soon hand over to a successor; whoever is past the middle of its life does so as well."""
 
 _DTYPES: dict[int, np.dtype[np.generic]] = {
     1: np.dtype("float32"),
@@ -71,17 +76,14 @@ def pack(
     """Header, marks and payload, ready for `Channel.put`. The payload is not copied."""
     marks = np.asarray(envelope.marks, dtype="<i8").tobytes()
     body: list[Buffer] = [marks, *payload] if marks else list(payload)
-    digest = xxhash.xxh3_64()
-    length = 0
-    for part in body:
-        digest.update(part)
-        length += part.nbytes if isinstance(part, memoryview) else len(part)
+    length = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in body)
     header = _HEADER.pack(
         MAGIC, VERSION, _KINDS.index(envelope.kind), codec.id, _DTYPE_IDS[dtype], envelope.run, envelope.rank,
         envelope.attempt, envelope.shard, envelope.flags, envelope.iteration, envelope.weight, envelope.applied,
-        envelope.durable, len(envelope.marks), 0, elements, digest.intdigest(), envelope.sent_at,
+        envelope.durable, len(envelope.marks), 0, elements, envelope.sent_at,
     )  # fmt: skip
-    return [header.ljust(HEADER_BYTES - 8, b"\0") + struct.pack("<Q", length), *body]
+    header = header.ljust(HEADER_BYTES - _TRAILER.size, b"\0")
+    return [header + _TRAILER.pack(length, _checksum(header, body)), *body]
 
 
 def unpack(data: memoryview, *, run: int, key: str) -> tuple[Envelope, np.ndarray]:
@@ -93,16 +95,16 @@ def unpack(data: memoryview, *, run: int, key: str) -> tuple[Envelope, np.ndarra
     if len(data) < HEADER_BYTES:
         raise CorruptMessage(f"{len(data)} bytes are too few for a header", key=key)
     (magic, version, kind, codec_id, dtype_id, run_id, rank, attempt, shard, flags, iteration, weight, applied,
-     durable, n_marks, _, elements, checksum, sent_at) = _HEADER.unpack_from(data)  # fmt: skip
+     durable, n_marks, _, elements, sent_at) = _HEADER.unpack_from(data)  # fmt: skip
     if magic != MAGIC or version != VERSION:
         raise CorruptMessage(f"magic {magic!r} version {version} is not a message of this release", key=key)
     if run_id != run:
         raise CorruptMessage("the message belongs to another run", key=key)
-    (length,) = struct.unpack_from("<Q", data, HEADER_BYTES - 8)
+    length, checksum = _TRAILER.unpack_from(data, HEADER_BYTES - _TRAILER.size)
     body = data[HEADER_BYTES:]
     if len(body) != length:
         raise CorruptMessage(f"{len(body)} bytes of {length} arrived", key=key)
-    if xxhash.xxh3_64_intdigest(body) != checksum:
+    if _checksum(data[: HEADER_BYTES - _TRAILER.size], [body]) != checksum:
         raise CorruptMessage("checksum differs", key=key)
     marks = tuple(np.frombuffer(body[: 8 * n_marks], dtype="<i8").tolist()) if n_marks else ()
     vector = codec_by_id(codec_id).decode(body[8 * n_marks :], _DTYPES[dtype_id], elements)
@@ -111,3 +113,10 @@ def unpack(data: memoryview, *, run: int, key: str) -> tuple[Envelope, np.ndarra
         applied=applied, durable=durable, flags=flags, sent_at=sent_at, marks=marks,
     )  # fmt: skip
     return envelope, vector
+
+
+def _checksum(header: Buffer, body: Sequence[Buffer]) -> int:
+    digest = xxhash.xxh3_64(header)
+    for part in body:
+        digest.update(part)
+    return digest.intdigest()

@@ -29,7 +29,7 @@ def home() -> Path:
 
 def new_run_id(job: str) -> str:
     """Unique, sortable, and fit for keys and file names."""
-    safe = "".join(c if c.isalnum() else "-" for c in job.lower()).strip("-")[:24] or "run"
+    safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.lower()).strip("-")[:24] or "run"
     return f"{safe}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 

@@ -36,6 +36,7 @@ class Checkpoints:
     rank: int
     saved: list[Saved] = field(default_factory=list)
     last_write_s: float = 0.0
+    superfluous: list[str] = field(default_factory=list)
 
     @property
     def durable(self) -> int:
@@ -43,19 +44,23 @@ class Checkpoints:
         return self.saved[-2].applied if len(self.saved) > 1 else 0
 
     async def write(self, arrays: Arrays, meta: dict[str, Any], *, iteration: int, applied: int) -> int:
-        """Stores a checkpoint, forgets the third newest, returns the bytes written."""
+        """Stores a checkpoint and returns its bytes. `forget` deletes what it makes superfluous."""
         began = asyncio.get_running_loop().time()
         if self.saved and self.saved[-1].iteration == iteration:
             self.saved.pop()
         kept = [*self.saved[-1:], Saved(iteration, applied)]
-        gone = [self.keys.state(self.rank, s.iteration) for s in self.saved[:-1]]
+        self.superfluous += [self.keys.state(self.rank, s.iteration) for s in self.saved[:-1]]
         data = encode_state(arrays, {**meta, "saved": [[s.iteration, s.applied] for s in kept]})
         await self.channel.put(self.keys.state(self.rank, iteration), [data])
         self.saved = kept
-        if gone:
-            await self.channel.delete(gone)
         self.last_write_s = asyncio.get_running_loop().time() - began
         return len(data)
+
+    async def forget(self) -> None:
+        """Deletes all checkpoints but the two newest."""
+        gone, self.superfluous = self.superfluous, []
+        if gone:
+            await self.channel.delete(gone)
 
     async def read(self, iteration: int, deadline: float) -> tuple[Arrays, dict[str, Any]]:
         """A checkpoint that is known to be there, or about to be."""
@@ -76,5 +81,8 @@ class Checkpoints:
 
     def _adopt(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:
         arrays, meta = decode_state(data, key=key)
-        self.saved = [Saved(i, a) for i, a in meta["saved"]]
+        try:
+            self.saved = [Saved(i, a) for i, a in meta["saved"]]
+        except (KeyError, TypeError, ValueError):
+            raise CorruptMessage("not a checkpoint of ours", key=key) from None
         return arrays, meta

@@ -1,4 +1,7 @@
-"""How a run ends: every rank says it is done, rank 0 waits for all, writes the result and clears the channel."""
+"""How a run ends: every rank says it is done, rank 0 waits for all, writes the result and clears the channel.
+
+Rank 1 stays until the result is there: if rank 0 dies at the very end, somebody is left to replace it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
     """
     if life.rank != 0:
         await life.channel.put(life.keys.done(life.rank), [json.dumps(list(evaluation)).encode()])
+        if life.rank == 1:
+            await _wait_for(life, life.keys.result, Blame(loaded.spec.iterations, [0]))
         return {}
     iterations, world = loaded.spec.iterations, loaded.spec.configuration.workers
     slices = await asyncio.gather(*(_done(life, rank, iterations) for rank in range(1, world)))
@@ -41,12 +46,15 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
 
 
 async def _done(life: Life, rank: int, iterations: int) -> Evaluation:
+    return Evaluation(*json.loads(bytes(await _wait_for(life, life.keys.done(rank), Blame(iterations, [rank])))))
+
+
+async def _wait_for(life: Life, key: str, blame: Blame) -> memoryview:
     while True:
         try:
-            received = await life.channel.get(life.keys.done(rank), deadline=life.now() + life.patience())
-            return Evaluation(*json.loads(bytes(received.data)))
+            return (await life.channel.get(key, deadline=life.now() + life.patience())).data
         except ChannelTimeout:
-            await life.overdue(Blame(iterations, [rank]))
+            await life.overdue(blame)
 
 
 def metrics(slices: list[Evaluation]) -> dict[str, float | None]:

@@ -22,9 +22,7 @@ async def take(channel: Channel, key: str, owner: str) -> bool:
     return True
 
 
-async def latest_attempt(channel: Channel, keys: Keys, rank: int, known: int = 0) -> int:
-    """Highest attempt claimed for a rank, looking upwards from one that is known. For the cold path."""
-    attempt = known
-    while await channel.fetch(keys.claim(rank, attempt + 1)) is not None:
-        attempt += 1
-    return attempt
+async def latest_attempt(channel: Channel, keys: Keys, rank: int) -> int:
+    """Highest attempt claimed for a rank. Lists: for the cold path."""
+    claims = await channel.list(keys.claims(rank))
+    return max((int(key.rpartition("/")[2]) for key in claims), default=0)

@@ -56,11 +56,10 @@ class Life:
         self.spent_before_usd = 0.0
         self.load_s = 0.0
         self.write_s = 0.0
-        self._slowest = 0.0
+        self._slowest = self._typical = 0.0
         self._iteration_began: float | None = None
         self._successor = False
         self._revived: dict[tuple[int, int], int] = {}
-        self._attempts: dict[int, int] = {}
 
     # -- clock and bill -----------------------------------------------------------------------------------
 
@@ -104,7 +103,9 @@ class Life:
     def begin_iteration(self, iteration: int) -> None:
         now = self.now()
         if self._iteration_began is not None:
-            self._slowest = max(0.9 * self._slowest, now - self._iteration_began)
+            took = now - self._iteration_began
+            self._slowest = max(0.9 * self._slowest, took)
+            self._typical = 0.7 * (self._typical or took) + 0.3 * took
         self._iteration_began = now
         self.faults.iteration = iteration
 
@@ -123,17 +124,25 @@ class Life:
 
     def _reserve(self) -> float:
         """Seconds that handing over may take."""
-        return max(min(1.0, 0.1 * self.call.lifetime_s), 2.5 * self._slowest + 3 * self.write_s)
+        return max(min(1.0, 0.05 * self.call.lifetime_s), 1.5 * self._typical + 2 * self.write_s)
 
     def must_hand_over(self) -> bool:
         """Whether another iteration might not fit."""
         return self.ctx.deadline - self.now() < self._reserve()
 
+    def will_hand_over_soon(self) -> bool:
+        """Whether it is time to tell the others, so that all hand over at once and the run stands still but once."""
+        return self.ctx.deadline - self.now() < self._reserve() + self._typical
+
+    def is_past_middle(self) -> bool:
+        """Whether handing over now would not waste most of this invocation."""
+        return self.ctx.deadline - self.now() < 0.5 * self.call.lifetime_s
+
     def should_prepare(self) -> bool:
         """Whether a successor started now would be ready in time."""
         assert self.spec is not None
         lead = min(self.spec.cold_start_s + 2 * self.load_s, 0.3 * self.call.lifetime_s)
-        return not self._successor and self.ctx.deadline - self.now() < self._reserve() + lead
+        return not self._successor and self.ctx.deadline - self.now() < self._reserve() + 2 * self._typical + lead
 
     async def invoke_successor(self) -> None:
         """Starts the next attempt of this rank; it loads while we go on, and waits for us to hand over.
@@ -147,6 +156,14 @@ class Life:
             raise Leave("fenced")
         self._successor = True
         await self._invoke(self.rank, self.attempt + 1, "relay")
+
+    async def forget_predecessor(self) -> None:
+        """Deletes the traces of the attempt before ours, so that relays leave nothing behind."""
+        before = self.attempt - 1
+        keys = self.keys
+        await self.channel.delete(
+            [keys.claim(self.rank, before), keys.start(self.rank, before), keys.hand(self.rank, self.attempt)]
+        )
 
     async def hand_over(self, iteration: int) -> None:
         """Tells the successor where to go on."""
@@ -183,15 +200,13 @@ class Life:
             await self._revive(rank, blame.iteration)
 
     async def _revive(self, rank: int, iteration: int) -> None:
-        latest = await lease.latest_attempt(self.channel, self.keys, rank, self._attempts.get(rank, 0))
-        self._attempts[rank] = latest
+        latest = await lease.latest_attempt(self.channel, self.keys, rank)
         tries = self._revived[rank, iteration] = self._revived.get((rank, iteration), 0) + 1
         if await self._is_fresh(rank, latest):
             return  # somebody has just replaced it: give it time
         if tries > MOST_REVIVALS:
             raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries - 1} replacements")
         if await self._claim(rank, latest + 1):
-            self._attempts[rank] = latest + 1
             text = f"rank {self.rank} waited {self.patience():.0f} s for rank {rank} at iteration {iteration} and replaces it"
             self.emit(Note(t=self.run_now(), level="warning", text=text))
             await self._invoke(rank, latest + 1, "replacement")

@@ -60,9 +60,9 @@ async def load(life: Life) -> Loaded:
         raise Leave("finished")
     trainer, test_samples = await _trainer(life, spec)
     checkpoints = Checkpoints(life.channel, life.keys, life.rank)
+    life.load_s = life.now() - life.began
     arrays, meta, replaying = await _state(life, checkpoints)
     life.trace.record("load", life.began, life.now())
-    life.load_s = life.now() - life.began
     if meta is None:
         if spec.trainer == "torch":
             trainer.load(*decode_state(await _get(life, life.keys.init), key=life.keys.init))
@@ -119,7 +119,8 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
         try:
             deadline = life.now() + 3 * life.patience()
             received = await life.channel.get(life.keys.hand(life.rank, life.attempt), deadline=deadline)
-            return *await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S), False
+            arrays, meta = await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S)
+            return arrays, meta, False
         except ChannelTimeout:
             pass  # the predecessor died before it could hand over
     return *(await checkpoints.newest() or ({}, None)), True

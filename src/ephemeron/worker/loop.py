@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ephemeron.collectives import Collective, Group, Status, collective_for
 from ephemeron.events import Checkpointed, Evaluated, Progress
 from ephemeron.sync import Policy, policy_for
-from ephemeron.tensors import STOP
+from ephemeron.tensors import RELAY, STOP
 from ephemeron.worker.context import Context
 from ephemeron.worker.finish import finish
 from ephemeron.worker.life import Leave, Life, first_leaf
@@ -64,7 +64,7 @@ class Worker:
         self.collective = self._make_collective()
         if self.collective.paces_itself:
             self.policy = policy_for("bsp")
-        self.stopping = False
+        self.stopping = self.relaying = False
         self.evaluation = Evaluation(0.0, 0, 0)
         self._background: dict[str, asyncio.Task[None]] = {}
         self._pending: Callable[[], Progress] | None = None
@@ -86,6 +86,8 @@ class Worker:
     async def run(self) -> dict[str, Any]:
         """Trains from where the state stands to the end, and closes the run."""
         await self.collective.setup(self.trainer.parameters())
+        if self.life.call.reason == "relay" and not self.replaying:
+            self._start("forget", self.life.forget_predecessor())
         if self.life.rank == 0 or self.collective.paces_itself:
             self._start("control", self.life.watch_control())
         while True:
@@ -113,25 +115,29 @@ class Worker:
     async def _iterate(self) -> None:
         self.life.begin_iteration(self.t)
         await self._settle("upload")
-        published = self.replaying and await self.collective.peek(self.t)
-        self.replaying = published
+        upload = aggregate = True
+        if self.replaying:
+            upload, aggregate = await self.collective.left_to_do(self.t)
+            self.replaying = not (upload and aggregate)
         version = self.status.applied
         step = await self._compute(lambda: self.trainer.compute(self.t), samples=self._batch())
         flags = STOP if self.life.wants_stop or self.life.over_budget() else 0
+        flags |= RELAY if self.life.will_hand_over_soon() else 0
         self.collective.stage(self.t, step.vector, step.samples, flags)
-        if published:
-            self.collective.skip(self.t)
-        else:
-            await self._exchange()
+        if not aggregate:
+            self.collective.adopt(self.t, uploaded=not upload)
+        if upload:
+            await self._exchange(aggregate=aggregate)
         if self._background_free("tidy"):
             self._start("tidy", self.collective.tidy())
         self._pending = self._progress_of(step, version)
 
-    async def _exchange(self) -> None:
+    async def _exchange(self, *, aggregate: bool) -> None:
         self._start("upload", self.collective.upload(self.t))
         if not self.collective.overlaps:
             await self._settle("upload")
-        self._start("aggregate", self._after(self._background.get("aggregate"), self.t))
+        if aggregate:
+            self._start("aggregate", self._after(self._background.get("aggregate"), self.t))
 
     async def _after(self, previous: asyncio.Task[None] | None, iteration: int) -> None:
         if previous is not None:
@@ -155,6 +161,7 @@ class Worker:
         await self._compute(lambda: self.trainer.apply(merged.vector), samples=0)
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
+        self.relaying = bool(merged.flags & RELAY)
 
     async def _compute(self, work: Callable[[], T], *, samples: float) -> T:
         began = self.life.now()
@@ -199,14 +206,14 @@ class Worker:
 
     async def _checkpoint_or_relay(self) -> None:
         if self.t > self.first:
-            if self.life.must_hand_over():
+            if self.life.must_hand_over() or (self.relaying and self.life.is_past_middle()):
                 await self._relay()
             if self.life.should_prepare():
                 await self.life.invoke_successor()
         due = self.t > self.first and self.t % self.configuration.checkpoint_every == 0
         if due and self._background_free("checkpoint"):
             await self.life.check_fence()
-            self._start("checkpoint", self._write(*await self._state(), self.t, self.status.applied))
+            self._start("checkpoint", self._checkpoint(*await self._state(), self.t, self.status.applied))
 
     async def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         await self._settle("upload")
@@ -218,8 +225,13 @@ class Worker:
         meta.update(iteration=self.t, applied=self.status.applied, spent_usd=self.life.spent_usd())
         return arrays, meta
 
+    async def _checkpoint(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
+        await self._write(arrays, meta, t, applied)
+        await self.checkpoints.forget()
+
     async def _write(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
         nbytes = await self.checkpoints.write(arrays, meta, iteration=t, applied=applied)
+        self.life.write_s = self.checkpoints.last_write_s
         self.status.durable = self.checkpoints.durable
         self.life.emit(
             Checkpointed(
@@ -236,6 +248,7 @@ class Worker:
         await self.life.invoke_successor()
         await self._save()
         await self.life.hand_over(self.t)
+        await self.checkpoints.forget()
         raise Leave("relayed")
 
     # -- background ---------------------------------------------------------------------------------------

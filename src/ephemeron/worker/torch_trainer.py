@@ -298,7 +298,7 @@ def make_model(target: Target, resolve: Callable[[str], Any], *, seed: int, dtyp
     """
     function = resolve(target.target)
     outside = torch.get_rng_state()
-    torch.manual_seed(seed)
+    torch.manual_seed(seed % 2**64)  # any integer is a seed, as it is for the data
     try:
         model = function(**target.options)
     except Exception as e:

