@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, Configuration, Job, JobLimits, Target, check_limits, sync_name
+from ephemeron.job import (
+    COMPRESSIONS,
+    EXCHANGES,
+    PATTERNS,
+    Configuration,
+    Job,
+    JobLimits,
+    Target,
+    check_limits,
+    sync_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +79,9 @@ def test_protocols(text, parsed):
     assert sync_name(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:²", "ssp:1:2", "bsp:0", "asp:", "BSP", " bsp"])
+@pytest.mark.parametrize(
+    "text", ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:²", "ssp:1:2", "bsp:0", "asp:", "BSP", " bsp"]
+)
 def test_no_protocols(text):
     with pytest.raises(JobError, match="sync = .* is not known; use bsp, hap, asp or ssp:N"):
         sync_name(text)

@@ -51,7 +51,8 @@ def test_the_examples_own_job_file_loads():
 def test_everything_at_once(write, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "train.npz").touch()
-    job = load_job(write("""
+    job = load_job(
+        write("""
         name = "all"
         model = { target = "m:f", options = { width = 3, deep = [1, { a = true }] } }
         loss = "mse_loss"
@@ -74,7 +75,8 @@ def test_everything_at_once(write, tmp_path):
         workers = 2
         sync = "ssp:3"
         lifetime_s = 10
-    """))
+    """)
+    )
     assert job.model.options == {"width": 3, "deep": [1, {"a": True}]}
     assert job.loss == Target(target="mse_loss")
     assert job.code == (tmp_path / "src", tmp_path)
@@ -138,7 +140,7 @@ MISTAKES = {
     "wrong type in run": (MODEL + "[run]\nworkers = 'four'", ["run: workers = 'four'", "a whole number"]),
     "bool in run": (MODEL + "[run]\nworkers = true", ["run: workers = True"]),
     "bad sync": (MODEL + "[run]\nsync = 'ssp'", ["sync = 'ssp'", "ssp:N"]),
-    "no TOML": (MODEL + "epochs =", ["not valid TOML", "line 2"]),
+    "no TOML": (MODEL + "epochs = \nseed = 3", ["not valid TOML", "line 2"]),
     "key twice": (MODEL + MODEL, ["not valid TOML"]),
     "folder of code absent": (MODEL + "code = ['nowhere']", ["code", "nowhere is not a folder"]),
     "code is a file": (MODEL + "code = ['job.toml']", ["code", "job.toml is not a folder"]),

@@ -65,7 +65,10 @@ def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Jo
             raise JobError(f"{where}: unknown key run.{key}", remedy=_suggest(key, Configuration))
     build(Configuration, job.run, where=f"{where}: run")
     if "sync" in job.run:
-        sync_name(job.run["sync"])
+        try:
+            sync_name(job.run["sync"])
+        except JobError as e:
+            raise JobError(f"{where}: run: {e.problem}", remedy=e.remedy) from None
     _positive(where, "epochs", job.epochs)
     for name in ("deadline_s", "budget_usd", "max_global_batch"):
         value = getattr(job.limits, name)

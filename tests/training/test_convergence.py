@@ -1,0 +1,38 @@
+"""HAP converges: on digits, three seeds, final accuracy within half a point of BSP at equal epochs."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+from training_runs import make_job, real
+
+from ephemeron.job import Target
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    def run(sync: str, seed: int) -> float:
+        job = make_job(seed=seed, epochs=12, model=Target(target="tiny:mlp", options={"hidden": 48}))
+        how = {"nonaggregator_batch_size": 32} if sync in ("hap", "bsp") else {}
+        return real(job, sync=sync, **how).ending.final["metrics"]["accuracy"]
+
+    return run
+
+
+def test_hap_is_as_accurate_as_bsp(accuracy):
+    seeds = (0, 1, 2)
+    bsp, hap = mean(accuracy("bsp", s) for s in seeds), mean(accuracy("hap", s) for s in seeds)
+    assert bsp > 0.95
+    assert abs(hap - bsp) <= 0.005
+
+
+@pytest.mark.parametrize("sync", ["ssp:3", "asp"])
+def test_asynchronous_protocols_learn(sync, accuracy):
+    assert accuracy(sync, 0) > 0.93
+
+
+def test_an_asynchronous_parameter_server_learns():
+    job = make_job(epochs=8, optimizer=Target(target="SGD", options={"lr": 0.05}))
+    run = real(job, pattern="parameter-server", sync="asp")
+    assert run.ending.final["metrics"]["accuracy"] > 0.93

@@ -1,0 +1,203 @@
+"""The same promises on real processes: SIGKILL, quotas, relays, dead servers. A sample: each run costs seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from training_runs import make_job
+
+from ephemeron.errors import ChannelError, UserError
+from ephemeron.events import Ended, FaultFired, Invoked, Progress, Started
+from ephemeron.job import DataSpec, JobLimits, Target, parse_fault
+from ephemeron.training import attach, configure, resume, train
+
+JOB = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1)
+HOW = {"platform": "local", "workers": 3, "aggregators": 2, "batch_size": 24, "memory_mb": 704, "checkpoint_every": 4}
+
+
+def go(job=JOB, faults=(), **how):
+    events = []
+    c = configure(job, **{**HOW, **how})
+    result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append)
+    return result, events
+
+
+def of(events, kind):
+    return [e for e in events if isinstance(e, kind)]
+
+
+def no_function_left() -> bool:
+    return not [p for p in psutil.process_iter(["cmdline"]) if "ephemeron.platforms.environment" in (p.info["cmdline"] or [])]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EPHEMERON_HOME", str(tmp_path_factory.mktemp("home")))
+        result, events = go()
+    return result, events
+
+
+def test_a_run(undisturbed):
+    result, events = undisturbed
+    s = result.summary
+    assert s["status"] == "finished"
+    assert s["iterations"] == 20
+    assert len(of(events, Progress)) == 60
+    assert {p.name for p in result.folder.path.iterdir()} >= {"report.html", "report.png", "weights.safetensors", "result.json", "events.jsonl"}
+    left = [p.name for p in (result.folder.path / "objects").rglob("*") if p.is_file()]
+    assert sorted(left) == ["result", "spec"]
+    assert s["billed"]["gb_seconds"] == pytest.approx(sum(e.billed_s for e in of(events, Ended)) * 704 / 1024, rel=1e-6)
+    assert no_function_left()
+
+
+def test_real_kills_give_the_same_weights(undisturbed, home):
+    result, events = go(faults=["kill:rank=0,iteration=7,phase=aggregate", "kill:rank=2,iteration=12,phase=upload", "duplicate:rank=1"])
+    assert len(of(events, FaultFired)) == 2
+    assert [e.status for e in of(events, Ended)].count("lost") == 2
+    assert [e.outcome for e in of(events, Ended)].count("duplicate") == 1
+    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+    assert no_function_left()
+
+
+def test_relays_give_the_same_weights(undisturbed, home):
+    slow = [f"delay:rank={r},factor=60" for r in range(3)]  # long enough for several lifetimes
+    result, events = go(faults=slow, lifetime_s=5.0)
+    assert [e.outcome for e in of(events, Ended)].count("relayed") >= 3
+    assert any(not e.cold for e in of(events, Started))  # the pool keeps environments warm
+    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("channel", ["redis", "parameter_server"])
+def test_other_channels_give_the_same_weights(channel, undisturbed, home, request):
+    address = request.getfixturevalue("valkey_server").address if channel == "redis" else None
+    how = {"channel": address} if address else {"pattern": "parameter-server"}
+    result, _ = go(**how)
+    assert result.summary["status"] == "finished"
+    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+    if channel == "redis":
+        assert result.summary["traffic"]["polls"] <= 20  # the cache waits by itself; only rank 0 looks for a stop
+
+
+CLIENT = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_local_runs import JOB, HOW
+from ephemeron.job import parse_fault
+from ephemeron.training import configure, train
+train(JOB, configure(JOB, **HOW), faults=[parse_fault(f"delay:rank={{r}},factor=60") for r in range(3)])
+"""
+
+
+def start_client(home: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """A client of its own, once its run has trained a little."""
+    code = CLIENT.format(tests=str(Path(__file__).parent))
+    client = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while True:
+        assert client.poll() is None
+        assert time.monotonic() < deadline
+        found = list(home.glob("runs/*/events.jsonl"))
+        if found and found[0].read_text().count('"kind":"progress"') >= 9:
+            return client, found[0].parent
+        time.sleep(0.05)
+
+
+def test_the_run_goes_on_without_its_client(undisturbed, home):
+    client, folder = start_client(home)
+    client.kill()
+    client.wait()
+    result = attach(folder.name)
+    assert result.summary["status"] == "finished"
+    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+    assert result.summary["invocations"] == 3
+
+
+def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
+    client, folder = start_client(home)
+    client.send_signal(signal.SIGINT)
+    client.wait(60)
+    stopped = json.loads((folder / "result.json").read_text())
+    assert stopped["status"] == "stopped"
+    assert 0 < stopped["iterations"] < 20
+    assert no_function_left()
+    result = resume(folder.name)
+    assert result.summary["status"] == "finished"
+    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+    with pytest.raises(UserError, match="has finished"):
+        resume(folder.name)
+
+
+def test_a_budget_stops_the_run_and_resuming_needs_no_new_start(home):
+    job = make_job(limits=JobLimits(budget_usd=1e-6))
+    result, _ = go(job)
+    assert result.summary["status"] == "stopped"
+    assert result.summary["iterations"] < 20
+
+
+def test_out_of_memory_is_named(home):
+    job = make_job(model=Target(target="tiny:heavy", options={"megabytes": 700}))
+    result, _ = go(job)
+    assert result.summary["status"] == "failed"
+    assert "out of memory" in result.causes[0]
+    assert "704 MB" in result.causes[0]
+    assert no_function_left()
+
+
+def test_user_code_that_raises_is_named(home):
+    result, events = go(make_job(model=Target(target="tiny:failing")))
+    assert result.summary["status"] == "failed"
+    assert "ValueError: no luck today" in result.causes[0]
+    assert len(of(events, Invoked)) == 3  # not tried again: it would raise again
+
+
+def test_a_wrong_bucket_is_refused_before_anything_starts(home, s3_server, monkeypatch):
+    for name, value in s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ChannelError, match="no-such-bucket"):
+        go(channel="s3://no-such-bucket/runs")
+    assert not list(home.glob("runs/*"))
+
+
+def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
+    server = own_valkey()
+    seen = []
+
+    def kill_later(event):
+        if isinstance(event, Progress) and event.iteration == 3 and not seen:
+            seen.append(event)
+            server.kill()
+
+    job = make_job()
+    result = train(job, configure(job, **HOW, channel=server.address), on_event=kill_later)
+    assert result.summary["status"] == "failed"
+    assert "ChannelUnreachable" in result.causes[0]
+    assert no_function_left()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_is_named(home, tmp_path):
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        with pytest.raises(ChannelError, match="no space left"):
+            go(channel=disk.as_uri())
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_no_secret_is_written_or_shown(home):
+    with pytest.raises(ChannelError) as caught:
+        go(channel="redis://user:hunter2@127.0.0.1:1/0")
+    assert "hunter2" not in str(caught.value)

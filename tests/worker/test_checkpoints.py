@@ -1,0 +1,182 @@
+"""Checkpoints: two kept, the older one counted on, and no way of losing both."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from ephemeron.channels.keys import Keys
+from ephemeron.channels.memory import MemoryChannel
+from ephemeron.channels.wrappers import Faulty
+from ephemeron.errors import ChannelTimeout, CorruptMessage
+from ephemeron.tensors import encode_state
+from ephemeron.worker.checkpoint import Checkpoints
+
+KEYS = Keys("run")
+
+
+def checkpoints(channel, rank=1):
+    return Checkpoints(channel, KEYS, rank)
+
+
+async def write(saver, iteration, *, applied=None):
+    arrays = {"w": np.full(3, iteration, dtype=np.float32)}
+    applied = iteration if applied is None else applied
+    return await saver.write(arrays, {"iteration": iteration}, iteration=iteration, applied=applied)
+
+
+async def iteration_found(channel):
+    reader = checkpoints(channel)
+    found = await reader.newest()
+    if found is None:
+        return None
+    arrays, meta = found
+    assert (arrays["w"] == meta["iteration"]).all()
+    return meta["iteration"]
+
+
+def test_two_are_kept_and_durable_lags_by_one():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        assert saver.durable == 0
+        durable = []
+        for iteration in (10, 20, 30, 40):
+            await write(saver, iteration, applied=iteration - 1)
+            durable.append(saver.durable)
+        assert durable == [0, 9, 19, 29]
+        assert set(channel.objects) == {KEYS.state(1, 30), KEYS.state(1, 40)}
+
+    asyncio.run(go())
+
+
+def test_the_bytes_are_counted():
+    async def go():
+        channel = MemoryChannel()
+        assert await write(checkpoints(channel), 10) == len(channel.objects[KEYS.state(1, 10)])
+
+    asyncio.run(go())
+
+
+def test_the_newest_is_found_by_number_and_not_by_spelling():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        for iteration in (9, 10, 100):
+            await write(saver, iteration)
+        assert await iteration_found(channel) == 100
+        await channel.delete([KEYS.state(1, 100)])
+        assert await iteration_found(channel) == 10
+
+    asyncio.run(go())
+
+
+def test_none():
+    assert asyncio.run(iteration_found(MemoryChannel())) is None
+
+
+def test_other_ranks_have_their_own():
+    async def go():
+        channel = MemoryChannel()
+        await write(checkpoints(channel, rank=11), 50)
+        await write(checkpoints(channel, rank=1), 10)
+        assert await iteration_found(channel) == 10
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "rubbish", "foreign", "foreign notes"])
+def test_a_damaged_newest_one_costs_only_repeated_work(damage):
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        await write(saver, 10)
+        await write(saver, 20)
+        data = channel.objects[KEYS.state(1, 20)]
+        channel.objects[KEYS.state(1, 20)] = {
+            "cut": data[: len(data) // 2],
+            "empty": b"",
+            "rubbish": b"\xff" * len(data),
+            "foreign": encode_state({"w": np.zeros(3)}, {}),
+            "foreign notes": encode_state({"w": np.zeros(3)}, {"saved": 3}),
+        }[damage]
+        assert await iteration_found(channel) == 10
+
+    asyncio.run(go())
+
+
+def test_both_damaged_is_none():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        await write(saver, 10)
+        await write(saver, 20)
+        for key in channel.objects:
+            channel.objects[key] = b"rubbish"
+        assert await iteration_found(channel) is None
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("lost", [10, 20, 30, 40])
+def test_whichever_put_is_lost_what_is_found_needs_nothing_that_was_given_up(lost):
+    """At every moment: the checkpoint a replacement finds has applied at least what the dead one called durable."""
+
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(Faulty(channel, drops=lambda key: key == KEYS.state(1, lost)))
+        for iteration in (10, 20, 30, 40):
+            await write(saver, iteration)
+            assert (await iteration_found(channel) or 0) >= saver.durable
+
+    asyncio.run(go())
+
+
+def test_a_replacement_takes_over_the_bookkeeping():
+    async def go():
+        channel = MemoryChannel()
+        first = checkpoints(channel)
+        await write(first, 10)
+        await write(first, 20)
+        second = checkpoints(channel)
+        await second.newest()
+        assert second.saved == first.saved
+        assert second.durable == 10
+        await write(second, 30)
+        assert set(channel.objects) == {KEYS.state(1, 20), KEYS.state(1, 30)}
+
+    asyncio.run(go())
+
+
+def test_writing_the_same_iteration_again_forgets_neither_of_the_two():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        for iteration in (10, 20, 20):
+            await write(saver, iteration)
+        assert set(channel.objects) == {KEYS.state(1, 10), KEYS.state(1, 20)}
+        assert saver.durable == 10
+
+    asyncio.run(go())
+
+
+def test_reading_a_given_one():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        await write(saver, 10)
+        await write(saver, 20)
+        reader = checkpoints(channel)
+        arrays, meta = await reader.read(20, deadline=0)
+        assert meta["iteration"] == 20
+        assert arrays["w"].tolist() == [20, 20, 20]
+        assert reader.durable == 10
+        with pytest.raises(ChannelTimeout, match=r"run/state/1/000000030"):
+            await reader.read(30, deadline=0)
+        channel.objects[KEYS.state(1, 20)] = b"rubbish"
+        with pytest.raises(CorruptMessage, match=r"run/state/1/000000020"):
+            await reader.read(20, deadline=0)
+
+    asyncio.run(go())

@@ -1,0 +1,35 @@
+"""Leases: of any number that ask, one gets it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ephemeron.channels.keys import Keys
+from ephemeron.channels.memory import MemoryChannel
+from ephemeron.worker import lease
+
+
+def test_exactly_one_of_many_takes_a_key():
+    async def go():
+        channel = MemoryChannel()
+        taken = await asyncio.gather(*(lease.take(channel, "run/claim/0/1", str(i)) for i in range(50)))
+        assert sum(taken) == 1
+        assert bytes(await channel.fetch("run/claim/0/1")) == str(taken.index(True)).encode()
+        assert not await lease.take(channel, "run/claim/0/1", "late")
+        assert await lease.take(channel, "run/claim/0/2", "another key")
+
+    asyncio.run(go())
+
+
+def test_the_latest_attempt_is_the_last_of_an_unbroken_row():
+    async def go():
+        channel, keys = MemoryChannel(), Keys("run")
+        assert await lease.latest_attempt(channel, keys, 2) == 0
+        for attempt in (1, 2, 3):
+            await lease.take(channel, keys.claim(2, attempt), "x")
+        await lease.take(channel, keys.claim(1, 4), "another rank's")
+        assert await lease.latest_attempt(channel, keys, 2) == 3
+        assert await lease.latest_attempt(channel, keys, 2, known=2) == 3
+        assert await lease.latest_attempt(channel, keys, 2, known=3) == 3
+
+    asyncio.run(go())

@@ -1,0 +1,68 @@
+"""The specification: what the trigger writes is what every worker reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from ephemeron.errors import CorruptMessage
+from ephemeron.job import Configuration, Target
+from ephemeron.prices import load_prices
+from ephemeron.worker.spec import RunSpec
+
+
+def make(**overrides):
+    values = {
+        "run_id": "run-1",
+        "model": Target(target="m:f", options={"width": 3, "deep": {"a": [1, 2.5, None, True, "ü"]}}),
+        "loss": Target(target="cross_entropy", options={"label_smoothing": 0.1}),
+        "optimizer": Target(target="Adam", options={"betas": [0.9, 0.99]}),
+        "configuration": Configuration(workers=3, aggregators=1, batch_size=8, nonaggregator_batch_size=20).resolved(),
+        "epochs": 4,
+        "seed": -5,
+        "dtype": "float64",
+        "samples": 100,
+        "prices": load_prices("objects"),
+        "budget_usd": 0.25,
+        "faults": ("kill:rank=1,iteration=2,phase=upload", "delay:rank=0,factor=3"),
+        "patience_s": 7.5,
+        "cold_start_s": 1.25,
+        "trainer": "synthetic",
+        "trainer_options": {"elements": 9},
+    }
+    return RunSpec(**{**values, **overrides})
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"budget_usd": None, "faults": (), "trainer_options": {}}], ids=["all", "few"]
+)
+def test_there_and_back(overrides):
+    spec = make(**overrides)
+    assert RunSpec.from_bytes(spec.to_bytes()) == spec
+    assert RunSpec.from_bytes(memoryview(spec.to_bytes())) == spec
+
+
+def test_iterations_follow_from_the_split():
+    spec = make()
+    assert spec.split.batches == (8, 20, 20)
+    assert spec.split.samples == 100
+    assert spec.iterations == 4 * 3  # 100 samples, 48 an iteration
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"3",
+        b"null",
+        b"{}",
+        make().to_bytes()[:-5],
+        make().to_bytes().replace(b'"epochs"', b'"epoch"'),
+        make().to_bytes().replace(b'"target"', b'"goal"'),
+        make().to_bytes().replace(b'"checkpoint_every"', b'"checkpoints"'),
+    ],
+)
+def test_anything_else_is_corrupt(data):
+    with pytest.raises(CorruptMessage, match="not a run specification of this release"):
+        RunSpec.from_bytes(data)
