@@ -83,7 +83,7 @@ def test_protocols(text, parsed):
     "text", ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:²", "ssp:1:2", "bsp:0", "asp:", "BSP", " bsp"]
 )
 def test_no_protocols(text):
-    with pytest.raises(JobError, match="sync = .* is not known; use bsp, hap, asp or ssp:N"):
+    with pytest.raises(JobError, match=r"sync = .* is not known; use bsp, hap, asp or ssp:N"):
         sync_name(text)
 
 
@@ -135,7 +135,7 @@ def test_the_users_own_limit_on_the_global_batch():
     c = Configuration(workers=4, batch_size=16).resolved()
     check_limits(job_with(JobLimits()), c)
     check_limits(job_with(JobLimits(max_global_batch=64)), c)
-    with pytest.raises(PlanInfeasible, match="global batch 64 .* max_global_batch = 63") as caught:
+    with pytest.raises(PlanInfeasible, match=r"global batch 64 .* max_global_batch = 63") as caught:
         check_limits(job_with(JobLimits(max_global_batch=63)), c)
     assert caught.value.binding == "max_global_batch"
 

@@ -12,8 +12,8 @@ import threading
 from typing import Any
 
 from ephemeron.events import Note
+from ephemeron.platforms.context import Context
 from ephemeron.units import MIB
-from ephemeron.worker.context import Context
 
 
 async def dispatch(context: Context) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_no_schedule_leaves_the_bounds_or_stands_still(name, shape, schedule):
             leader = group.t[rank] - 1  # the iteration just computed
             assert leader - min(group.t) <= allowed, "the fastest is too far ahead"
     while any(t < group.iterations for t in group.t):
-        assert any([group.step(rank) for rank in range(world)]), "everybody waits for everybody"
+        assert any(group.step(rank) for rank in range(world)), "everybody waits for everybody"
     for rank, t, applied in group.seen:
         staleness = t - applied
         assert 0 <= staleness <= allowed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,7 +27,7 @@ class Run(RuleBasedStateMachine):
         self.most_applied = [0] * world
         self.checkpoints = [[0, 0] for _ in range(world)]  # versions applied at the second newest and newest
         self.versions = 0
-        self.waiting: dict[int, list[tuple[int, int, int]]] = {}  # version: (rank, applied, durable) as it was sent
+        self.waiting: dict[int, dict[int, tuple[int, int]]] = {}  # version: rank: (applied, durable) as it was sent
         self.stored: set[str] = set()
         self.deleted: set[str] = set()
 
@@ -38,14 +40,14 @@ class Run(RuleBasedStateMachine):
         version = self.sent[rank]
         self.sent[rank] += 1
         if version >= self.versions:
-            said = self.waiting.setdefault(version, [])
-            said.append((rank, self.applied[rank], self.checkpoints[rank][0]))
+            said = self.waiting.setdefault(version, {})
+            said[rank] = (self.applied[rank], self.checkpoints[rank][0])
             self.stored.add(contribution(version, rank))
 
     @precondition(lambda self: len(self.waiting.get(self.versions, ())) == self.world)
     @rule()
     def fold(self) -> None:
-        for rank, applied, durable in self.waiting.pop(self.versions):
+        for rank, (applied, durable) in self.waiting.pop(self.versions).items():
             self.retention.heard(rank, applied=applied, durable=durable)
         merged = f"{self.versions}.m"
         self.stored.add(merged)
@@ -68,6 +70,13 @@ class Run(RuleBasedStateMachine):
     def die(self, rank: int, newest_lost: bool) -> None:
         if rank < self.world:
             self.applied[rank] = self.sent[rank] = self.checkpoints[rank][0 if newest_lost else 1]
+
+    @rule()
+    def hand_over(self) -> None:
+        """The aggregator itself is relayed: its successor goes on with what it knew."""
+        known = json.loads(json.dumps(self.retention.state()))
+        self.retention = Retention(self.world)
+        self.retention.load(known)
 
     @rule()
     def tidy(self) -> None:
@@ -97,7 +106,7 @@ class Run(RuleBasedStateMachine):
         read, safe = min(self.most_applied), min(c[0] for c in self.checkpoints)
         left = {contribution(v, r) for v in range(read, self.versions) for r in range(self.world)}
         left |= {f"{v}.m" for v in range(safe, self.versions)}
-        left |= {contribution(v, r) for v, said in self.waiting.items() for r, _, _ in said}
+        left |= {contribution(v, r) for v, said in self.waiting.items() for r in said}
         assert self.stored == left
 
 

@@ -13,9 +13,10 @@ from ephemeron.job import Target
 @pytest.fixture(scope="module")
 def accuracy():
     def run(sync: str, seed: int) -> float:
-        job = make_job(seed=seed, epochs=12, model=Target(target="tiny:mlp", options={"hidden": 48}))
-        how = {"nonaggregator_batch_size": 32} if sync in ("hap", "bsp") else {}
-        return real(job, sync=sync, **how).ending.final["metrics"]["accuracy"]
+        optimizer = Target(target="SGD", options={"lr": 0.05, "momentum": 0.9})
+        model = Target(target="tiny:mlp", options={"hidden": 64})
+        job = make_job(seed=seed, epochs=25, model=model, optimizer=optimizer)
+        return real(job, sync=sync, nonaggregator_batch_size=24).ending.final["metrics"]["accuracy"]
 
     return run
 

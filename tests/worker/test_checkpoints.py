@@ -21,10 +21,13 @@ def checkpoints(channel, rank=1):
     return Checkpoints(channel, KEYS, rank)
 
 
-async def write(saver, iteration, *, applied=None):
+async def write(saver, iteration, *, applied=None, forget=True):
     arrays = {"w": np.full(3, iteration, dtype=np.float32)}
     applied = iteration if applied is None else applied
-    return await saver.write(arrays, {"iteration": iteration}, iteration=iteration, applied=applied)
+    nbytes = await saver.write(arrays, {"iteration": iteration}, iteration=iteration, applied=applied)
+    if forget:
+        await saver.forget()
+    return nbytes
 
 
 async def iteration_found(channel):
@@ -47,6 +50,20 @@ def test_two_are_kept_and_durable_lags_by_one():
             await write(saver, iteration, applied=iteration - 1)
             durable.append(saver.durable)
         assert durable == [0, 9, 19, 29]
+        assert set(channel.objects) == {KEYS.state(1, 30), KEYS.state(1, 40)}
+
+    asyncio.run(go())
+
+
+def test_the_third_newest_is_there_until_it_is_forgotten():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        for iteration in (10, 20, 30, 40):
+            await write(saver, iteration, forget=False)
+        assert set(channel.objects) == {KEYS.state(1, i) for i in (10, 20, 30, 40)}
+        assert saver.durable == 30
+        await saver.forget()
         assert set(channel.objects) == {KEYS.state(1, 30), KEYS.state(1, 40)}
 
     asyncio.run(go())

@@ -21,15 +21,16 @@ def test_exactly_one_of_many_takes_a_key():
     asyncio.run(go())
 
 
-def test_the_latest_attempt_is_the_last_of_an_unbroken_row():
+def test_the_latest_attempt_is_the_highest_number_claimed():
     async def go():
         channel, keys = MemoryChannel(), Keys("run")
         assert await lease.latest_attempt(channel, keys, 2) == 0
-        for attempt in (1, 2, 3):
+        for attempt in range(1, 12):
             await lease.take(channel, keys.claim(2, attempt), "x")
-        await lease.take(channel, keys.claim(1, 4), "another rank's")
-        assert await lease.latest_attempt(channel, keys, 2) == 3
-        assert await lease.latest_attempt(channel, keys, 2, known=2) == 3
-        assert await lease.latest_attempt(channel, keys, 2, known=3) == 3
+        await lease.take(channel, keys.claim(1, 40), "another rank's")
+        await lease.take(channel, keys.claim(22, 40), "another rank's, which begins alike")
+        assert await lease.latest_attempt(channel, keys, 2) == 11
+        await channel.delete([keys.claim(2, attempt) for attempt in range(1, 11)])
+        assert await lease.latest_attempt(channel, keys, 2) == 11
 
     asyncio.run(go())

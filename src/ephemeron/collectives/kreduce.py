@@ -119,9 +119,12 @@ class KReduce(Collective):
         self._staged[iteration] = (messages, envelope)
 
     async def upload(self, iteration: int) -> None:
+        loop = asyncio.get_running_loop()
         messages, _ = self._staged.pop(iteration)
+        self._reference = loop.time()
         await _all(self._put("upload", key, message) for key, message in messages)
-        self._reference = asyncio.get_running_loop().time()
+        if not self.overlaps:  # nobody waits yet, and what follows depends more on when this ended
+            self._reference = loop.time()
 
     # -- aggregation --------------------------------------------------------------------------------------
 

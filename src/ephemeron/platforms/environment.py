@@ -183,7 +183,7 @@ def _serve(line: HostLine, entry: Entry, message: dict[str, Any]) -> None:
 
 async def _handle(line: HostLine, entry: Entry, message: dict[str, Any], scratch: Path) -> dict[str, Any]:
     from ephemeron.channels.address import open_channel
-    from ephemeron.worker.context import Context, ThreadCompute
+    from ephemeron.platforms.context import Context, ThreadCompute
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + message["lifetime_s"]

@@ -24,7 +24,7 @@ from ephemeron.events import Event, Invoked, to_json
 from ephemeron.job import Simulation
 from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform, ended_event
-from ephemeron.worker.context import Context
+from ephemeron.platforms.context import Context
 
 T = TypeVar("T")
 Entry = Callable[[Context], Awaitable[dict[str, Any]]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.events import Note
-from ephemeron.worker.context import Context
+from ephemeron.platforms.context import Context
 
 NEVER_S = 1_000_000.0
 """Longer than any lifetime."""

@@ -32,7 +32,7 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], train: S
         MissingExtra: PyTorch is not installed.
     """
     if spec.trainer == "synthetic":
-        from ephemeron.simulation.synthetic import SyntheticTrainer
+        from ephemeron.worker.synthetic_trainer import SyntheticTrainer
 
         return SyntheticTrainer(seed=rank_seed(spec.seed, rank), split=spec.split, rank=rank, **spec.trainer_options)
     from ephemeron.worker.torch_trainer import TorchTrainer, make_loss, make_model, make_optimizer

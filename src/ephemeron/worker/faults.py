@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 from ephemeron.events import Phase
 from ephemeron.job import Fault
-from ephemeron.worker.context import Compute
+from ephemeron.platforms.context import Compute
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from ephemeron.errors import ChannelTimeout, EphemeronError
 from ephemeron.events import Event, FaultFired, Note
 from ephemeron.job import Fault, parse_fault
 from ephemeron.platforms.base import Reason
+from ephemeron.platforms.context import Compute, Context
 from ephemeron.worker import lease
-from ephemeron.worker.context import Compute, Context
 from ephemeron.worker.faults import Delayed, FaultInjector
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trace import PhaseTrace

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from ephemeron.collectives import Collective, Group, Status, collective_for
 from ephemeron.events import Checkpointed, Evaluated, Progress
+from ephemeron.platforms.context import Context
 from ephemeron.sync import Policy, policy_for
 from ephemeron.tensors import RELAY, STOP
-from ephemeron.worker.context import Context
 from ephemeron.worker.finish import finish
 from ephemeron.worker.life import Leave, Life, first_leaf
 from ephemeron.worker.load import Loaded, load

@@ -43,9 +43,7 @@ class TorchTrainer:
     ) -> None:  # fmt: skip
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.train, self.test, self.sampler, self.exchange = train, test, sampler, exchange
-        self.named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        if not self.named:
-            raise JobError("the model has no trainable parameter")
+        self.named = _trainable(model)
         wide = self.named[0][1].dtype
         for _, p in self.named:
             wide = torch.promote_types(wide, p.dtype)
@@ -251,6 +249,13 @@ def _to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if bf16 else tensor
 
 
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise JobError("the model has no trainable parameter", remedy="leave requires_grad of some of them True")
+    return named
+
+
 def make_loss(target: Target, resolve: Callable[[str], Any]) -> Callable[..., torch.Tensor]:
     """A name of `torch.nn.functional`, or `module:function`, with its options bound.
 
@@ -285,7 +290,7 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
             "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
         )
     try:
-        return cls([p for p in model.parameters() if p.requires_grad], **target.options)
+        return cls([p for _, p in _trainable(model)], **target.options)
     except (TypeError, ValueError) as e:
         raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
 
