@@ -93,9 +93,7 @@ class Measurement:
             print(_line(self.rows[-1]) if self.rows else "", file=sys.stderr)
 
     def _probe(self, channel: str, address: str) -> int:
-        case = Case(
-            channel=channel, workers=4, aggregators=4, size_mb=max(self.sizes), form="plain", throttled=False
-        )
+        case = Case(channel=channel, workers=4, aggregators=4, size_mb=max(self.sizes), form="plain", throttled=False)
         medians = {}
         for processes in (1, 2):
             row = measure(case, address, processes=processes, budget_s=self.budget_s)
@@ -135,9 +133,15 @@ class Measurement:
                     ours = row["seconds"]["median"]
                     out.append(
                         {
-                            "system": system, "workers": 4, "aggregators": k, "size_mb": size_mb, "seconds": seconds,
-                            "ours_size_mb": row["size_mb"], "ours_seconds": ours, "times_faster": round(seconds / ours, 1),
-                        }  # fmt: skip
+                            "system": system,
+                            "workers": 4,
+                            "aggregators": k,
+                            "size_mb": size_mb,
+                            "seconds": seconds,
+                            "ours_size_mb": row["size_mb"],
+                            "ours_seconds": ours,
+                            "times_faster": round(seconds / ours, 1),
+                        }
                     )
         return out
 
@@ -173,7 +177,21 @@ def _line(row: dict[str, Any]) -> str:
 def show(result: dict[str, Any], console: Console) -> None:
     """Tables for people."""
     table = Table(title="K-REDUCE, seconds per round (median)")
-    for name in ("channel", "MB", "W", "K", "form", "free", "70 MB/s, 10 ms", "bound", "ratio", "puts", "gets", "polls/gets", "MB up"):
+    for name in (
+        "channel",
+        "MB",
+        "W",
+        "K",
+        "form",
+        "free",
+        "70 MB/s, 10 ms",
+        "bound",
+        "ratio",
+        "puts",
+        "gets",
+        "polls/gets",
+        "MB up",
+    ):
         table.add_column(name, justify="left" if name in ("channel", "form") else "right")
     free = {_key(row): row for row in result["rounds"] if not row["throttled"]}
     slow = {_key(row): row for row in result["rounds"] if row["throttled"]}

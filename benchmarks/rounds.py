@@ -23,7 +23,7 @@ from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.memory import MemoryChannel
 from ephemeron.channels.wrappers import Metered, Throttled
-from ephemeron.collectives import Collective, Group, collective_for
+from ephemeron.collectives import Collective, Group, NoTrace, collective_for
 from ephemeron.events import Traffic
 from ephemeron.performance import round_bound_s
 from ephemeron.sync import policy_for
@@ -103,7 +103,9 @@ def measure(case: Case, address: str, *, processes: int, budget_s: float, limit_
 
 
 def _condense(case: Case, parts: list[dict[str, Any]], processes: int) -> dict[str, Any]:
-    seconds = [max(e for _, e in ends) - min(s for s, _ in ends) for ends in zip(*(p["times"] for p in parts), strict=True)]
+    seconds = [
+        max(e for _, e in ends) - min(s for s, _ in ends) for ends in zip(*(p["times"] for p in parts), strict=True)
+    ]
     total = sum((Traffic(**p["traffic"]) for p in parts), Traffic())
     n = len(seconds)
     row: dict[str, Any] = {
@@ -121,10 +123,12 @@ def _condense(case: Case, parts: list[dict[str, Any]], processes: int) -> dict[s
 # -- inside a process -----------------------------------------------------------------------------------------
 
 
-def _work(case: Case, address: str, share: int, of: int, barrier: Any, rounds: Any, budget_s: float, answers: Any) -> None:
+def _work(
+    case: Case, address: str, share: int, of: int, barrier: Any, rounds: Any, budget_s: float, answers: Any
+) -> None:
     try:
         answers.put(asyncio.run(_rounds(case, address, share, of, barrier, rounds, budget_s)))
-    except Exception:
+    except Exception:  # noqa: BLE001 (whatever it is, the measuring process has to hear of it)
         barrier.abort()
         answers.put(traceback.format_exc(limit=-3))
 
@@ -172,6 +176,13 @@ def _minus(after: Traffic, before: Traffic) -> dict[str, int]:
     return {name: value - getattr(before, name) for name, value in asdict(after).items()}
 
 
+class _Clock(NoTrace):
+    """The time that workers stamp on their messages, as in a run."""
+
+    def run_time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
 class _Member:
     """One worker without a model."""
 
@@ -181,7 +192,7 @@ class _Member:
         self.vector = np.random.default_rng(SEED + rank).standard_normal(case.elements, dtype=np.float32)
         self.group = Group(
             keys=self.keys, rank=rank, world=case.workers, aggregators=case.aggregators, channel=channel,
-            policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32),
+            policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), trace=_Clock(),
         )  # fmt: skip
         pattern = "pipelined" if case.form == "pipelined" else "k-reduce"
         self.collective: Collective = collective_for(pattern, self.group)

@@ -9,6 +9,7 @@ from training_runs import WORLD, make_job, real, synthetic
 
 from ephemeron.events import PHASES, Ended, FaultFired, Invoked
 from ephemeron.job import Target, parse_fault
+from ephemeron.training.supervisor import Replace
 
 SETTINGS = {"checkpoint_every": 4, "workers": 4, "aggregators": 2}
 AT = (0, 9, 19)
@@ -134,15 +135,32 @@ def test_ssp_0_is_bsp(undisturbed):
     assert synthetic(sync="ssp:0", **SETTINGS).sha == undisturbed(sync="bsp")
 
 
+def blind(trigger):
+    """The client does not see who dies."""
+    original = trigger._read
+    trigger._read = lambda event: [a for a in original(event) if not isinstance(a, Replace)]
+
+
 def test_workers_carry_the_run_without_a_supervisor(undisturbed):
     """The client is blind: the peers find out who is dead and replace it."""
-
-    def blind(trigger):
-
-        original = trigger._read
-        trigger._read = lambda event: [a for a in original(event) if type(a).__name__ != "Replace"]
 
     for fault in ("kill:rank=0,iteration=9,phase=aggregate", "kill:rank=3,iteration=9,phase=upload", "kill:rank=0,iteration=19,phase=download"):
         run = synthetic(faults=[fault], until=blind, **SETTINGS)
         assert len(run.of(FaultFired)) == 1
         assert run.sha == undisturbed()
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.parametrize("sync", ["bsp", "hap"])
+def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
+    """The others come to the end of their own lives while they wait for the dead one: they hand over too."""
+    world = dataclasses.replace(WORLD, cold_start_s=2.0)
+    for rank, iteration in ((0, 5), (2, 6), (3, 7)):
+        for phase in ("upload", "compute"):
+            run = synthetic(
+                lifetime_s=8.0, sync=sync, world=world, until=None if supervised else blind,
+                faults=[f"kill:rank={rank},iteration={iteration},phase={phase}"], **SETTINGS,
+            )  # fmt: skip
+            assert len(run.of(FaultFired)) == 1
+            assert run.sha == undisturbed(sync=sync)
+            assert len(run.of(Invoked)) < 30

@@ -72,8 +72,8 @@ class Group:
     """Of the whole run: the last one of an asynchronous run waits for everybody."""
     status: Status = field(default_factory=Status)
     trace: Trace = field(default_factory=NoTrace)
-    patience_s: Callable[[], float] = lambda: 60.0
-    """How long to wait for somebody before asking `overdue` what to do."""
+    patience_s: Callable[[float], float] = lambda times: 60.0 * times
+    """How long to wait for somebody before asking `overdue` what to do; the argument is a multiple of the usual."""
     overdue: Callable[[Blame], Awaitable[None]] = _give_up
     """Called when somebody is late: raises to end the wait, returns to go on with it."""
 

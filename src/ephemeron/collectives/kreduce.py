@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,14 @@ def pieces(size: int, aggregators: int, chunk: int | None, rank: int = 0) -> lis
     return [Piece(i, owner, label, a, b) for i, (_, owner, label, a, b) in enumerate(found)]
 
 
+class _Staged(NamedTuple):
+    """What is to be sent of an iteration."""
+
+    payloads: list[tuple[Piece, list[Buffer]]]
+    weight: float
+    flags: int
+
+
 class KReduce(Collective):
     """K-REDUCE over a channel.
 
@@ -91,7 +99,7 @@ class KReduce(Collective):
         self.marks = [0] * group.world
         self._expect = Expectation()
         self._reference = 0.0
-        self._staged: dict[int, tuple[list[tuple[str, list[Buffer]]], Envelope]] = {}
+        self._staged: dict[int, _Staged] = {}
         self._own: dict[tuple[int, int], tuple[np.ndarray, Envelope]] = {}
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
         self._peeked: dict[int, Merged] = {}
@@ -106,25 +114,31 @@ class KReduce(Collective):
     # -- upload -------------------------------------------------------------------------------------------
 
     def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
-        messages: list[tuple[str, list[Buffer]]] = []
-        envelope = self._envelope("contribution", iteration, weight, flags)
+        payloads: list[tuple[Piece, list[Buffer]]] = []
         for piece in self.pieces:
             part = vector[piece.start : piece.stop]
             payload = self.upward.encode(part, piece.start, piece.stop)
             if piece.owner == self.g.rank:
+                envelope = self._envelope("contribution", iteration, weight, flags)
                 self._own[iteration, piece.index] = (np.array(self.upward.round_trip(payload, part)), envelope)
             else:
-                key = self.g.keys.contribution(iteration, self.g.rank, piece.label)
-                messages.append((key, self._pack(self.upward, envelope, piece, payload)))
-        self._staged[iteration] = (messages, envelope)
+                payloads.append((piece, payload))
+        self._staged[iteration] = _Staged(payloads, weight, flags)
 
     async def upload(self, iteration: int) -> None:
         loop = asyncio.get_running_loop()
-        messages, _ = self._staged.pop(iteration)
+        staged = self._staged.pop(iteration)
         self._reference = loop.time()
-        await _all(self._put("upload", key, message) for key, message in messages)
+        await _all(self._send(iteration, piece, payload, staged) for piece, payload in staged.payloads)
         if not self.overlaps:  # nobody waits yet, and what follows depends more on when this ended
             self._reference = loop.time()
+
+    async def _send(self, iteration: int, piece: Piece, payload: list[Buffer], staged: _Staged) -> None:
+        key = self.g.keys.contribution(iteration, self.g.rank, piece.label)
+        async with self._slots["upload"]:
+            # Packed only now: its time stamp is that of its put, and a link that is idle does not wait for checksums.
+            envelope = self._envelope("contribution", iteration, staged.weight, staged.flags)
+            await self._put("upload", key, self._pack(self.upward, envelope, piece, payload))
 
     # -- aggregation --------------------------------------------------------------------------------------
 
@@ -206,11 +220,12 @@ class KReduce(Collective):
             total /= total.dtype.type(weight)
         payload = self.downward.encode(total, piece.start, piece.stop)
         marks = () if self.g.policy.waits_for_all else tuple(self.marks)
-        envelope = self._envelope("merged", version, weight, flags, marks)
         self._record("aggregate", began)
         key = self.g.keys.merged(version, piece.label)
         if self.g.world > 1:
-            await self._put("aggregate", key, self._pack(self.downward, envelope, piece, payload))
+            async with self._slots["aggregate"]:
+                envelope = self._envelope("merged", version, weight, flags, marks)
+                await self._put("aggregate", key, self._pack(self.downward, envelope, piece, payload))
         waiting = self._merged.get((version, piece.index))
         if waiting is not None and not waiting.done():
             waiting.set_result((self.downward.round_trip(payload, total), flags))
@@ -335,10 +350,9 @@ class KReduce(Collective):
         return self._merged[key]
 
     async def _put(self, phase: Phase, key: str, message: list[Buffer]) -> None:
-        async with self._slots[phase]:
-            began = asyncio.get_running_loop().time()
-            await self.g.channel.put(key, message)
-            self._record(phase, began)
+        began = asyncio.get_running_loop().time()
+        await self.g.channel.put(key, message)
+        self._record(phase, began)
 
     async def _contribution(self, iteration: int, rank: int, piece: Piece) -> tuple[np.ndarray, Envelope]:
         key = self.g.keys.contribution(iteration, rank, piece.label)
@@ -377,7 +391,7 @@ class KReduce(Collective):
             asked = loop.time()
             try:
                 received = await self.g.channel.get(
-                    key, deadline=asked + patience * self.g.patience_s(), expected_at=predicted
+                    key, deadline=asked + self.g.patience_s(patience), expected_at=predicted
                 )
                 break
             except ChannelTimeout:
@@ -386,10 +400,10 @@ class KReduce(Collective):
         found = asked + received.waited_s
         envelope, vector = unpack(received.data, run=self._run, key=key)
         if polled:
-            slack = self.g.trace.run_time() - envelope.sent_at - 2 * (loop.time() - found)
-            self._expect.observe(
-                stream, reference, found=found, missed=missed or received.polls > 0, slack_s=max(0.0, slack)
-            )
+            age_s = self.g.trace.run_time() - (loop.time() - found) - envelope.sent_at
+            # Polls come in steps that grow by half: the last one was a third of all.
+            gap_s = min(0.25, (found - max(began, predicted or 0)) / 3) if missed or received.polls else 0.0
+            self._expect.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
         if found > began:
             self.g.trace.record("wait", began, found)
         self._record(phase, found)

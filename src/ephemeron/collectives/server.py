@@ -70,7 +70,7 @@ class ServerReduce(Collective):
         while True:
             began = loop.time()
             try:
-                received = await self.g.channel.get(key, deadline=began + self.g.patience_s())
+                received = await self.g.channel.get(key, deadline=began + self.g.patience_s(1))
                 break
             except ChannelTimeout:
                 await self.g.overdue(Blame(version, [r for r in range(self.g.world) if r != self.g.rank]))
@@ -144,7 +144,7 @@ class ServerAccumulate(Collective):
     async def final(self) -> np.ndarray | None:
         parts = []
         for shard in range(len(self.bounds)):
-            deadline = asyncio.get_running_loop().time() + self.g.patience_s()
+            deadline = asyncio.get_running_loop().time() + self.g.patience_s(1)
             parts.append(
                 np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype)
             )

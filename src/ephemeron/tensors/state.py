@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
@@ -23,7 +24,8 @@ Arrays = dict[str, np.ndarray]
 def encode_state(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> bytes:
     """Bytes of a safetensors file. Arrays keep their dtype and shape; 0-d arrays too."""
     ready = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    return save(ready, metadata={"meta": json.dumps(dict(meta), separators=(",", ":"))})
+    notes = {"meta": dict(meta), "checksum": _checksum(ready)}
+    return save(ready, metadata={"ephemeron": json.dumps(notes, separators=(",", ":"))})
 
 
 def decode_state(data: memoryview | bytes, *, key: str = "") -> tuple[Arrays, dict[str, Any]]:
@@ -39,10 +41,21 @@ def decode_state(data: memoryview | bytes, *, key: str = "") -> tuple[Arrays, di
         arrays = load(raw)
         size = int.from_bytes(raw[:8], "little")
         header = json.loads(raw[8 : 8 + size])
-        meta = json.loads(header.get("__metadata__", {}).get("meta", "{}"))
-    except (SafetensorError, ValueError) as e:
+        notes = json.loads(header["__metadata__"]["ephemeron"])
+        meta, checksum = notes["meta"], notes["checksum"]
+    except (SafetensorError, ValueError, KeyError, TypeError) as e:
         raise CorruptMessage(f"not a state of ours: {e}", key=key or None) from None
+    if checksum != _checksum(arrays):
+        raise CorruptMessage("checksum differs", key=key or None)
     return {name: np.array(array) for name, array in arrays.items()}, meta
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    hashing = xxhash.xxh3_64()
+    for name in sorted(arrays):
+        hashing.update(name.encode())
+        hashing.update(np.ascontiguousarray(arrays[name]).view(np.uint8).data if arrays[name].size else b"")
+    return str(hashing.hexdigest())
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:

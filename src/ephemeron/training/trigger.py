@@ -7,6 +7,7 @@ reads the same events and does the same as if it had been there from the beginni
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.wrappers import Metered
-from ephemeron.errors import ChannelError, ChannelTimeout, InvocationRefused
+from ephemeron.errors import ChannelError, ChannelTimeout, InvocationRefused, KeyExists
 from ephemeron.events import Event, Note, RunEnded, RunStarted
 from ephemeron.platforms.base import Call, Platform, Reason
 from ephemeron.tensors import Arrays, decode_state
@@ -23,6 +24,7 @@ from ephemeron.training.bill import Ledger
 from ephemeron.training.prepare import Prepared
 from ephemeron.training.supervisor import Action, Fail, Finish, Replace, Stopped, Supervisor
 from ephemeron.worker import lease
+from ephemeron.worker.life import RECOVER
 from ephemeron.worker.spec import RunSpec
 
 STOP_GRACE_S = 15.0
@@ -208,6 +210,9 @@ class Trigger:
                 case Replace(rank, attempt):
                     if await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.now():.3f}"):
                         await self._invoke(rank, attempt, "replacement")
+                    else:  # its own successor waits to be told where to go on
+                        with contextlib.suppress(KeyExists):
+                            await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
         return None
 
     async def _stop_when_asked(self) -> Ending:

@@ -18,6 +18,8 @@ from ephemeron.worker.faults import Delayed, FaultInjector
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trace import PhaseTrace
 
+RECOVER = b"recover"
+"""Handed to a successor whose predecessor cannot say where it stood."""
 CONTROL_EVERY_S = 2.0
 MOST_REVIVALS = 3
 """Times one worker revives the same peer for the same iteration before it calls the run broken."""
@@ -109,10 +111,14 @@ class Life:
         self._iteration_began = now
         self.faults.iteration = iteration
 
-    def patience(self) -> float:
-        """How long a peer may keep us waiting before it is suspected."""
+    def patience(self, times: float = 1) -> float:
+        """How long a peer may keep us waiting before it is suspected, or before our own life is too short to wait."""
         assert self.spec is not None
-        return max(self.spec.patience_s, 10 * self._slowest)
+        left = self.ctx.deadline - self.now() - 0.95 * self._reserve()
+        usual = max(self.spec.patience_s, 10 * self._slowest)
+        # Nobody can be suspected by functions that never live long enough to lose patience.
+        within_a_life = max(0.2 * self.call.lifetime_s, 2 * self._slowest)
+        return min(times * min(usual, within_a_life), max(left, 0.01))
 
     async def watch_control(self) -> None:
         """Looks every two seconds whether the user wants the run to stop. One rank does it for all."""
@@ -193,7 +199,10 @@ class Life:
         if await self.channel.fetch(self.keys.control) is not None:
             raise Leave("stopped")
         if self.must_hand_over():
-            if await self._claim(self.rank, self.attempt + 1):
+            # Our state is in the middle of an iteration: the next attempt recovers from a checkpoint.
+            if self._successor:
+                await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [RECOVER])
+            elif await self._claim(self.rank, self.attempt + 1):
                 await self._invoke(self.rank, self.attempt + 1, "replacement")
             raise Leave("relayed")
         for rank in blame.ranks:

@@ -16,7 +16,7 @@ from ephemeron.tensors import Arrays, decode_state
 from ephemeron.worker import lease
 from ephemeron.worker.build import build_trainer
 from ephemeron.worker.checkpoint import Checkpoints
-from ephemeron.worker.life import Leave, Life
+from ephemeron.worker.life import RECOVER, Leave, Life
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
 
@@ -117,10 +117,11 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
         return {}, None, False
     if life.call.reason == "relay":
         try:
-            deadline = life.now() + 3 * life.patience()
+            deadline = life.now() + min(3 * life.patience(), 0.4 * life.call.lifetime_s)
             received = await life.channel.get(life.keys.hand(life.rank, life.attempt), deadline=deadline)
-            arrays, meta = await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S)
-            return arrays, meta, False
+            if bytes(received.data) != RECOVER:
+                arrays, meta = await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S)
+                return arrays, meta, False
         except ChannelTimeout:
             pass  # the predecessor died before it could hand over
     return *(await checkpoints.newest() or ({}, None)), True

@@ -99,6 +99,7 @@ class Worker:
                 break
             if self.stopping or (self.collective.paces_itself and self.life.wants_stop):
                 await self._save()
+                await self.checkpoints.forget()
                 raise Leave("stopped")
             await self._checkpoint_or_relay()
             await self._iterate()
@@ -152,8 +153,11 @@ class Worker:
         while self.status.applied < must:
             await self._apply()
         if not self.policy.exact:
-            while self.status.applied < self.t and await self.collective.peek(self.status.applied):
+            while self._may_apply(role) and await self.collective.peek(self.status.applied):
                 await self._apply()
+
+    def _may_apply(self, aggregator: bool) -> bool:
+        return self.policy.may_apply(self.status.applied, self.t, aggregator=aggregator)
 
     async def _apply(self) -> None:
         merged = await self.collective.collect(self.status.applied)

@@ -1,0 +1,137 @@
+"""Imports are free: a function that starts cold pays for each, and nothing happens on the way."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ephemeron
+
+ROOT = Path(ephemeron.__file__).parent
+MODULES = sorted(
+    [
+        "ephemeron",
+        *(m.name for m in pkgutil.walk_packages([str(ROOT)], prefix="ephemeron.") if "__main__" not in m.name),
+    ]
+)
+
+NAMES = [
+    "Configuration", "DataSpec", "EphemeronError", "Fault", "Job", "JobError", "JobLimits", "PlanInfeasible", "Result",
+    "RunFailed", "Simulation", "Target", "UserError", "attach", "configure", "load_job", "resume", "stop", "train",
+]  # fmt: skip
+
+
+def fresh(program: str) -> subprocess.CompletedProcess[str]:
+    """A program in a Python that has imported nothing."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def imported_by(module: str) -> set[str]:
+    return set(json.loads(fresh(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))").stdout))
+
+
+def belongs(module: str, to: str) -> bool:
+    return module == to or module.startswith(f"{to}.")
+
+
+def found(modules: set[str], unwanted: list[str]) -> list[str]:
+    return sorted(m for m in modules if any(belongs(m, u) for u in unwanted))
+
+
+def test_the_package_itself_imports_nothing():
+    modules = imported_by("ephemeron")
+    assert found(modules, ["torch", "numpy", "click", "rich", "obstore", "safetensors", "xxhash", "psutil"]) == []
+    assert {m for m in modules if belongs(m, "ephemeron")} == {"ephemeron"}
+
+
+@pytest.mark.parametrize("module", ["ephemeron.worker.loop", "ephemeron.platforms.environment"])
+def test_a_function_imports_neither_cli_nor_client_nor_report(module):
+    unwanted = [
+        "ephemeron.cli", "ephemeron.training", "ephemeron.report", "ephemeron.planning", "ephemeron.dashboard",
+        "ephemeron.simulation", "ephemeron.testing", "matplotlib", "rich", "click", "sklearn",
+    ]  # fmt: skip
+    assert found(imported_by(module), unwanted) == []
+
+
+def test_workers_move_vectors_without_pytorch():
+    assert found(imported_by("ephemeron.worker.loop"), ["torch"]) == []
+
+
+def test_help_does_not_wait_for_pytorch():
+    assert found(imported_by("ephemeron.cli.main"), ["torch", "numpy", "matplotlib", "sklearn"]) == []
+
+
+def test_a_simulated_run_needs_no_pytorch_to_be_imported():
+    assert found(imported_by("ephemeron.simulation"), ["torch", "click", "rich", "ephemeron.cli"]) == []
+
+
+def test_no_module_prints_or_reads_our_environment_when_it_is_imported():
+    program = f"""
+import importlib, json, os, sys
+
+read = []
+environ = type(os.environ)
+for name in ("__getitem__", "__contains__"):
+    def watched(self, key, original=getattr(environ, name)):
+        if str(key).startswith("EPHEMERON_"):
+            read.append(key)
+        return original(self, key)
+    setattr(environ, name, watched)
+os.environ.get("EPHEMERON_CANARY")
+
+absent, done = [], []
+for module in {MODULES!r}:
+    try:
+        importlib.import_module(module)
+        done.append(module)
+    except ModuleNotFoundError as e:
+        if e.name.partition(".")[0] == "ephemeron":
+            raise
+        absent.append(module)
+sys.stderr.write(json.dumps([read, done, absent]))
+"""
+    ran = fresh(program)
+    assert ran.stdout == ""
+    read, done, absent = json.loads(ran.stderr)  # anything else that was written there would not be JSON
+    assert read == ["EPHEMERON_CANARY"], "the watch has to work, and to see nothing else"
+    assert len(done) + len(absent) == len(MODULES) > 60
+    assert "ephemeron.worker.loop" in done
+
+
+def test_the_root_names_are_these_and_all_are_there():
+    assert sorted(ephemeron.__all__) == NAMES
+    assert dir(ephemeron) == ephemeron.__all__
+    for name in ephemeron.__all__:
+        assert getattr(ephemeron, name).__module__.startswith("ephemeron.")
+    with pytest.raises(AttributeError, match="module 'ephemeron' has no attribute 'Trainer'"):
+        ephemeron.Trainer  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "channels",
+        "collectives",
+        "data",
+        "job",
+        "platforms",
+        "report",
+        "rpc",
+        "simulation",
+        "sync",
+        "tensors",
+        "training",
+    ],
+)
+def test_every_name_that_a_package_promises_is_there(package):
+    module = __import__(f"ephemeron.{package}", fromlist=["__all__"])
+    assert module.__all__ == list(dict.fromkeys(module.__all__))
+    for name in module.__all__:
+        assert hasattr(module, name)
