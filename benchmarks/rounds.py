@@ -31,8 +31,8 @@ from ephemeron.units import MB
 
 BANDWIDTH_MB_S = 70.0
 LATENCY_S = 0.010
-WARM_UP = 3
-"""Rounds not counted: connections are made, and polling learns when to look."""
+WARM_UP, POLLED_WARM_UP = 1, 3
+"""Rounds not counted: connections are made, and where stores are polled workers learn when to look."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 25
 _FORK = multiprocessing.get_context("fork")
 
@@ -52,6 +52,10 @@ class Case:
     @property
     def elements(self) -> int:
         return int(self.size_mb * MB) // 4
+
+    @property
+    def warm_up(self) -> int:
+        return POLLED_WARM_UP if self.channel in ("folder", "s3") else WARM_UP
 
     @property
     def bound_s(self) -> float:
@@ -143,14 +147,14 @@ async def _rounds(
     times: list[tuple[float, float]] = []
     before = Traffic()
     t = 0
-    while t < WARM_UP or t < WARM_UP + rounds.value:
+    while t < case.warm_up or t < case.warm_up + rounds.value:
         await loop.run_in_executor(None, barrier.wait)
         began = loop.time()
         await asyncio.gather(*(member.round(t) for member in members))
         times.append((began, loop.time()))
         await asyncio.gather(*(member.collective.tidy() for member in members))
         t += 1
-        if t == WARM_UP:
+        if t == case.warm_up:
             before = sum((member.channel.traffic for member in members), Traffic())
             if share == 0:
                 last = times[-1][1] - times[-1][0]
@@ -163,7 +167,7 @@ async def _rounds(
     for member in members:
         await member.channel.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    return {"times": times[WARM_UP:], "traffic": _minus(after, before), "peak_rss_mb": peak}
+    return {"times": times[case.warm_up :], "traffic": _minus(after, before), "peak_rss_mb": peak}
 
 
 def _channel(case: Case, channel: Channel) -> Channel:

@@ -115,7 +115,7 @@ class ServerAccumulate(Collective):
             try:
                 part = np.ascontiguousarray(initial[a:b])
                 await self.g.channel.put(
-                    self._key(shard), [memoryview(part).cast("B")] if part.size else [b""], create=True
+                    self._key(shard), [memoryview(part.data).cast("B")] if part.size else [b""], create=True
                 )
             except KeyExists:
                 pass

@@ -64,7 +64,7 @@ class Figures:
             job=run.job if run else "",
             status=story.status if story.status != "running" else str(r.get("status", "running")),
             seconds=_number(r, "seconds") or story.seconds,
-            cost_usd=_number(r, "cost_usd") or story.spending.total_usd + storage,
+            cost_usd=_number(r, "cost_usd") or story.spending.total_usd,
             storage_usd=storage,
             budget_usd=_number(r, "budget_usd") or _budget(run.configuration if run else {}),
             workers=int(_number(r, "workers") or (run.workers if run else len(story.lanes))),

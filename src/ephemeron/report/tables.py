@@ -105,9 +105,10 @@ def bill_table(story: Story, figures: Figures) -> str:
         ["requests", requests, usd(spent.requests_usd)],
         ["calls", f"{len(story.invocations):,} invocations", usd(spent.calls_usd)],
     ]
-    if figures.storage_usd:
-        rows.append(["storage", "as the run's result states it", usd(figures.storage_usd)])
-    metered = spent.total_usd + figures.storage_usd
+    beyond = max(0.0, figures.storage_usd - spent.requests_usd)
+    if beyond > 0.001 * figures.storage_usd:
+        rows.append(["channel", "preparation, bytes billed by volume, parameter servers", usd(beyond)])
+    metered = spent.total_usd + beyond
     moved = f"{human_bytes(t.bytes_up)} up, {human_bytes(t.bytes_down)} down"
     rows.append(["sum", moved, usd(metered)])
     out = table(["", "quantity", "cost"], rows, words=2, style="last-sum")

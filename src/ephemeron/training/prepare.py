@@ -101,7 +101,7 @@ def prepare(
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")
     spec = RunSpec(
-        run_id=run_id, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
+        run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=len(data.train), prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
     )  # fmt: skip

@@ -103,7 +103,7 @@ class Trigger:
             RunStarted(
                 t=self.now(),
                 run_id=spec.run_id,
-                job=spec.model.target,
+                job=spec.name or spec.model.target,
                 workers=c.workers,
                 aggregators=c.aggregators,
                 memory_mb=c.memory_mb,

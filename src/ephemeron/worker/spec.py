@@ -18,6 +18,8 @@ class RunSpec:
     """A run as its workers see it."""
 
     run_id: str
+    name: str = ""
+    """Of the job."""
     model: Target
     loss: Target
     optimizer: Target
