@@ -17,7 +17,9 @@ from ephemeron.training.prepare import prepare
 QUICK = Simulation(compute={"a": 10.0, "b": 4.0, "m": 0.0}, latency_s=0.001)
 
 
-@pytest.mark.parametrize("how", [{}, {"sync": "hap"}, {"pattern": "pipelined"}, {"pattern": "parameter-server"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"sync": "hap"}, {"pattern": "pipelined"}, {"pattern": "parameter-server"}], ids=str
+)
 def test_storage_does_not_grow(how):
     few = synthetic(samples=640, epochs=6, world=QUICK, checkpoint_every=10, **how)
     many = synthetic(samples=640, epochs=24, world=QUICK, checkpoint_every=10, **how)

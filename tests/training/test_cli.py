@@ -27,7 +27,9 @@ def run(*arguments: str):
 
 @pytest.fixture
 def trained(home, tmp_path):
-    result = run("train", JOB, "--platform", "simulated", "--epochs", "1", "--sync", "hap", "--json", "--out", tmp_path / "out")
+    result = run(
+        "train", JOB, "--platform", "simulated", "--epochs", "1", "--sync", "hap", "--json", "--out", tmp_path / "out"
+    )
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout.splitlines()[-1]), result
 
@@ -41,7 +43,12 @@ def test_json_is_the_last_line_and_has_the_contract_s_keys(trained, tmp_path):
     assert set(value["phases_s"]) == {"load", "compute", "upload", "aggregate", "download", "wait"}
     assert value["iterations"] == 23
     assert len(value["weights_sha256"]) == 64
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"result.json", "weights.safetensors", "report.html", "report.png"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "result.json",
+        "weights.safetensors",
+        "report.html",
+        "report.png",
+    }
 
 
 def test_plain_lines_when_the_output_is_no_terminal(trained):

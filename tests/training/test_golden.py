@@ -27,7 +27,9 @@ def one_worker(job, c, dtype):
     for epoch in range(job.epochs):
         for iteration in range(split.iterations):
             part = data.take(global_batch(split, owned, epoch, iteration, seed=job.seed))
-            loss = torch.nn.functional.cross_entropy(model(torch.tensor(part.inputs).to(dtype)), torch.tensor(part.targets))
+            loss = torch.nn.functional.cross_entropy(
+                model(torch.tensor(part.inputs).to(dtype)), torch.tensor(part.targets)
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -46,7 +48,11 @@ def one_worker(job, c, dtype):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("optimizer", [Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), Target(target="Adam")], ids=["SGD", "Adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), Target(target="Adam")],
+    ids=["SGD", "Adam"],
+)
 def test_float64_equals_one_worker(how, optimizer):
     job = make_job(dtype="float64", optimizer=optimizer)
     run = real(job, **how)
@@ -110,4 +116,7 @@ def test_compressed_runs_converge_and_repeat(compression):
     plain = real(make_job(epochs=4))
     assert run.sha == real(make_job(epochs=4), compression=compression).sha
     assert abs(run.ending.final["metrics"]["accuracy"] - plain.ending.final["metrics"]["accuracy"]) < 0.03
-    assert run.trigger.ledger.traffic.bytes_up < (0.75 if compression == "bf16" else 0.7) * plain.trigger.ledger.traffic.bytes_up
+    assert (
+        run.trigger.ledger.traffic.bytes_up
+        < (0.75 if compression == "bf16" else 0.7) * plain.trigger.ledger.traffic.bytes_up
+    )

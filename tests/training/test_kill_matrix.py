@@ -51,7 +51,9 @@ def test_a_function_is_killed(how, rank, phase, undisturbed):
 def test_a_function_with_a_real_model_is_killed(pattern, phase):
     job = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.3}), optimizer=Target(target="Adam"))
     expected = real(job, pattern=pattern, checkpoint_every=5).sha
-    run = real(job, pattern=pattern, checkpoint_every=5, faults=[parse_fault(f"kill:rank=1,iteration=13,phase={phase}")])
+    run = real(
+        job, pattern=pattern, checkpoint_every=5, faults=[parse_fault(f"kill:rank=1,iteration=13,phase={phase}")]
+    )
     assert run.of(FaultFired)
     assert run.sha == expected
 
@@ -60,7 +62,12 @@ def test_a_function_with_a_real_model_is_killed(pattern, phase):
 def test_compressed_messages_survive_a_kill_bit_for_bit(compression):
     expected = synthetic(compression=compression, elements=3000, **SETTINGS).sha
     for rank in (0, 3):
-        run = synthetic(compression=compression, elements=3000, faults=[f"kill:rank={rank},iteration=10,phase=aggregate", f"kill:rank={rank},iteration=10,phase=upload"], **SETTINGS)
+        run = synthetic(
+            compression=compression,
+            elements=3000,
+            faults=[f"kill:rank={rank},iteration=10,phase=aggregate", f"kill:rank={rank},iteration=10,phase=upload"],
+            **SETTINGS,
+        )
         assert run.of(FaultFired)
         assert run.sha == expected
 
@@ -118,7 +125,12 @@ def test_five_lifetimes_in_a_row(sync, undisturbed):
 def test_a_successor_s_predecessor_dies_before_it_hands_over(undisturbed):
     """Killed after the successor was invoked: it gives up waiting and recovers from a checkpoint."""
     world = dataclasses.replace(WORLD, cold_start_s=0.05)
-    run = synthetic(lifetime_s=3.0, world=world, faults=["kill:rank=2,iteration=3", "kill:rank=2,iteration=4", "kill:rank=2,iteration=5"], **SETTINGS)
+    run = synthetic(
+        lifetime_s=3.0,
+        world=world,
+        faults=["kill:rank=2,iteration=3", "kill:rank=2,iteration=4", "kill:rank=2,iteration=5"],
+        **SETTINGS,
+    )
     assert run.sha == undisturbed()
 
 
@@ -144,7 +156,11 @@ def blind(trigger):
 def test_workers_carry_the_run_without_a_supervisor(undisturbed):
     """The client is blind: the peers find out who is dead and replace it."""
 
-    for fault in ("kill:rank=0,iteration=9,phase=aggregate", "kill:rank=3,iteration=9,phase=upload", "kill:rank=0,iteration=19,phase=download"):
+    for fault in (
+        "kill:rank=0,iteration=9,phase=aggregate",
+        "kill:rank=3,iteration=9,phase=upload",
+        "kill:rank=0,iteration=19,phase=download",
+    ):
         run = synthetic(faults=[fault], until=blind, **SETTINGS)
         assert len(run.of(FaultFired)) == 1
         assert run.sha == undisturbed()

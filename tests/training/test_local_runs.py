@@ -35,7 +35,9 @@ def of(events, kind):
 
 
 def no_function_left() -> bool:
-    return not [p for p in psutil.process_iter(["cmdline"]) if "ephemeron.platforms.environment" in (p.info["cmdline"] or [])]
+    return not [
+        p for p in psutil.process_iter(["cmdline"]) if "ephemeron.platforms.environment" in (p.info["cmdline"] or [])
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,13 @@ def test_a_run(undisturbed):
     assert s["status"] == "finished"
     assert s["iterations"] == 20
     assert len(of(events, Progress)) == 60
-    assert {p.name for p in result.folder.path.iterdir()} >= {"report.html", "report.png", "weights.safetensors", "result.json", "events.jsonl"}
+    assert {p.name for p in result.folder.path.iterdir()} >= {
+        "report.html",
+        "report.png",
+        "weights.safetensors",
+        "result.json",
+        "events.jsonl",
+    }
     left = [p.name for p in (result.folder.path / "objects").rglob("*") if p.is_file()]
     assert sorted(left) == ["result", "spec"]
     assert s["billed"]["gb_seconds"] == pytest.approx(sum(e.billed_s for e in of(events, Ended)) * 704 / 1024, rel=1e-6)
@@ -60,7 +68,9 @@ def test_a_run(undisturbed):
 
 
 def test_real_kills_give_the_same_weights(undisturbed, home):
-    result, events = go(faults=["kill:rank=0,iteration=7,phase=aggregate", "kill:rank=2,iteration=12,phase=upload", "duplicate:rank=1"])
+    result, events = go(
+        faults=["kill:rank=0,iteration=7,phase=aggregate", "kill:rank=2,iteration=12,phase=upload", "duplicate:rank=1"]
+    )
     assert len(of(events, FaultFired)) == 2
     assert [e.status for e in of(events, Ended)].count("lost") == 2
     assert [e.outcome for e in of(events, Ended)].count("duplicate") == 1
@@ -100,7 +110,9 @@ train(JOB, configure(JOB, **HOW), faults=[parse_fault(f"delay:rank={{r}},factor=
 def start_client(home: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """A client of its own, once its run has trained a little."""
     code = CLIENT.format(tests=str(Path(__file__).parent))
-    client = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True)
+    client = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "EPHEMERON_HOME": str(home)}, start_new_session=True
+    )
     deadline = time.monotonic() + 60
     while True:
         assert client.poll() is None
@@ -187,7 +199,9 @@ def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
 def test_a_full_disk_is_named(home, tmp_path):
     disk = tmp_path / "small"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
     try:
