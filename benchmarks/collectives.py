@@ -70,7 +70,7 @@ class Measurement:
             try:
                 with store(channel) as address:
                     self._channel(channel, address, time.monotonic() + part)
-            except Unavailable as e:
+            except (Unavailable, CaseFailed) as e:
                 self._skip({"channel": channel}, str(e))
         return {
             "link": {"bandwidth_mb_s": BANDWIDTH_MB_S, "latency_s": LATENCY_S},

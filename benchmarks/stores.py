@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.common import ROOT
+
 CHANNELS = ("memory", "folder", "s3", "valkey")
 _BUCKET = "ephemeron-benchmarks"
 
@@ -49,7 +51,7 @@ def _moto() -> Iterator[str]:
     _need("moto", "pip install 'moto[server,s3]'")
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    with _process([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+    with _process([sys.executable, "-m", "benchmarks.moto_server", "-H", "127.0.0.1", "-p", str(port)], port):
         urllib.request.urlopen(urllib.request.Request(f"{url}/{_BUCKET}", method="PUT"), timeout=30).close()
         os.environ.update(
             AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_ENDPOINT_URL=url
@@ -81,7 +83,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _process(command: list[str], port: int) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _await_port(process, port)
         yield

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ephemeron.channels.base import Buffer, Channel, Received, Traits, Wrapper
 
 if TYPE_CHECKING:
-    from ephemeron.channels.address import open_channel, public_address
+    from ephemeron.channels.address import open_channel
+    from ephemeron.channels.credentials import public_address
     from ephemeron.channels.memory import MemoryChannel
     from ephemeron.channels.reduction import SupportsReduction
 
@@ -16,7 +17,7 @@ _LAZY = {
     "MemoryChannel": "memory",
     "SupportsReduction": "reduction",
     "open_channel": "address",
-    "public_address": "address",
+    "public_address": "credentials",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ephemeron.channels.address import public_address
 from ephemeron.channels.base import Buffer, Channel, Received, Traits
+from ephemeron.channels.credentials import public_address
 from ephemeron.channels.reduction import SupportsReduction, Vector
 from ephemeron.errors import ChannelError, ChannelTimeout, ChannelUnreachable, JobError, KeyExists
 from ephemeron.rpc import Client, ProtocolError, RemoteError, TokenRefused

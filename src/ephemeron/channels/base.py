@@ -12,10 +12,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ephemeron.channels.reduction import SupportsReduction
 from ephemeron.errors import ChannelTimeout
+
+if TYPE_CHECKING:
+    from ephemeron.channels.reduction import SupportsReduction
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -106,6 +108,8 @@ class Channel(ABC):
 
     def reducer(self) -> SupportsReduction | None:
         """This channel's power to add, if it has it. Wrappers hand on their inner channel's, wrapped likewise."""
+        from ephemeron.channels.reduction import SupportsReduction  # needs NumPy, which not every channel does
+
         return self if isinstance(self, SupportsReduction) else None
 
     async def close(self) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ephemeron.channels._buffers import joined
-from ephemeron.channels.address import public_address
 from ephemeron.channels.base import Buffer, Channel, Received, Traits
+from ephemeron.channels.credentials import public_address
 from ephemeron.errors import ChannelError, ChannelTimeout, ChannelUnreachable, JobError, KeyExists, MissingExtra
 from ephemeron.units import MB
 
