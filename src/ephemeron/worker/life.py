@@ -117,8 +117,8 @@ class Life:
         left = self.ctx.deadline - self.now() - 0.95 * self._reserve()
         usual = max(self.spec.patience_s, 10 * self._slowest)
         # Nobody can be suspected by functions that never live long enough to lose patience.
-        within_a_life = max(0.2 * self.call.lifetime_s, 2 * self._slowest)
-        return min(times * min(usual, within_a_life), max(left, 0.01))
+        within_a_life = max(0.2 * self.call.lifetime_s, 2 * self._slowest + self.spec.cold_start_s)
+        return min(times * usual, within_a_life, max(left, 0.01))
 
     async def watch_control(self) -> None:
         """Looks every two seconds whether the user wants the run to stop. One rank does it for all."""
@@ -209,20 +209,21 @@ class Life:
             await self._revive(rank, blame.iteration)
 
     async def _revive(self, rank: int, iteration: int) -> None:
+        tries = self._revived.get((rank, iteration), 0)
         latest = await lease.latest_attempt(self.channel, self.keys, rank)
-        tries = self._revived[rank, iteration] = self._revived.get((rank, iteration), 0) + 1
-        if await self._is_fresh(rank, latest):
-            return  # somebody has just replaced it: give it time
-        if tries > MOST_REVIVALS:
-            raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries - 1} replacements")
+        if await self._is_fresh(rank, latest, 0.9 * self.patience() * 2**tries):
+            return  # it has just been replaced, and has to start and repeat some iterations: give it time
+        if tries == MOST_REVIVALS:
+            raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries} replacements")
+        self._revived[rank, iteration] = tries + 1
         if await self._claim(rank, latest + 1):
-            text = f"rank {self.rank} waited {self.patience():.0f} s for rank {rank} at iteration {iteration} and replaces it"
+            text = f"rank {self.rank} waited in vain for rank {rank} at iteration {iteration} and replaces it"
             self.emit(Note(t=self.run_now(), level="warning", text=text))
             await self._invoke(rank, latest + 1, "replacement")
 
-    async def _is_fresh(self, rank: int, attempt: int) -> bool:
+    async def _is_fresh(self, rank: int, attempt: int, within_s: float) -> bool:
         claimed = await self.channel.fetch(self.keys.claim(rank, attempt))
-        return claimed is not None and self.run_now() - float(bytes(claimed)) < 0.9 * self.patience()
+        return claimed is not None and self.run_now() - float(bytes(claimed)) < within_s
 
     async def _claim(self, rank: int, attempt: int) -> bool:
         """Whether we may launch this attempt. The claim says when it was made."""

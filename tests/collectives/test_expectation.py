@@ -1,0 +1,126 @@
+"""Polling by prediction: few polls, small delays, and changes are followed."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import numpy as np
+import pytest
+from groups import PolledChannel, Rounds, random_vectors
+
+from ephemeron.channels.memory import MemoryChannel
+from ephemeron.collectives.expectation import Expectation
+
+
+class Sender:
+    """Objects that appear some time after a reference, and a reader that polls for them with growing steps."""
+
+    def __init__(self, *, clocks: bool, skew_s: float = 0.0, seed: int = 0) -> None:
+        self.expectation = Expectation()
+        self.clocks, self.skew_s = clocks, skew_s
+        self.random = random.Random(seed)
+        self.reference = 1000.0
+        self.polls = self.gets = 0
+        self.delays: list[float] = []
+
+    def round(self, after_s: float, jitter_s: float) -> None:
+        self.reference += 10
+        appears = self.reference + after_s + abs(self.random.gauss(0, jitter_s))
+        predicted = self.expectation.predict("s", self.reference)
+        asked = self.reference if predicted is None else predicted
+        step, gap = 0.005, 0.0
+        while asked < appears:
+            self.polls += 1
+            asked, gap = asked + step, step
+            step = min(0.25, step * 1.5)
+        self.gets += 1
+        self.delays.append(asked - appears)
+        age = asked - appears + 0.05 + self.skew_s if self.clocks else None
+        self.expectation.observe("s", self.reference, found=asked, gap_s=gap, age_s=age)
+
+    def rounds(self, n: int, after_s: float, jitter_s: float) -> tuple[float, float]:
+        """Polls per get and median delay of these rounds."""
+        polls, gets, seen = self.polls, self.gets, len(self.delays)
+        for _ in range(n):
+            self.round(after_s, jitter_s)
+        return (self.polls - polls) / (self.gets - gets), statistics.median(self.delays[seen:])
+
+
+@pytest.mark.parametrize("skew_s", [0.0, -3.0, 0.4])
+@pytest.mark.parametrize("clocks", [True, False])
+@pytest.mark.parametrize("jitter_s", [0.0, 0.002, 0.01])
+def test_few_polls_and_small_delays(jitter_s, clocks, skew_s):
+    sender = Sender(clocks=clocks, skew_s=skew_s)
+    sender.rounds(30, 1.5, jitter_s)
+    polls, delay = sender.rounds(300, 1.5, jitter_s)
+    assert polls < 0.2
+    assert delay < 0.004 + 2.5 * jitter_s
+
+
+@pytest.mark.parametrize("clocks", [True, False])
+def test_follows_a_change_downwards(clocks):
+    sender = Sender(clocks=clocks)
+    sender.rounds(40, 2.0, 0.002)
+    sender.rounds(60, 1.0, 0.002)
+    polls, delay = sender.rounds(60, 1.0, 0.002)
+    assert delay < 0.05
+    assert polls < 0.3
+
+
+def test_clocks_make_it_follow_sooner():
+    def delay_after(rounds, clocks):
+        sender = Sender(clocks=clocks)
+        sender.rounds(40, 2.0, 0.002)
+        sender.rounds(rounds, 1.0, 0.002)
+        return sender.rounds(5, 1.0, 0.002)[1]
+
+    assert delay_after(20, True) < 0.25
+    assert delay_after(20, True) < delay_after(20, False)
+
+
+def test_follows_a_change_upwards():
+    sender = Sender(clocks=True)
+    sender.rounds(40, 1.0, 0.002)
+    sender.rounds(15, 1.4, 0.002)
+    polls, delay = sender.rounds(100, 1.4, 0.002)
+    assert polls < 0.2
+    assert delay < 0.02
+
+
+def test_one_dead_sender_does_not_spoil_the_estimate():
+    """A replaced function may keep everybody waiting for a minute, once."""
+    sender = Sender(clocks=True)
+    sender.rounds(60, 1.0, 0.002)
+    sender.round(61.0, 0.0)
+    predicted = sender.expectation.predict("s", 0.0)
+    assert predicted is not None
+    assert predicted < 1.5
+
+
+def test_streams_are_apart():
+    expectation = Expectation()
+    assert expectation.predict("a", 5.0) is None
+    expectation.observe("a", 5.0, found=6.0, gap_s=0.0)
+    assert expectation.predict("a", 10.0) == pytest.approx(11.0)
+    assert expectation.predict("b", 10.0) is None
+
+
+@pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
+@pytest.mark.parametrize(("world", "aggregators"), [(4, 1), (4, 2), (4, 4), (8, 2)])
+def test_a_group_polls_little_and_loses_little(pattern, world, aggregators):
+    """Whole rounds over a store that cannot wait, against the same over one that can; jitter, and wrong clocks."""
+    rounds, size = 40, 250_000
+    vectors = random_vectors(1, world, size).repeat(rounds, axis=0)
+    seconds = {}
+    for store in (MemoryChannel(), PolledChannel()):
+        trial = Rounds(
+            world, aggregators, pattern=pattern, store=store, jitter_s=0.001, start_jitter_s=0.002, skew_s=0.5, seed=4
+        )
+        trial.reduce(vectors, [[1.0] * world] * rounds)
+        seconds[type(store)] = float(np.median(trial.seconds[10:]))
+        if isinstance(store, PolledChannel):
+            early, late = trial.traffic[9], trial.traffic[-1]
+            assert (late.polls - early.polls) / (late.gets - early.gets) < 0.2
+    # a chain of two waits, and a request that comes too early costs its latency and a step
+    assert seconds[PolledChannel] < seconds[MemoryChannel] + 3 * trial.latency_s

@@ -1,0 +1,164 @@
+"""Virtual time: nothing waits, order is fixed, and a deadlock is said and not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+
+import pytest
+
+from ephemeron.simulation import Deadlock, VirtualTimeLoop, run
+
+
+def test_years_pass_at_once():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        assert loop.time() == 0.0
+        await asyncio.sleep(3.15e8)
+        return loop.time()
+
+    began = time.process_time()
+    assert run(scenario()) == pytest.approx(3.15e8)
+    assert time.process_time() - began < 60  # computing time, and far from ten years of it
+
+
+def test_the_clock_stands_still_while_anything_is_ready():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        return loop.time()
+
+    assert run(scenario()) == 0.0
+
+
+def test_timers_fire_in_order_and_equal_ones_as_scheduled():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        seen = []
+        dice = random.Random(3)
+        for number in range(2000):
+            when = float(dice.randrange(20))
+            loop.call_at(when, lambda number=number, when=when: seen.append((loop.time(), when, number)))
+        await asyncio.sleep(30)
+        return seen
+
+    seen = run(scenario())
+    assert len(seen) == 2000
+    assert all(at == when for at, when, _ in seen)
+    assert seen == sorted(seen)
+
+
+def test_timers_in_the_past_fire_now():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(5)
+        done = loop.create_future()
+        loop.call_at(1.0, done.set_result, None)
+        await done
+        return loop.time()
+
+    assert run(scenario()) == 5.0
+
+
+def test_two_runs_are_the_same():
+    async def scenario():
+        log = []
+        dice = random.Random(11)
+
+        async def actor(name):
+            for _ in range(50):
+                await asyncio.sleep(dice.choice([0, 0.1, 0.1, 0.25, 1]))
+                log.append((name, asyncio.get_running_loop().time()))
+
+        await asyncio.gather(*(actor(name) for name in range(20)))
+        return log
+
+    assert run(scenario()) == run(scenario())
+
+
+def test_deadlock_is_raised():
+    async def scenario():
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Deadlock, match="nothing is scheduled"):
+        run(scenario())
+
+
+def test_cancelled_timers_do_not_advance_the_clock_or_hide_a_deadlock():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        loop.call_later(100, lambda: None).cancel()
+        await asyncio.sleep(1)
+        assert loop.time() == 1.0
+        await loop.create_future()
+
+    with pytest.raises(Deadlock):
+        run(scenario())
+
+
+def test_cancelled_timers_do_not_pile_up():
+    """Every wait that ends well leaves one behind."""
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        for _ in range(20_000):
+            loop.call_later(1e6, lambda: None).cancel()
+            await asyncio.sleep(0.001)
+        return len(loop._timers)
+
+    assert run(scenario()) < 3000
+
+
+def test_timeouts_and_cancellation_work():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await asyncio.sleep(3)
+        assert loop.time() == 2.0
+        task = asyncio.ensure_future(asyncio.sleep(50))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        done, waiting = await asyncio.wait(
+            [asyncio.ensure_future(asyncio.sleep(s)) for s in (1, 9)], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert (len(done), len(waiting), loop.time()) == (1, 1, 4.0)
+        for pending in waiting:
+            pending.cancel()
+
+    run(scenario())
+
+
+def test_failures_come_out_and_leave_garbage_collection_as_it_was():
+    before = gc.get_threshold()
+
+    async def scenario():
+        assert gc.get_threshold() != before
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(scenario())
+    assert gc.get_threshold() == before
+
+
+def test_it_is_an_ordinary_loop():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        seen = []
+        loop.call_soon_threadsafe(seen.append, 1)
+        loop.call_soon(seen.append, 2)
+        await asyncio.sleep(0)
+        handled = []
+        loop.set_exception_handler(lambda _, context: handled.append(type(context["exception"])))
+        loop.call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+        assert handled == [ZeroDivisionError]
+        return seen
+
+    assert run(scenario()) == [1, 2]
