@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_every_rank_sends_every_piece_in_an_order_of_its_own():
     covered = sorted((p.start, p.stop) for p in pieces(100, 4, 10))
     assert covered[0][0] == 0
     assert covered[-1][1] == 100
-    assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
 
 
 def test_the_server_form_gives_the_same_bits():

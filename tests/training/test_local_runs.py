@@ -86,9 +86,13 @@ def test_relays_give_the_same_weights(undisturbed, home):
     assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
 
 
-@pytest.mark.parametrize("channel", ["redis", "parameter_server"])
+@pytest.mark.parametrize("channel", ["redis", "s3", "parameter_server"])
 def test_other_channels_give_the_same_weights(channel, undisturbed, home, request):
-    address = request.getfixturevalue("valkey_server").address if channel == "redis" else None
+    address = None
+    if channel == "redis":
+        address = request.getfixturevalue("valkey_server").address
+    elif channel == "s3":
+        address = request.getfixturevalue("s3")
     how = {"channel": address} if address else {"pattern": "parameter-server"}
     result, _ = go(**how)
     assert result.summary["status"] == "finished"
