@@ -171,6 +171,7 @@ def test_workers_carry_the_run_without_a_supervisor(undisturbed):
 def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
     """The others come to the end of their own lives while they wait for the dead one: they hand over too."""
     world = dataclasses.replace(WORLD, cold_start_s=2.0)
+    calm = len(synthetic(lifetime_s=8.0, sync=sync, world=world, **SETTINGS).of(Invoked))
     for rank, iteration in ((0, 5), (2, 6), (3, 7)):
         for phase in ("upload", "compute"):
             run = synthetic(
@@ -179,4 +180,4 @@ def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
             )  # fmt: skip
             assert len(run.of(FaultFired)) == 1
             assert run.sha == undisturbed(sync=sync)
-            assert len(run.of(Invoked)) < 30
+            assert len(run.of(Invoked)) <= 3 * calm  # a few replaced too early, and no storm

@@ -161,7 +161,8 @@ class Life:
         if not await self._claim(self.rank, self.attempt + 1):
             raise Leave("fenced")
         self._successor = True
-        await self._invoke(self.rank, self.attempt + 1, "relay")
+        left = self.ctx.deadline - self.now()  # by then we have handed over, or were killed
+        await self._invoke(self.rank, self.attempt + 1, "relay", hand_within_s=round(left, 3))
 
     async def forget_predecessor(self) -> None:
         """Deletes the traces of the attempt before ours, so that relays leave nothing behind."""
@@ -175,8 +176,9 @@ class Life:
         """Tells the successor where to go on."""
         await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [str(iteration).encode()])
 
-    async def _invoke(self, rank: int, attempt: int, reason: Reason) -> None:
-        await self.ctx.invoke(dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason))
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: float) -> None:
+        options = {**self.call.options, **more}
+        await self.ctx.invoke(dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options))
 
     # -- peers --------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
         return {}, None, False
     if life.call.reason == "relay":
         try:
-            deadline = life.now() + min(3 * life.patience(), 0.4 * life.call.lifetime_s)
+            deadline = life.now() + float(life.call.options["hand_within_s"])
             received = await life.channel.get(life.keys.hand(life.rank, life.attempt), deadline=deadline)
             if bytes(received.data) != RECOVER:
                 arrays, meta = await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S)

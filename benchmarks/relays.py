@@ -1,0 +1,83 @@
+"""What lifetimes cost on this machine: the same run with functions that live a tenth of it, and with no limit.
+
+    python -m benchmarks.relays [--json] [--epochs 60] [--pairs 2]
+
+Real processes with quotas. The first relay of a run starts its successors cold (each imports PyTorch), later ones find
+the environments of their predecessors' predecessors warm. Both sides alternate; seconds are from launch to end, less
+the first start, which both have alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from benchmarks.common import environment, write
+from ephemeron.events import Event, Loaded
+from ephemeron.job import load_job
+from ephemeron.training import configure, train
+
+JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
+
+
+def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
+    """One run; its seconds after all functions have loaded for the first time."""
+    job = dataclasses.replace(load_job(JOB), epochs=epochs)
+    job = dataclasses.replace(job, limits=dataclasses.replace(job.limits, budget_usd=None))
+    loaded: dict[int, float] = {}
+
+    def note(event: Event) -> None:
+        if isinstance(event, Loaded):
+            loaded.setdefault(event.rank, event.t)
+
+    result = train(job, configure(job, platform="local", lifetime_s=lifetime_s), on_event=note).raise_if_failed()
+    s = result.summary
+    return {
+        "lifetime_s": lifetime_s,
+        "seconds": s["seconds"] - max(loaded.values()),
+        "invocations": s["invocations"],
+        "cost_usd": s["cost_usd"],
+        "weights_sha256": s["weights_sha256"],
+    }
+
+
+@click.command()
+@click.option("--epochs", default=60, show_default=True, help="Length of the run.")
+@click.option("--pairs", default=2, show_default=True, help="Runs of each kind.")
+@click.option("--json", "as_json", is_flag=True)
+def main(epochs: int, pairs: int, as_json: bool) -> None:
+    """Measures what relays cost."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["EPHEMERON_HOME"] = home
+        whole, relayed = [], []
+        for _ in range(pairs):
+            whole.append(once(epochs, None))
+            relayed.append(once(epochs, round(whole[0]["seconds"] / 10, 2)))
+    ratio = median(r["seconds"] for r in relayed) / median(w["seconds"] for w in whole)
+    same = len({r["weights_sha256"] for r in whole + relayed}) == 1
+    rows = [{"kind": k, **r} for k, rs in (("no limit", whole), ("a tenth", relayed)) for r in rs]
+    out = {
+        "environment": environment(),
+        "runs": rows,
+        "ratio_of_medians": round(ratio, 4),
+        "goal": 1.05,
+        "same_weights": same,
+    }
+    if as_json:
+        write(out)
+        return
+    for row in rows:
+        click.echo(
+            f"{row['kind']:>8}  {row['seconds']:7.2f} s  {row['invocations']:3d} invocations  ${row['cost_usd']:.5f}"
+        )
+    click.echo(f"ratio {out['ratio_of_medians']} (goal {out['goal']}), same weights: {same}")
+
+
+if __name__ == "__main__":
+    main()
