@@ -35,7 +35,7 @@ LARGE_MB = 20.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument("--quick", action="store_true", help="W = 2 and 4, fewer K and rounds: two minutes")
+    parser.add_argument("--quick", action="store_true", help="W = 4, two K, two sizes, fewer rounds: two minutes")
     parser.add_argument("--workers", type=int, nargs="+", metavar="W")
     parser.add_argument("--sizes", type=float, nargs="+", metavar="MB", help="of 1e6 bytes")
     parser.add_argument("--channels", nargs="+", choices=CHANNELS, default=list(CHANNELS))
@@ -45,7 +45,7 @@ def main() -> None:
     if arguments.json:
         write(result)
     else:
-        show(result, Console())
+        show(result, Console(width=130))
 
 
 class Measurement:
@@ -53,7 +53,7 @@ class Measurement:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.quick = bool(arguments.quick)
-        self.workers = arguments.workers or ([2, 4] if self.quick else [4, 2, 8])
+        self.workers = arguments.workers or ([4] if self.quick else [4, 2, 8])
         self.sizes = arguments.sizes or ([1.0, 47.0] if self.quick else [47.0, 1.0, 5.0])
         self.channels = arguments.channels
         self.ends = time.monotonic() + 60 * (arguments.minutes or (1.8 if self.quick else 20))
@@ -113,6 +113,8 @@ class Measurement:
             for throttled in (True, False)
             for form in ("plain", "pipelined")
         ]
+        if self.quick:
+            return sorted(chosen, key=lambda c: c.size_mb)
         return sorted(chosen, key=lambda c: 0 if c.size_mb >= LARGE_MB and c.workers == 4 else 1 + c.size_mb)
 
     def _aggregators(self, workers: int) -> list[int]:
