@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+MOTO = Path(__file__).parents[1] / "benchmarks" / "moto_server.py"
+
 
 @dataclass
 class ServerProcess:
@@ -93,9 +95,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
-    )
+    process = subprocess.Popen([sys.executable, str(MOTO), "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
     try:
         wait_until(lambda: answers_on(port), process, "moto")
         urllib.request.urlopen(urllib.request.Request(f"{url}/ephemeron-tests", method="PUT"), timeout=30).close()

@@ -181,7 +181,9 @@ class Life:
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: float) -> None:
         options = {**self.call.options, **more}
-        await self.ctx.invoke(dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options))
+        await self.ctx.invoke(
+            dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options)
+        )
 
     # -- peers --------------------------------------------------------------------------------------------
 
