@@ -1,6 +1,6 @@
 """What lifetimes cost on this machine: the same run with functions that live a tenth of it, and with no limit.
 
-    python -m benchmarks.relays [--json] [--epochs 60] [--pairs 2]
+    python -m benchmarks.relays [--json] [--epochs 200] [--pairs 2]
 
 Real processes with quotas. The first relay of a run starts its successors cold (each imports PyTorch), later ones find
 the environments of their predecessors' predecessors warm. Both sides alternate; seconds are from launch to end, less
@@ -48,7 +48,7 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--epochs", default=60, show_default=True, help="Length of the run.")
+@click.option("--epochs", default=200, show_default=True, help="Length of the run.")
 @click.option("--pairs", default=2, show_default=True, help="Runs of each kind.")
 @click.option("--json", "as_json", is_flag=True)
 def main(epochs: int, pairs: int, as_json: bool) -> None:

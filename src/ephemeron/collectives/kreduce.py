@@ -98,7 +98,7 @@ class KReduce(Collective):
         self.retention = Retention(group.world)
         self.marks = [0] * group.world
         self._expect = Expectation()
-        self._reference = 0.0
+        self._reference = self._appeared = 0.0
         self._staged: dict[int, _Staged] = {}
         self._own: dict[tuple[int, int], tuple[np.ndarray, Envelope]] = {}
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
@@ -128,9 +128,11 @@ class KReduce(Collective):
     async def upload(self, iteration: int) -> None:
         loop = asyncio.get_running_loop()
         staged = self._staged.pop(iteration)
-        self._reference = loop.time()
+        # Where all wait for all, whoever is late must not measure the others from its own lateness.
+        common = self._appeared if self.g.policy.waits_for_all else 0.0
+        self._reference, self._appeared = common or loop.time(), 0.0
         await _all(self._send(iteration, piece, payload, staged) for piece, payload in staged.payloads)
-        if not self.overlaps:  # nobody waits yet, and what follows depends more on when this ended
+        if not (self.overlaps or common):  # nobody waits yet, and what follows depends more on when this ended
             self._reference = loop.time()
 
     async def _send(self, iteration: int, piece: Piece, payload: list[Buffer], staged: _Staged) -> None:
@@ -226,6 +228,7 @@ class KReduce(Collective):
             async with self._slots["aggregate"]:
                 envelope = self._envelope("merged", version, weight, flags, marks)
                 await self._put("aggregate", key, self._pack(self.downward, envelope, piece, payload))
+        self._appeared = max(self._appeared, loop.time())
         waiting = self._merged.get((version, piece.index))
         if waiting is not None and not waiting.done():
             waiting.set_result((self.downward.round_trip(payload, total), flags))
@@ -403,7 +406,9 @@ class KReduce(Collective):
             age_s = self.g.trace.run_time() - (loop.time() - found) - envelope.sent_at
             # Polls come in steps that grow by half: the last one was a third of all.
             gap_s = min(0.25, (found - max(began, predicted or 0)) / 3) if missed or received.polls else 0.0
-            self._expect.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
+            appeared = self._expect.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
+            if phase == "download":
+                self._appeared = max(self._appeared, appeared)
         if found > began:
             self.g.trace.record("wait", began, found)
         self._record(phase, found)

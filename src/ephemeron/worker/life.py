@@ -50,6 +50,7 @@ class Life:
         self.rank, self.attempt = ctx.call.rank, ctx.call.attempt
         self.keys = Keys(ctx.call.run)
         self.began = self.now()
+        self._started_after_s = self.run_now()
         self.faults = FaultInjector((), rank=self.rank, attempt=self.attempt, die=ctx.die, fired=self._fired)
         self.channel = Metered(Faulty(ctx.channel, drops=lambda key: self.faults.drops(key)))
         self.trace = PhaseTrace(ctx.origin, self.faults)
@@ -148,8 +149,9 @@ class Life:
     def should_prepare(self) -> bool:
         """Whether a successor started now would be ready in time."""
         assert self.spec is not None
-        # From the second relay on, the environment of our predecessor is warm and free.
-        start = self.spec.cold_start_s if self.attempt == 0 else WARM_START_S
+        # From the second relay on, the environment of our predecessor is warm and free. The first successors will
+        # start as the first functions did: all at once, and maybe more slowly than one alone.
+        start = max(self.spec.cold_start_s, self._started_after_s) if self.attempt == 0 else WARM_START_S
         lead = min(start + 2 * self.load_s, 0.3 * self.call.lifetime_s)
         return not self._successor and self.ctx.deadline - self.now() < self._reserve() + 2 * self._typical + lead
 
