@@ -1,0 +1,394 @@
+"""What was measured: a workload's and a platform's coefficients, as values that travel as JSON.
+
+`profile.json` can be written by hand, in the symbols of FasDL's tables 3.1 and 5.1:
+
+    {"workload": {"model_mb": 97.49, "a": 37.19, "b": 12.48, "m": -111.46, "memory_slope_mb": 12, "memory_base_mb": 700,
+                  "dataset_mb": 147, "samples": 50000},
+     "platform": {"name": "aws-lambda", "memory_mb": {"min": 128, "max": 10240, "step": 128}, "lifetime_s": 900,
+                  "cold_start_s": 3, "price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6,
+                  "price_get": 4e-7, "poll_s": 0.02,
+                  "transfer": [{"memory_mb": 1024, "up": {"p_mb_s": 73, "t_per_mb": 0.11},
+                                "down": {"p_mb_s": 82, "t_per_mb": 0.35}}]}}
+
+How long an object of s MB takes one way may have three forms:
+
+    {"p_mb_s", "t_per_mb"}                         s / (p·(1 − exp(−t·s))), FasDL equations 3-5 and 3-6
+    {"latency_s", "mb_s"}                          latency + s / bandwidth
+    {"latency_s", "s_per_mb", "exponent"}          latency + c·s^γ, which predicts AWS Lambda with S3 better
+
+MB are 1e6 bytes for data and MiB for memory quotas, as clouds sell them. A quota between two measured ones is
+interpolated; above the last measured one nothing gets faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ephemeron.errors import JobError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturating:
+    """Throughput p·(1 − exp(−t·s)): FasDL, equations 3-5 and 3-6."""
+
+    p_mb_s: float
+    t_per_mb: float
+
+    def seconds(self, size_mb: Array | float) -> Array:
+        s = np.maximum(np.asarray(size_mb, dtype=float), 1e-9)
+        return np.asarray(s / (self.p_mb_s * -np.expm1(-self.t_per_mb * s)))
+
+    @property
+    def bandwidth_mb_s(self) -> float:
+        """Of many objects at once."""
+        return self.p_mb_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """Latency, then a constant rate."""
+
+    latency_s: float
+    mb_s: float
+
+    def seconds(self, size_mb: Array | float) -> Array:
+        return self.latency_s + np.asarray(size_mb, dtype=float) / self.mb_s
+
+    @property
+    def bandwidth_mb_s(self) -> float:
+        return self.mb_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Latency, then time that grows as a power of the size: some stores serve large objects over more connections."""
+
+    latency_s: float
+    s_per_mb: float
+    exponent: float
+
+    def seconds(self, size_mb: Array | float) -> Array:
+        return self.latency_s + self.s_per_mb * np.asarray(size_mb, dtype=float) ** self.exponent
+
+    @property
+    def bandwidth_mb_s(self) -> float:
+        """At the largest size that was measured in earnest, 50 MB."""
+        return 50.0 / float(self.s_per_mb * 50.0**self.exponent)
+
+
+Rate = Saturating | Affine | Power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Both directions at one memory quota."""
+
+    memory_mb: float
+    up: Rate
+    down: Rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One model on one dataset."""
+
+    name: str = "workload"
+    model_mb: float
+    """S_m: MB of the exchanged vector."""
+    a: float
+    """Seconds·MB per sample: seconds of an iteration are a·(B+b)/(M+m), FasDL equation 3-12."""
+    b: float
+    m: float
+    memory_slope_mb: float
+    """k of equation 4-1, MB per sample of a batch."""
+    memory_base_mb: float
+    """c of equation 4-1."""
+    dataset_mb: float
+    samples: int
+    """D."""
+    test_samples: int = 0
+    """Evaluated after every epoch, all functions sharing; a forward pass costs a third of a step."""
+    state_mb: float = 0.0
+    """MB of a checkpoint (parameters, buffers, optimiser); 0: as `model_mb`."""
+    vcpus: float = 0.0
+    """Share of the CPU above which more brings nothing (one thread per function: 1); 0: no such share."""
+    fold_s_per_mb: float = 0.0
+    """CPU seconds, on one whole vCPU, to unpack one MB and add it up, or to pack it."""
+    apply_s: float = 0.0
+    """CPU seconds, on one whole vCPU, of the optimiser's step."""
+    step_s: float = 0.0
+    """Seconds of an iteration that neither batch nor memory explains: bookkeeping of the worker."""
+
+    def compute_s(self, batch: Array | float, memory_mb: Array | float) -> Array:
+        """FasDL, equation 3-12."""
+        return self.a * (np.asarray(batch) + self.b) / (np.asarray(memory_mb) + self.m)
+
+    def memory_needed_mb(self, batch: Array | float) -> Array:
+        """FasDL, equation 4-1."""
+        return self.memory_slope_mb * np.asarray(batch) + self.memory_base_mb
+
+    def largest_batch(self, memory_mb: Array | float) -> Array:
+        """FasDL, equation 4-2, rounded down; 0 where not even the base fits."""
+        free = np.asarray(memory_mb, dtype=float) - self.memory_base_mb
+        if self.memory_slope_mb <= 0:
+            return np.where(free >= 0, float(self.samples), 0.0)
+        return np.maximum(np.floor(free / self.memory_slope_mb + 1e-9), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformProfile:
+    """Functions and one kind of channel between them."""
+
+    name: str
+    memory_min_mb: int = 128
+    memory_max_mb: int = 10240
+    memory_step_mb: int = 128
+    lifetime_s: float = 900.0
+    cold_start_s: float = 1.5
+    warm_start_s: float = 0.05
+    price_gb_s: float
+    price_invocation: float
+    price_put: float = 0.0
+    price_get: float = 0.0
+    """Per read; a poll costs one, found or not."""
+    price_list: float = 0.0
+    price_delete: float = 0.0
+    price_mb: float = 0.0
+    """Per MB moved, for caches that bill by volume."""
+    price_server_hour: float = 0.0
+    poll_s: float = 0.0
+    """Seconds of one request that finds nothing; 0: the store waits by itself, and is not polled."""
+    channel: str = "objects"
+    """`objects`, `cache` or `server`."""
+    concurrency: int = 1000
+    mb_per_vcpu: float = 1769.0
+    parallel: int = 8
+    """Requests that one function keeps under way."""
+    transfer: tuple[Transfer, ...]
+    source: str = ""
+    as_of: str = ""
+    """ISO date of the prices."""
+    notes: tuple[str, ...] = ()
+
+    def quotas(self, step_mb: int | None = None) -> Array:
+        """All memory quotas, ascending."""
+        step = step_mb or self.memory_step_mb
+        first = -(-self.memory_min_mb // step) * step
+        return np.unique(np.append(np.arange(first, self.memory_max_mb + 1, step), self.memory_max_mb))
+
+    def seconds(self, direction: Literal["up", "down"], size_mb: Array, memory_mb: Array) -> Array:
+        """One object alone.
+
+        Args:
+            direction: which way.
+            size_mb: any shape.
+            memory_mb: broadcastable to it.
+
+        Returns:
+            Seconds, interpolated linearly between measured quotas, constant beyond them.
+        """
+        nodes = np.array([t.memory_mb for t in self.transfer])
+        at = np.stack([getattr(t, direction).seconds(size_mb) for t in self.transfer])
+        return _between(nodes, at, np.asarray(memory_mb, dtype=float))
+
+    def seconds_per_mb(self, direction: Literal["up", "down"], memory_mb: Array) -> Array:
+        """Of many objects at once: the link's own limit."""
+        nodes = np.array([t.memory_mb for t in self.transfer])
+        at = np.array([1 / getattr(t, direction).bandwidth_mb_s for t in self.transfer])
+        return np.asarray(np.interp(np.asarray(memory_mb, dtype=float), nodes, at))
+
+
+def _between(nodes: Array, at: Array, memory_mb: Array) -> Array:
+    """`at[node, ...]` interpolated at quotas that broadcast against `...`."""
+    if len(nodes) == 1:
+        return np.broadcast_to(at[0], np.broadcast_shapes(at.shape[1:], memory_mb.shape)).copy()
+    m = np.clip(memory_mb, nodes[0], nodes[-1])
+    i = np.clip(np.searchsorted(nodes, m, side="right") - 1, 0, len(nodes) - 2)
+    w = (m - nodes[i]) / (nodes[i + 1] - nodes[i])
+    shape = np.broadcast_shapes(at.shape[1:], m.shape)
+    i, w = np.broadcast_to(i, shape), np.broadcast_to(w, shape)
+    at = np.broadcast_to(at, (len(nodes), *shape))
+    low = np.take_along_axis(at, i[None], axis=0)[0]
+    high = np.take_along_axis(at, i[None] + 1, axis=0)[0]
+    return np.asarray(low + w * (high - low))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a plan starts from."""
+
+    workload: Workload
+    platform: PlatformProfile
+    fit: dict[str, Any] = field(default_factory=dict)
+    """How it was measured: probes, confidence intervals, errors on probes kept out. Free form, for people."""
+
+    def to_json(self) -> str:
+        """`profile.json`."""
+        w = dataclasses.asdict(self.workload)
+        p = dataclasses.asdict(self.platform)
+        p["memory_mb"] = {k: p.pop(f"memory_{k}_mb") for k in ("min", "max", "step")}
+        out: dict[str, Any] = {"workload": w, "platform": p}
+        if self.fit:
+            out["fit"] = self.fit
+        return json.dumps(out, indent=2, default=list) + "\n"
+
+    def save(self, path: Path) -> None:
+        path.write_text(self.to_json())
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Reads `profile.json`.
+
+    Raises:
+        JobError: absent, not JSON, or a value is missing or makes no sense; named.
+    """
+    try:
+        raw = json.loads(Path(path).read_text())
+    except OSError as e:
+        raise JobError(f"profile {path} cannot be read: {e.strerror}") from None
+    except ValueError as e:
+        raise JobError(f"profile {path} is not JSON: {e}") from None
+    return parse_profile(raw, where=str(path))
+
+
+def parse_profile(raw: Any, *, where: str = "profile") -> Profile:
+    """A profile from parsed JSON.
+
+    Raises:
+        JobError: names the value, the place and what would be right.
+    """
+    top = _table(raw, where)
+    _known(top, {"workload", "platform", "fit"}, where)
+    fit = top.get("fit") or {}
+    return Profile(
+        workload=parse_workload(top.get("workload"), where=f"{where}: workload"),
+        platform=parse_platform(top.get("platform"), where=f"{where}: platform"),
+        fit=dict(_table(fit, f"{where}: fit")),
+    )
+
+
+def parse_workload(raw: Any, *, where: str) -> Workload:
+    """The `workload` table."""
+    table = _table(raw, where)
+    _known(table, {f.name for f in dataclasses.fields(Workload)}, where)
+    required = ("model_mb", "a", "b", "m", "memory_slope_mb", "memory_base_mb", "dataset_mb", "samples")
+    values: dict[str, Any] = {k: _number(table, k, where) for k in required}
+    for k in ("test_samples", "state_mb", "vcpus", "fold_s_per_mb", "apply_s", "step_s"):
+        if k in table:
+            values[k] = _number(table, k, where)
+    for k in ("model_mb", "a", "samples"):
+        _must(values[k] > 0, f"{where}.{k} = {values[k]:g} should be above 0")
+    for k in values.keys() - {"m", "b"}:
+        _must(values[k] >= 0, f"{where}.{k} = {values[k]:g} should not be negative")
+    _must(values["b"] > -1, f"{where}.b = {values['b']:g} would make one sample free: should be above -1")
+    for k in ("samples", "test_samples"):
+        _must(float(values.get(k, 0)).is_integer(), f"{where}.{k} = {values.get(k)} should be a whole number")
+        values[k] = int(values.get(k, 0))
+    return Workload(name=str(table.get("name", "workload")), **values)
+
+
+def parse_platform(raw: Any, *, where: str) -> PlatformProfile:
+    """The `platform` table."""
+    table = dict(_table(raw, where))
+    memory = _table(table.pop("memory_mb", None), f"{where}.memory_mb")
+    _known(memory, {"min", "max", "step"}, f"{where}.memory_mb")
+    sizes = {k: int(_number(memory, k, f"{where}.memory_mb")) for k in ("min", "max", "step")}
+    _must(
+        0 < sizes["min"] <= sizes["max"] and sizes["step"] > 0,
+        f"{where}.memory_mb = {sizes} should be 0 < min ≤ max and step > 0",
+    )
+    text: dict[str, Any] = {k: str(table.pop(k)) for k in ("name", "channel", "source", "as_of") if k in table}
+    _must("name" in text, f"{where}.name is missing")
+    _must(
+        text.get("channel", "objects") in ("objects", "cache", "server"),
+        f"{where}.channel = {text.get('channel')!r} should be objects, cache or server",
+    )
+    notes = tuple(map(str, table.pop("notes", ())))
+    rows = table.pop("transfer", None)
+    _must(isinstance(rows, list) and len(rows) > 0, f"{where}.transfer should be a list of at least one measured quota")
+    transfer = sorted(
+        (_transfer(row, f"{where}.transfer[{i}]") for i, row in enumerate(rows)), key=lambda t: t.memory_mb
+    )
+    nodes = [t.memory_mb for t in transfer]
+    _must(len(set(nodes)) == len(nodes), f"{where}.transfer has two rows of the same memory_mb")
+    required = {"lifetime_s", "cold_start_s", "price_gb_s", "price_invocation", "price_put", "price_get", "poll_s"}
+    numbers = {
+        f.name
+        for f in dataclasses.fields(PlatformProfile)
+        if not f.name.startswith("memory_")
+        and f.name not in ("name", "channel", "source", "as_of", "notes", "transfer")
+    }
+    _known(table, numbers, where)
+    values: dict[str, Any] = {k: _number(table, k, where) for k in sorted(numbers & (required | table.keys()))}
+    for k, v in values.items():
+        _must(v >= 0, f"{where}.{k} = {v:g} should not be negative")
+    for k in ("lifetime_s", "mb_per_vcpu", "parallel", "concurrency"):
+        _must(values.get(k, 1) > 0, f"{where}.{k} = {values.get(k)} should be above 0")
+    for k in ("parallel", "concurrency"):
+        if k in values:
+            values[k] = int(values[k])
+    return PlatformProfile(
+        **text, **values, notes=notes, transfer=tuple(transfer),
+        memory_min_mb=sizes["min"], memory_max_mb=sizes["max"], memory_step_mb=sizes["step"],
+    )  # fmt: skip
+
+
+def _transfer(raw: Any, where: str) -> Transfer:
+    table = _table(raw, where)
+    _known(table, {"memory_mb", "up", "down"}, where)
+    memory = _number(table, "memory_mb", where)
+    _must(memory > 0, f"{where}.memory_mb = {memory:g} should be above 0")
+    return Transfer(
+        memory_mb=memory, up=_rate(table.get("up"), f"{where}.up"), down=_rate(table.get("down"), f"{where}.down")
+    )
+
+
+_FORMS: tuple[type[Rate], ...] = (Saturating, Affine, Power)
+
+
+def _rate(raw: Any, where: str) -> Rate:
+    table = _table(raw, where)
+    for form in _FORMS:
+        names = [f.name for f in dataclasses.fields(form)]
+        if set(names) == table.keys():
+            values = {k: _number(table, k, where) for k in names}
+            for k, v in values.items():
+                _must(v > 0 or (k == "latency_s" and v == 0), f"{where}.{k} = {v:g} should be above 0")
+            return form(**values)
+    forms = " or ".join("{" + ", ".join(f.name for f in dataclasses.fields(form)) + "}" for form in _FORMS)
+    raise JobError(f"{where} has {{{', '.join(sorted(table))}}}", remedy=f"give {forms}")
+
+
+def _table(raw: Any, where: str) -> Mapping[str, Any]:
+    _must(isinstance(raw, Mapping), f"{where} is missing, or is not a table of names and values")
+    return raw  # type: ignore[no-any-return]
+
+
+def _known(table: Mapping[str, Any], names: Sequence[str] | set[str], where: str) -> None:
+    unknown = sorted(table.keys() - set(names))
+    _must(not unknown, f"{where} has the unknown key {', '.join(unknown)}; known are {', '.join(sorted(names))}")
+
+
+def _number(table: Mapping[str, Any], key: str, where: str) -> float:
+    _must(key in table, f"{where}.{key} is missing")
+    value = table[key]
+    _must(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value),
+        f"{where}.{key} = {value!r} should be a number",
+    )
+    return float(value)
+
+
+def _must(holds: bool, text: str) -> None:
+    if not holds:
+        raise JobError(text)
