@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
 
 DEFAULT = "aws-us-east-1"
+
+AGED_MONTHS = 18
+"""Price lists change about once a year; after this long, half as much again, a plan warns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,22 @@ class Prices:
         return gb_seconds * self.gb_second_usd + invocations * self.invocation_usd
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A virtual machine that can be rented by the second."""
+
+    name: str
+    vcpus: float
+    memory_mb: float
+    """MiB, as for functions."""
+    hour_usd: float
+    boot_s: float
+    """From the request until a program runs. An assumption: no price list states it."""
+    source: str
+    as_of: str
+    """ISO date of the price list."""
+
+
 def load_prices(service: str, file: str | Path | None = None) -> Prices:
     """Prices with a channel of the given service (`objects`, `cache`, `server`, `memory`).
 
@@ -55,9 +77,7 @@ def load_prices(service: str, file: str | Path | None = None) -> Prices:
         JobError: the file is absent or lacks a value.
     """
     try:
-        text = Path(file).read_text() if file else files(__package__).joinpath(f"{DEFAULT}.toml").read_text()
-        raw = tomllib.loads(text)
-        as_of = raw["as_of"]
+        raw = tomllib.loads(_text(file))
         storage: dict[str, float] = {}
         if service == "objects":
             storage = {k: float(raw["objects"][k]) for k in ("put_usd", "get_usd", "list_usd", "delete_usd")}
@@ -68,16 +88,91 @@ def load_prices(service: str, file: str | Path | None = None) -> Prices:
             storage = {"server_hour_usd": float(raw["server"]["hour_usd"])}
         return Prices(
             name=str(raw["name"]),
-            as_of=as_of.isoformat() if isinstance(as_of, datetime.date) else str(as_of),
+            as_of=_date(raw["as_of"]),
             gb_second_usd=float(raw["functions"]["gb_second_usd"]),
             invocation_usd=float(raw["functions"]["invocation_usd"]),
             **storage,
         )
+    except (KeyError, ValueError, TypeError) as e:
+        raise JobError(f"price file {file or DEFAULT}: missing or bad value {e}", remedy=_REMEDY) from None
+
+
+def load_machines(file: str | Path | None = None) -> tuple[Machine, ...]:
+    """Virtual machines of a price file, in its order; none where it lists none.
+
+    Raises:
+        JobError: the file is absent, or a value of a `[[machine]]` is missing or makes no sense; named.
+    """
+    try:
+        raw = tomllib.loads(_text(file))
+        as_of, rows = _date(raw["as_of"]), raw.get("machine", [])
+    except (KeyError, ValueError) as e:
+        raise JobError(f"price file {file or DEFAULT}: missing or bad value {e}", remedy=_REMEDY) from None
+    where = f"price file {file or DEFAULT}: machine"
+    _must(isinstance(rows, list), f"{where} should be an array, written [[machine]]")
+    machines = tuple(_machine(row, as_of, f"{where} {i}") for i, row in enumerate(rows, start=1))
+    names = [m.name for m in machines]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    _must(not twice, f"{where} {', '.join(twice)} is there twice")
+    return machines
+
+
+def age_warning(as_of: str, today: datetime.date) -> str | None:
+    """What to say of prices that are older than `AGED_MONTHS`, or whose age nobody can tell; None: nothing.
+
+    Args:
+        as_of: `Prices.as_of`, an ISO date or date and time.
+        today: the date to count from.
+    """
+    remedy = "give newer ones with --prices FILE"
+    try:
+        date = datetime.datetime.fromisoformat(as_of).date()
+    except ValueError:
+        return f"the prices are of {as_of!r}, which is no ISO date, so their age is unknown; {remedy}"
+    years = (today - date).days / 365.25
+    if years <= AGED_MONTHS / 12:
+        return None
+    return f"the prices are of {date}, {years:.1f} years old; {remedy}"
+
+
+_REMEDY = "compare it with the built-in one"
+
+
+def _text(file: str | Path | None) -> str:
+    if not file:
+        return files(__package__).joinpath(f"{DEFAULT}.toml").read_text()
+    try:
+        return Path(file).read_text()
     except FileNotFoundError:
         raise JobError(f"price file {file} does not exist") from None
     except OSError as e:
         raise JobError(f"price file {file} cannot be read: {e.strerror}") from None
-    except (KeyError, ValueError, TypeError) as e:
-        raise JobError(
-            f"price file {file or DEFAULT}: missing or bad value {e}", remedy="compare it with the built-in one"
-        ) from None
+
+
+def _date(as_of: Any) -> str:
+    return as_of.isoformat() if isinstance(as_of, datetime.date) else str(as_of)
+
+
+def _machine(row: Any, as_of: str, where: str) -> Machine:
+    _must(isinstance(row, Mapping), f"{where} should be a table of names and values")
+    name = row.get("name")
+    _must(isinstance(name, str) and name != "", f"{where}: name = {name!r} should be a word")
+    where = f"{where} ({name})"
+    texts, numbers = {"name", "source"}, {"vcpus", "memory_mb", "hour_usd", "boot_s"}
+    unknown = sorted(row.keys() - texts - numbers)
+    _must(not unknown, f"{where} has the unknown key {', '.join(unknown)}")
+    values: dict[str, float] = {}
+    for key in sorted(numbers):
+        value = row.get(key)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        _must(good and value >= 0, f"{where}: {key} = {value!r} should be a number, and not negative")
+        _must(value > 0 or key in ("hour_usd", "boot_s"), f"{where}: {key} = {value!r} should be above 0")
+        values[key] = float(value)
+    source = row.get("source")
+    _must(isinstance(source, str) and source != "", f"{where}: source = {source!r} should say where the price is from")
+    return Machine(name=name, source=source, as_of=as_of, **values)
+
+
+def _must(holds: bool, problem: str) -> None:
+    if not holds:
+        raise JobError(problem, remedy=_REMEDY)
