@@ -53,8 +53,9 @@ def on_machine(
     epoch_s = full * float(workload.compute_s(batch, quota_mb))
     if rest:
         epoch_s += float(workload.compute_s(rest, quota_mb))
-    epoch_s += (full + bool(rest)) * (workload.step_s + workload.apply_s / min(1.0, vcpus))
-    epoch_s += workload.test_samples * workload.a / (quota_mb + workload.m) / 3
+    epoch_s += (full + bool(rest)) * (workload.step_s + workload.apply_s / vcpus)
+    if workload.test_samples:
+        epoch_s += float(workload.compute_s(workload.test_samples / 3, quota_mb))
     seconds = machine.boot_s + download_s + epochs * epoch_s
     return {
         "name": machine.name,
