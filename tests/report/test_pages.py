@@ -86,7 +86,7 @@ def test_text_from_outside_is_escaped() -> None:
     evil = "<script>alert('x')</script>&\""
     events = runs.clean(job=evil)
     events.append(Note(t=1.0, level="warning", text=evil))
-    result = {"run_id": evil, "status": evil, "channel": evil, evil: evil, "predicted": {evil: 1.0}}
+    result = {"run_id": evil, "status": evil, "channel": evil, evil: evil, "settings": {evil: 1.0}}
     html = page(events, result)
     assert parsed(html).seen.count("script") == 1
     assert "alert('x')</script>" not in html
@@ -117,18 +117,6 @@ def test_failure_shows_its_cause() -> None:
     assert "4 functions of 704 MB finished no iteration" in html
 
 
-def test_predicted_against_measured() -> None:
-    result = {"seconds": 12.0, "cost_usd": 0.5, "phases_s": {"compute": 3.0}}
-    result["predicted"] = {"seconds": 10.0, "cost_usd": 0.5, "phases_s": {"compute": 4.0}, "unheard_of": 1, "word": "x"}
-    figures = Figures.of(Story.from_events(runs.clean(), runs.PRICES), result)
-    assert figures.predicted == (
-        ("seconds", 10.0, 12.0), ("cost_usd", 0.5, 0.5), ("phases_s.compute", 4.0, 3.0), ("unheard_of", 1.0, None),
-    )  # fmt: skip
-    html = page(runs.clean(), result)
-    assert "+20.0%" in html
-    assert "-25.0%" in html
-
-
 def test_summary_is_one_sentence() -> None:
     story = Story.from_events(runs.clean(), runs.PRICES)
     result = {
@@ -145,7 +133,7 @@ def test_summary_is_one_sentence() -> None:
 
 
 def test_result_may_hold_anything() -> None:
-    odd = {"seconds": None, "cost_usd": "dear", "metrics": [], "workers": True, "billed": None, "predicted": 3}
+    odd = {"seconds": None, "cost_usd": "dear", "metrics": [], "workers": True, "billed": None, "phases_s": 3}
     assert "trained 60 iterations" in page(runs.clean(), odd)
 
 

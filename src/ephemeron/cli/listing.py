@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from typing import Any
 
 import click
@@ -64,7 +65,9 @@ def print_runs(*, as_json: bool) -> None:
 
 
 def print_phases(folder: RunFolder) -> None:
-    """Seconds and shares by phase, summed over all functions."""
+    """Seconds and shares by phase, summed over all functions; and, if the run had a plan, the plan against it."""
+    from ephemeron.report.prediction import CAPTION, compare, render_text
+
     result = folder.read("result.json")
     if result is None:
         return
@@ -74,3 +77,8 @@ def print_phases(folder: RunFolder) -> None:
         seconds = result["phases_s"][phase]
         table.add_row(phase, f"{seconds:.2f}", f"{seconds / total:.1%}")
     Console(width=80).print(table)
+    comparison = compare(folder.path, result)
+    if comparison is not None:
+        click.echo(f"\n{render_text(comparison.rows)}\n")
+        for words in (*comparison.notes, CAPTION):
+            click.echo(textwrap.fill(words, 80))

@@ -132,8 +132,21 @@ class Display:
                   + (f"; accuracy {accuracy:.4f}" if accuracy is not None else ""))  # fmt: skip
         self._say(f"  {traffic['puts']} puts, {traffic['gets']} gets, {traffic['polls']} polls; "
                   f"{human_bytes(traffic['bytes_up'])} up, {human_bytes(traffic['bytes_down'])} down")  # fmt: skip
+        self._compared(result)
         for cause in result.causes:
             self._say(f"  [red]cause[/red] {cause}")
         self._say(f"  report: {result.folder.path / 'report.html'}")
         if s["status"] != "finished" and s["platform"] != "simulated":
             self._say(f"  go on with: ephemeron resume {run}")
+
+    def _compared(self, result: Result) -> None:
+        from ephemeron.report.prediction import compare, render_text
+
+        comparison = compare(result.folder.path, result.summary)
+        if comparison is None:
+            return
+        self.console.print()
+        self.console.print(render_text(comparison.rows), markup=False, soft_wrap=True)
+        for note in comparison.notes:
+            self.console.print(note, markup=False)
+        self.console.print()

@@ -3,6 +3,7 @@
     story  events and prices -> Story, pure     learning, invocations, lanes, spending: its chapters
     html   Story -> one self-contained page     figures, svg, charts, timeline, tables: its parts
     png    Story -> one picture (needs matplotlib)
+    prediction  a plan against its run
 
 `write_report` reads a run folder at any moment of the run, also while it goes on or after it was killed.
 """
@@ -18,6 +19,7 @@ from ephemeron.errors import MissingExtra, RunNotFound
 from ephemeron.events import Event, Note, from_json
 from ephemeron.report.html import render_html
 from ephemeron.report.png import write_png
+from ephemeron.report.prediction import compare
 from ephemeron.report.spending import Prices
 from ephemeron.report.story import Story
 
@@ -28,7 +30,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: Prices) -> l
     """Writes report.html, and report.png where matplotlib is installed.
 
     Args:
-        run_dir: folder with events.jsonl and, if the run came to an end, result.json.
+        run_dir: folder with events.jsonl and, if the run came to an end, result.json; if it had a plan, plan.json.
         out: folder to write to; the run's own by default.
         prices: see `Story.from_events`.
 
@@ -43,7 +45,8 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: Prices) -> l
     folder = out or run_dir
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / "report.html", folder / "report.png"
-    page.write_text(render_html(story, result), encoding="utf-8")
+    comparison = compare(run_dir, result) if result and story.status != "running" else None
+    page.write_text(render_html(story, result, comparison), encoding="utf-8")
     try:
         write_png(story, result, picture)
     except MissingExtra:

@@ -19,7 +19,7 @@ Result = Mapping[str, Any]
 
 _NOT_CONFIGURATION = frozenset(
     {"run_id", "status", "seconds", "cost_usd", "iterations", "invocations", "metrics", "traffic", "billed"}
-    | {"phases_s", "predicted"}
+    | {"phases_s"}
 )
 """Keys of the result that state what came out, not what was asked for."""
 
@@ -47,15 +47,13 @@ class Figures:
     gb_seconds: float
     invocations: int
     configuration: tuple[tuple[str, str], ...]
-    predicted: tuple[tuple[str, float, float | None], ...]
-    """(what, predicted, measured)."""
 
     @classmethod
     def of(cls, story: Story, result: Result | None) -> Figures:
         """Puts the two sources together. While a resumed run goes on, the result is of its earlier part: not used."""
         r: Result = result or {}
         if story.status == "running" and story.resumes:
-            r = {k: v for k, v in r.items() if k == "predicted" or k not in _NOT_CONFIGURATION}
+            r = {k: v for k, v in r.items() if k not in _NOT_CONFIGURATION}
         run, final = story.run, story.learning.final
         configuration = _configuration(story, r)
         storage = _number(r, "billed.storage_usd") or 0.0
@@ -78,7 +76,6 @@ class Figures:
             gb_seconds=_number(r, "billed.gb_seconds") or story.spending.gb_seconds,
             invocations=len(story.invocations) or int(_number(r, "invocations") or 0),
             configuration=configuration,
-            predicted=_predicted(story, r),
         )
 
     @property
@@ -173,25 +170,3 @@ def _word(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _predicted(story: Story, r: Result) -> tuple[tuple[str, float, float | None], ...]:
-    predicted = r.get("predicted")
-    if not isinstance(predicted, Mapping):
-        return ()
-    measured: dict[str, Any] = {
-        "seconds": story.seconds,
-        "cost_usd": story.spending.total_usd,
-        "peak_memory_mb": max((i.peak_memory_mb for i in story.invocations), default=None),
-        "gb_seconds": story.spending.gb_seconds,
-        **r,
-    }
-    names = [n for n in _leaves(predicted) if _number(predicted, n) is not None]
-    return tuple((n, _number(predicted, n) or 0.0, _number(measured, n)) for n in names)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    out = []
-    for key, value in tree.items():
-        out += _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
-    return out

@@ -6,6 +6,7 @@ own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -13,6 +14,7 @@ from importlib.resources import files
 from ephemeron.report import charts, tables
 from ephemeron.report.figures import Figures, Result, cost_mix, learning_note, moved, usd
 from ephemeron.report.palette import BAD, LINE_COLOURS, PHASE_COLOURS
+from ephemeron.report.prediction import CAPTION, Comparison, render_table
 from ephemeron.report.story import Story
 from ephemeron.report.timeline import caption, timeline
 from ephemeron.units import human_bytes, human_seconds
@@ -20,21 +22,33 @@ from ephemeron.units import human_bytes, human_seconds
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def render_html(story: Story, result: Result | None) -> str:
+def render_html(story: Story, result: Result | None, comparison: Comparison | None = None) -> str:
     """The whole page.
 
     Args:
         story: what happened.
-        result: the run's `result.json`, if there is one; may be partial. Its `predicted` brings a comparison.
+        result: the run's `result.json`, if there is one; may be partial.
+        comparison: the plan against it, if the run had one.
     """
     figures = Figures.of(story, result)
-    title = escape(f"{figures.job or 'run'} · {figures.run_id}")
+    return document(f"{figures.job or 'run'} · {figures.run_id}", _parts(story, figures, comparison), script=True)
+
+
+def document(title: str, parts: Iterable[str], *, script: bool = False) -> str:
+    """A page in the style of all of them.
+
+    Args:
+        title: plain text.
+        parts: markup, see `card`.
+        script: the timeline needs it; nothing else does.
+    """
+    ending = f"<script>{_asset('report.js')}</script>" if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{title}</title><style>{_colours()}{_asset('report.css')}</style></head><body><main>"
-        f"{''.join(_parts(story, figures))}</main><script>{_asset('report.js')}</script></body></html>\n"
+        f"<title>{escape(title)}</title><style>{_colours()}{_asset('report.css')}</style></head><body><main>"
+        f"{''.join(parts)}</main>{ending}</body></html>\n"
     )
 
 
@@ -47,36 +61,37 @@ def _colours() -> str:
     return ":root{" + "".join(f"--{name}:{colour};" for name, colour in both) + "}\n"
 
 
-def _parts(story: Story, figures: Figures) -> list[str]:
+def _parts(story: Story, figures: Figures, comparison: Comparison | None) -> list[str]:
     drawn = charts.learning_chart(story)
     note = learning_note(story)
     parts = [
         _header(story, figures),
         _tiles(story, figures),
-        _card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
+        card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
         '<div class="pair">',
-        _card("Learning", drawn, note),
-        _card("Cost over time", charts.cost_chart(story, figures)),
-        _card("Bytes through the channel", charts.bytes_chart(story)),
-        _card("Requests to the channel", charts.requests_chart(story)),
+        card("Learning", drawn, note),
+        card("Cost over time", charts.cost_chart(story, figures)),
+        card("Bytes through the channel", charts.bytes_chart(story)),
+        card("Requests to the channel", charts.requests_chart(story)),
         "</div>",
     ]
-    if figures.predicted:
-        parts.append(_card("Predicted and measured", tables.predicted_table(figures)))
+    if comparison:
+        words = " ".join((*comparison.notes, CAPTION))
+        parts.append(card("Predicted and measured", render_table(comparison), words))
     timed = any(any(lane.totals.values()) for lane in story.lanes)
     overlap = "Phases may overlap, so a row can add up to more than the time alive. Shares are of the time alive."
     parts += [
-        _card("Time by phase", tables.phase_table(story), overlap if timed else ""),
-        _card("Bill", tables.bill_table(story, figures)),
-        _card("Invocations", tables.invocation_table(story)),
+        card("Time by phase", tables.phase_table(story), overlap if timed else ""),
+        card("Bill", tables.bill_table(story, figures)),
+        card("Invocations", tables.invocation_table(story)),
     ]
     said = tables.said_table(story)
     if said:
-        parts.append(_card("Notes and faults", said))
-    parts.append(_card("Configuration", tables.configuration_table(figures)))
+        parts.append(card("Notes and faults", said))
+    parts.append(card("Configuration", tables.configuration_table(figures)))
     if story.environment:
         items = "".join(f"<li>{escape(words)}</li>" for words in story.environment)
-        parts.append(_card("Environment", f"<ul>{items}</ul>"))
+        parts.append(card("Environment", f"<ul>{items}</ul>"))
     return parts
 
 
@@ -114,6 +129,11 @@ def _tiles(story: Story, figures: Figures) -> str:
         ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
         ("Moved", human_bytes(t.bytes_up + t.bytes_down), moved(story)),
     ]
+    return tiled(tiles)
+
+
+def tiled(tiles: Iterable[tuple[str, str, str]]) -> str:
+    """Key figures: what, how much, and a word below it. Plain text."""
     cells = [
         f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd><dd class='sub'>{escape(c)}</dd></div>" for a, b, c in tiles
     ]
@@ -128,6 +148,7 @@ def _or_dash(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _card(title: str, body: str, words: str = "") -> str:
+def card(title: str, body: str, words: str = "") -> str:
+    """A section. `body` is markup; title and words are plain text."""
     said = f'<p class="caption">{escape(words)}</p>' if words else ""
     return f"<section><h2>{escape(title)}</h2>{body}{said}</section>"

@@ -121,26 +121,6 @@ def bill_table(story: Story, figures: Figures) -> str:
     return out
 
 
-def predicted_table(figures: Figures) -> str:
-    """The plan against what happened."""
-    rows = []
-    for name, predicted, measured in figures.predicted:
-        off = f"{measured / predicted - 1:+.1%}" if predicted and measured is not None else "–"
-        rows.append([escape(name), _quantity(name, predicted), _quantity(name, measured), off])
-    return table(["", "predicted", "measured", "difference"], rows)
-
-
-def _quantity(name: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    leaf = name.rsplit(".", 1)[-1]
-    if leaf.endswith("_usd"):
-        return usd(value)
-    if leaf == "seconds" or leaf.endswith("_s") or name.startswith("phases_s."):
-        return f"{value:,.3g} s" if value < 100 else f"{value:,.1f} s"
-    return f"{value:,.4g}"
-
-
 def configuration_table(figures: Figures) -> str:
     """Every setting that is known."""
     rows = [[escape(name), f"<code>{escape(value)}</code>"] for name, value in figures.configuration]
