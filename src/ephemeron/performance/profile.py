@@ -10,11 +10,12 @@
                   "transfer": [{"memory_mb": 1024, "up": {"p_mb_s": 73, "t_per_mb": 0.11},
                                 "down": {"p_mb_s": 82, "t_per_mb": 0.35}}]}}
 
-How long an object of s MB takes one way may have three forms:
+How long an object of s MB takes one way may have four forms:
 
     {"p_mb_s", "t_per_mb"}                         s / (p·(1 − exp(−t·s))), FasDL equations 3-5 and 3-6
     {"latency_s", "mb_s"}                          latency + s / bandwidth
     {"latency_s", "s_per_mb", "exponent"}          latency + c·s^γ, which predicts AWS Lambda with S3 better
+    {"latency_s", "s_per_mb", "knee_mb", "s_per_mb_beyond"}    latency + two rates, one beyond a size: multipart
 
 MB are 1e6 bytes for data and MiB for memory quotas, as clouds sell them. A quota between two measured ones is
 interpolated; above the last measured one nothing gets faster.
@@ -86,7 +87,28 @@ class Power:
         return 50.0 / float(self.s_per_mb * 50.0**self.exponent)
 
 
-Rate = Saturating | Affine | Power
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """Latency, then one rate up to a size and another beyond it: clients cut large objects into parts, sent at once."""
+
+    latency_s: float
+    s_per_mb: float
+    knee_mb: float
+    s_per_mb_beyond: float
+    """May be 0: beyond the knee, larger objects take no longer."""
+
+    def seconds(self, size_mb: Array | float) -> Array:
+        s = np.asarray(size_mb, dtype=float)
+        before = np.minimum(s, self.knee_mb)
+        return np.asarray(self.latency_s + self.s_per_mb * before + self.s_per_mb_beyond * (s - before))
+
+    @property
+    def bandwidth_mb_s(self) -> float:
+        """At 50 MB, as with `Power`."""
+        return 50.0 / float(self.seconds(50.0) - self.latency_s)
+
+
+Rate = Saturating | Affine | Power | Knee
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +196,8 @@ class PlatformProfile:
     mb_per_vcpu: float = 1769.0
     parallel: int = 8
     """Requests that one function keeps under way."""
+    server_mb_s: float = 0.0
+    """MB/s in each direction of a parameter server's link, which all functions share; 0: no limit of its own."""
     transfer: tuple[Transfer, ...]
     source: str = ""
     as_of: str = ""
@@ -186,7 +210,7 @@ class PlatformProfile:
         first = -(-self.memory_min_mb // step) * step
         return np.unique(np.append(np.arange(first, self.memory_max_mb + 1, step), self.memory_max_mb))
 
-    def seconds(self, direction: Literal["up", "down"], size_mb: Array, memory_mb: Array) -> Array:
+    def seconds(self, direction: Literal["up", "down"], size_mb: Array | float, memory_mb: Array | float) -> Array:
         """One object alone.
 
         Args:
@@ -201,7 +225,7 @@ class PlatformProfile:
         at = np.stack([getattr(t, direction).seconds(size_mb) for t in self.transfer])
         return _between(nodes, at, np.asarray(memory_mb, dtype=float))
 
-    def seconds_per_mb(self, direction: Literal["up", "down"], memory_mb: Array) -> Array:
+    def seconds_per_mb(self, direction: Literal["up", "down"], memory_mb: Array | float) -> Array:
         """Of many objects at once: the link's own limit."""
         nodes = np.array([t.memory_mb for t in self.transfer])
         at = np.array([1 / getattr(t, direction).bandwidth_mb_s for t in self.transfer])
@@ -353,7 +377,8 @@ def _transfer(raw: Any, where: str) -> Transfer:
     )
 
 
-_FORMS: tuple[type[Rate], ...] = (Saturating, Affine, Power)
+_FORMS: tuple[type[Rate], ...] = (Saturating, Affine, Power, Knee)
+_MAY_BE_ZERO = ("latency_s", "s_per_mb_beyond")
 
 
 def _rate(raw: Any, where: str) -> Rate:
@@ -363,7 +388,7 @@ def _rate(raw: Any, where: str) -> Rate:
         if set(names) == table.keys():
             values = {k: _number(table, k, where) for k in names}
             for k, v in values.items():
-                _must(v > 0 or (k == "latency_s" and v == 0), f"{where}.{k} = {v:g} should be above 0")
+                _must(v > 0 or (k in _MAY_BE_ZERO and v == 0), f"{where}.{k} = {v:g} should be above 0")
             return form(**values)
     forms = " or ".join("{" + ", ".join(f.name for f in dataclasses.fields(form)) + "}" for form in _FORMS)
     raise JobError(f"{where} has {{{', '.join(sorted(table))}}}", remedy=f"give {forms}")

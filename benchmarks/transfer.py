@@ -1,0 +1,121 @@
+"""How well each form predicts transfers that it has not seen.
+
+    python -m benchmarks.transfer --table FILE --json
+
+FILE has the columns memory_mb, size_mb, upload_s and download_s, one row per quota and size. Every second size is kept
+out of the fit; errors are mean absolute relative errors over all quotas on the sizes kept out. `chosen` is what
+`ephemeron profile` does: the form is chosen by cross-validation within the sizes that it may see.
+
+Rows that repeat a value of their own quota to the last digit, or another quota's, for every large size are no
+measurements. `measured_rows_only` leaves them out, on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import environment, write
+from ephemeron.performance.fit import FORMS, Timing, fit_form, fit_transfers, rate_error
+
+LEAST_REPEATED = 4
+"""Sizes in a row that take the same to the last digit."""
+
+
+def read(path: Path) -> list[Timing]:
+    """Both directions of every row."""
+    timings = []
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            memory, size = float(row["memory_mb"]), float(row["size_mb"])
+            timings += [
+                Timing("up", memory, size, float(row["upload_s"])),
+                Timing("down", memory, size, float(row["download_s"])),
+            ]
+    return timings
+
+
+def filled_in(timings: Sequence[Timing]) -> set[Timing]:
+    """Rows at the upper end of a quota that repeat their first value, or are the same at another quota."""
+    out: set[Timing] = set()
+    for direction in ("up", "down"):
+        quotas = sorted({t.memory_mb for t in timings})
+        rows = {
+            q: sorted((t for t in timings if t.memory_mb == q and t.direction == direction), key=lambda t: t.size_mb)
+            for q in quotas
+        }
+        for q in quotas:
+            tail = {(t.size_mb, t.seconds): t for t in rows[q][-LEAST_REPEATED:]}
+            if len({seconds for _, seconds in tail}) == 1:
+                out.update(t for t in rows[q] if t.seconds == rows[q][-1].seconds)
+            for p in quotas:
+                if p != q and tail.keys() <= (others := {(t.size_mb, t.seconds) for t in rows[p]}):
+                    out.update(t for t in rows[q] if (t.size_mb, t.seconds) in others)
+    return out
+
+
+def held_out(timings: Sequence[Timing]) -> dict[str, Any]:
+    """Mean absolute relative error on every second size, per direction and form."""
+    sizes = sorted({t.size_mb for t in timings})
+    seen = set(sizes[::2])
+    known, unknown = [t for t in timings if t.size_mb in seen], [t for t in timings if t.size_mb not in seen]
+    chosen = fit_transfers(known)
+    out: dict[str, Any] = {}
+    for direction in ("up", "down"):
+        quotas = sorted({t.memory_mb for t in timings})
+
+        def arrays(rows: Sequence[Timing], quota: float, direction: str = direction) -> tuple[Any, Any]:
+            mine = [t for t in rows if t.memory_mb == quota and t.direction == direction]
+            return np.array([t.size_mb for t in mine]), np.array([t.seconds for t in mine])
+
+        errors = {
+            form.__name__.lower(): [rate_error(fit_form(form, *arrays(known, q)), *arrays(unknown, q)) for q in quotas]
+            for form in FORMS
+        }
+        rates = {t.memory_mb: getattr(t, direction) for t in chosen.transfer}
+        errors["chosen"] = [rate_error(rates[q], *arrays(unknown, q)) for q in quotas]
+        out[direction] = {
+            **{name: round(float(np.mean(np.concatenate(parts))), 4) for name, parts in errors.items()},
+            "chosen_form": type(next(iter(rates.values()))).__name__.lower(),
+            "by_quota": {
+                f"{q:g}": round(float(np.mean(part)), 4) for q, part in zip(quotas, errors["chosen"], strict=True)
+            },
+        }
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, required=True, help="CSV: memory_mb,size_mb,upload_s,download_s")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    args = parser.parse_args()
+    timings = read(args.table)
+    doubtful = filled_in(timings)
+    result = {
+        "all_rows": held_out(timings),
+        "measured_rows_only": held_out([t for t in timings if t not in doubtful]),
+        "filled_in": sorted({f"{t.direction} {t.memory_mb:g} MB from {_first(doubtful, t):g} MB" for t in doubtful}),
+    }
+    if args.json:
+        write({"benchmark": "transfer", **environment(), **result})
+        return
+    for rows in ("all_rows", "measured_rows_only"):
+        for direction in ("up", "down"):
+            part = result[rows][direction]
+            shown = "  ".join(f"{k} {100 * v:.1f} %" for k, v in part.items() if isinstance(v, float))
+            sys.stdout.write(f"{rows:18} {direction:4}  {shown} ({part['chosen_form']})\n")
+    sys.stdout.write("filled in: " + "; ".join(result["filled_in"]) + "\n")
+
+
+def _first(rows: set[Timing], of: Timing) -> float:
+    return min(t.size_mb for t in rows if t.direction == of.direction and t.memory_mb == of.memory_mb)
+
+
+if __name__ == "__main__":
+    main()
