@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +96,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="CSV: memory_mb,size_mb,upload_s,download_s")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    parser.add_argument(
+        "--coefficients", action="store_true", help="print the fit of all measured rows, as in a profile"
+    )
     args = parser.parse_args()
     timings = read(args.table)
     doubtful = filled_in(timings)
+    if args.coefficients:
+        for row in fit_transfers([t for t in timings if t not in doubtful]).transfer:
+            both = {k: {n: float(f"{v:.4g}") for n, v in asdict(getattr(row, k)).items()} for k in ("up", "down")}
+            sys.stdout.write(json.dumps({"memory_mb": row.memory_mb, **both}) + "\n")
+        return
     result = {
         "all_rows": held_out(timings),
         "measured_rows_only": held_out([t for t in timings if t not in doubtful]),
