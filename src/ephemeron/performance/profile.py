@@ -63,7 +63,7 @@ class Affine:
     mb_s: float
 
     def seconds(self, size_mb: Array | float) -> Array:
-        return self.latency_s + np.asarray(size_mb, dtype=float) / self.mb_s
+        return np.asarray(self.latency_s + np.asarray(size_mb, dtype=float) / self.mb_s)
 
     @property
     def bandwidth_mb_s(self) -> float:
@@ -79,7 +79,7 @@ class Power:
     exponent: float
 
     def seconds(self, size_mb: Array | float) -> Array:
-        return self.latency_s + self.s_per_mb * np.asarray(size_mb, dtype=float) ** self.exponent
+        return np.asarray(self.latency_s + self.s_per_mb * np.asarray(size_mb, dtype=float) ** self.exponent)
 
     @property
     def bandwidth_mb_s(self) -> float:
@@ -153,7 +153,8 @@ class Workload:
 
     def compute_s(self, batch: Array | float, memory_mb: Array | float) -> Array:
         """FasDL, equation 3-12."""
-        return self.a * (np.asarray(batch) + self.b) / (np.asarray(memory_mb) + self.m)
+        share = np.asarray(memory_mb) + self.m
+        return np.where(share > 0, self.a * (np.asarray(batch) + self.b) / np.maximum(share, 1e-9), np.inf)
 
     def memory_needed_mb(self, batch: Array | float) -> Array:
         """FasDL, equation 4-1."""
@@ -162,7 +163,7 @@ class Workload:
     def largest_batch(self, memory_mb: Array | float) -> Array:
         """FasDL, equation 4-2, rounded down; 0 where not even the base fits."""
         free = np.asarray(memory_mb, dtype=float) - self.memory_base_mb
-        if self.memory_slope_mb <= 0:
+        if self.memory_slope_mb <= 1e-6:
             return np.where(free >= 0, float(self.samples), 0.0)
         return np.maximum(np.floor(free / self.memory_slope_mb + 1e-9), 0.0)
 
@@ -221,9 +222,22 @@ class PlatformProfile:
         Returns:
             Seconds, interpolated linearly between measured quotas, constant beyond them.
         """
+        rates: list[Rate] = [getattr(t, direction) for t in self.transfer]
         nodes = np.array([t.memory_mb for t in self.transfer])
-        at = np.stack([getattr(t, direction).seconds(size_mb) for t in self.transfer])
-        return _between(nodes, at, np.asarray(memory_mb, dtype=float))
+        size, memory = np.asarray(size_mb, dtype=float), np.asarray(memory_mb, dtype=float)
+        shape = np.broadcast_shapes(size.shape, memory.shape)
+        if len(rates) == 1:
+            return np.broadcast_to(rates[0].seconds(size), shape)
+        if memory.size and not any(memory.strides):  # one quota for all: two nodes instead of all of them
+            i, w = _node(nodes, memory.flat[0])
+            low, high = rates[i].seconds(size), rates[i + 1].seconds(size)
+            return np.broadcast_to(low + w * (high - low), shape)
+        size, memory = np.broadcast_to(size, shape), np.broadcast_to(memory, shape)
+        at = np.stack([rate.seconds(size) for rate in rates])
+        nearest, weight = _node(nodes, memory)
+        low = np.take_along_axis(at, nearest[None], axis=0)[0]
+        high = np.take_along_axis(at, nearest[None] + 1, axis=0)[0]
+        return np.asarray(low + weight * (high - low))
 
     def seconds_per_mb(self, direction: Literal["up", "down"], memory_mb: Array | float) -> Array:
         """Of many objects at once: the link's own limit."""
@@ -232,19 +246,11 @@ class PlatformProfile:
         return np.asarray(np.interp(np.asarray(memory_mb, dtype=float), nodes, at))
 
 
-def _between(nodes: Array, at: Array, memory_mb: Array) -> Array:
-    """`at[node, ...]` interpolated at quotas that broadcast against `...`."""
-    if len(nodes) == 1:
-        return np.broadcast_to(at[0], np.broadcast_shapes(at.shape[1:], memory_mb.shape)).copy()
+def _node(nodes: Array, memory_mb: Any) -> tuple[Any, Any]:
+    """Between which two measured quotas, and how far from the first to the second."""
     m = np.clip(memory_mb, nodes[0], nodes[-1])
     i = np.clip(np.searchsorted(nodes, m, side="right") - 1, 0, len(nodes) - 2)
-    w = (m - nodes[i]) / (nodes[i + 1] - nodes[i])
-    shape = np.broadcast_shapes(at.shape[1:], m.shape)
-    i, w = np.broadcast_to(i, shape), np.broadcast_to(w, shape)
-    at = np.broadcast_to(at, (len(nodes), *shape))
-    low = np.take_along_axis(at, i[None], axis=0)[0]
-    high = np.take_along_axis(at, i[None] + 1, axis=0)[0]
-    return np.asarray(low + w * (high - low))
+    return i, (m - nodes[i]) / (nodes[i + 1] - nodes[i])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,376 @@
+"""How long a run takes and what it costs: FasDL section 3.3, with what its equations leave out.
+
+Pure and vectorised: a configuration is a set of arrays that broadcast against each other, so that one call prices a
+million of them. `published` is the thesis to the letter, for comparison; `predict` is what plans rest on. Where and why
+they differ is written down in docs/decisions/0007. In short, `predict` counts
+
+- objects under way together: n of them take one object's time and n − 1 times the larger of what the link needs for
+  one and what a window of `parallel` requests leaves for one (3-2 to 3-4 take the sum of n objects alone, which is the
+  same for a window of one);
+- who waits for whom (a contribution is read after it was written; under BSP the slowest worker counts);
+- whole iterations, the last one of an epoch partial (3-17 divides);
+- cold starts, loading, evaluation, relays past the lifetime limit and their checkpoints, the end of the run;
+- every request that is billed: puts, reads, polls that find nothing, invocations; and what the CPU does to bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ephemeron.performance.profile import Array, PlatformProfile, Workload
+
+Numbers: TypeAlias = Array | float | int
+
+UP = {"none": 1.0, "bf16": 0.5, "int8": 0.2549}
+"""Share of the bytes that a contribution keeps; int8 carries one float32 scale per 1,024 elements."""
+DOWN = {"none": 1.0, "bf16": 0.5, "int8": 0.5}
+"""The same for merged shards: bf16 under int8."""
+POLLS_PER_GET = 0.12
+"""Reads that come too early, where a store has to be polled."""
+TINY_MB = 0.001
+"""Leases, positions, specifications."""
+START_READS, START_PUTS = 5, 1
+"""Specification, code, training and test data, initial weights; the lease."""
+RELAY_PUTS, RELAY_READS = 4, 4
+"""Claim, lease, checkpoint, position; specification, code, data, checkpoint and position less the weights."""
+CHUNK_MB = 1.0
+"""Of the pipelined form, or half a shard where that is less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is fixed while numbers vary: how a run is organised."""
+
+    pattern: str = "k-reduce"
+    """`k-reduce`, `all-reduce`, `scatter-reduce`, `pipelined`, `parameter-server` or `standalone`."""
+    sync: str = "bsp"
+    """`bsp` or `hap`."""
+    compression: str = "none"
+    epochs: int = 1
+    lifetime_s: float | None = None
+    """None: the platform's limit."""
+    checkpoint_every: int = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Arrays of the broadcast shape of the configurations; seconds and US dollars."""
+
+    seconds: Array
+    cost_usd: Array
+    iteration_s: Array
+    iterations: Array
+    start_s: Array
+    load_s: Array
+    compute_s: Array
+    """On the critical path, as are the next three."""
+    upload_s: Array
+    aggregate_s: Array
+    download_s: Array
+    relay_s: Array
+    invocations: Array
+    puts: Array
+    gets: Array
+    polls: Array
+    functions_usd: Array
+    storage_usd: Array
+    requests_usd: Array
+    memory_needed_mb: Array
+
+    def at(self, index: Any) -> Prediction:
+        """One configuration of many."""
+        return replace(self, **{f.name: np.asarray(getattr(self, f.name))[index] for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Seconds of one exchange on the critical path, by phase, and its requests."""
+
+    upload_s: Array
+    aggregate_s: Array
+    download_s: Array
+    other_s: Array
+    """A non-aggregator's own: equation 3-11 under HAP; else until it has what its contribution went into. 0: none."""
+    puts: Array
+    gets: Array
+
+    @property
+    def seconds(self) -> Array:
+        """Equation 3-7."""
+        return self.upload_s + self.aggregate_s + self.download_s
+
+
+def _broadcast(*numbers: Numbers) -> tuple[Array, ...]:
+    """Views of one shape; what was one number still has strides of 0, by which transfers are found faster."""
+    return np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in numbers))
+
+
+def span_s(platform: PlatformProfile, direction: Any, objects: Numbers, size_mb: Numbers, memory_mb: Numbers) -> Array:
+    """Seconds for some objects of one size, all asked for at once, over one function's link.
+
+    Returns:
+        0 where there are none; one object's time for one.
+    """
+    n, size, memory = _broadcast(objects, size_mb, memory_mb)
+    alone = platform.seconds(direction, size, memory)
+    each = np.maximum(size * platform.seconds_per_mb(direction, memory), alone / platform.parallel)
+    return np.where(n > 0, alone + (n - 1) * np.minimum(each, alone), 0.0)
+
+
+def exchange(
+    workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, aggregators: Numbers,
+    memory_mb: Numbers, asked_s: Numbers | None = None,
+) -> Exchange:  # fmt: skip
+    """One exchange of the whole vector: equations 3-1 to 3-7, 3-11, 3-24 and 3-25.
+
+    Args:
+        workload, platform, terms: what, where and how.
+        workers, aggregators, memory_mb: W, K and M.
+        asked_s: seconds that whoever has asked early saves where stores wait, instead of a request's latency; for
+            bounds.
+    """
+    w, k, m = _broadcast(workers, aggregators, memory_mb)
+    s_up = workload.model_mb * UP[terms.compression] / k
+    s_down = workload.model_mb * DOWN[terms.compression] / k
+    cpu = workload.fold_s_per_mb / np.minimum(m / platform.mb_per_vcpu, workload.vcpus or np.inf)
+    wait = np.where(w > 1, platform.poll_s * POLLS_PER_GET, 0.0)
+    alone = w == 1
+    if terms.pattern == "standalone":
+        zero = np.zeros_like(w)
+        return Exchange(zero, zero, zero, zero, zero, zero)
+    if terms.pattern == "parameter-server":
+        return _through_server(workload, platform, w, m)
+    if terms.pattern == "pipelined":
+        return _pipelined(workload, platform, terms, w, k, m, cpu)
+    plain = w > k  # somebody only sends and receives
+    one_up, one_down = platform.seconds("up", s_up, m), platform.seconds("down", s_up, m)
+    per_mb = platform.seconds_per_mb("down", m)
+    publish = platform.seconds("up", s_down, m)
+    # Where stores wait, whoever has asked before the object is there does not wait for the request's latency after.
+    asked = platform.seconds("down", TINY_MB, m) if asked_s is None else asked_s
+    asked = 0.0 if platform.poll_s else np.minimum(asked, one_down)
+    sent = span_s(platform, "up", k - 1, s_up, m)
+    folding = cpu * ((w - 1) * s_up + s_down)
+    aggregate = span_s(platform, "down", w - 1, s_up, m) + folding + publish + wait
+    read = span_s(platform, "down", k - 1, s_down, m)
+    download = np.maximum(read - asked, 0.0) + cpu * s_down * k + wait
+    sent_n, read_n = span_s(platform, "up", k, s_up, m), span_s(platform, "down", k, s_down, m)
+    if terms.sync == "hap":
+        other = sent_n + read_n + cpu * (s_up + s_down) * k + wait  # 3-11
+    else:
+        # Aggregators have read each other's by then: the others' first shards find the link idle, and their last.
+        folded = np.maximum(one_up + (w - k) * s_up * per_mb, sent_n + one_down - asked)
+        other = folded + cpu * (s_up + s_down) + publish + read_n - asked + cpu * s_down * k + 2 * wait
+    puts, gets = k * w, 2 * k * (w - 1)
+    phases = (np.where(alone, 0.0, x) for x in (sent, aggregate, download, np.where(plain, other, 0.0), puts, gets))
+    return Exchange(*phases)
+
+
+def _pipelined(
+    workload: Workload, platform: PlatformProfile, terms: Terms, w: Array, k: Array, m: Array, cpu: Array
+) -> Exchange:
+    """Everything at once: the longest of the chains that `round_bound_s` derives."""
+    size = workload.model_mb
+    up, down = UP[terms.compression], DOWN[terms.compression]
+    sent = np.where(w > k, k, k - 1)
+    latency_up, latency_down = platform.seconds("up", TINY_MB, m), platform.seconds("down", TINY_MB, m)
+    per_up, per_down = platform.seconds_per_mb("up", m), platform.seconds_per_mb("down", m)
+    shard = size / k
+    chunk = np.minimum(CHUNK_MB, shard / 2)
+    downlink = latency_down + ((w - 1) * up + (k - 1) * down) * shard * per_down
+    uplink = (sent * up + down) * shard * per_up
+    chains = np.maximum(downlink, latency_up + latency_down + np.maximum(uplink, (w - 1) * up * shard * per_down))
+    tail = np.minimum(w - 1, 3) * chunk * up * per_up  # as long as it takes until everybody's link is busy
+    wait = platform.poll_s * POLLS_PER_GET
+    total = np.where(w > 1, chains + tail + cpu * (w - 1 + k) * shard + 2 * wait, 0.0)
+    chunks = np.where(w > 1, np.ceil(shard / chunk - 1e-9), 0.0)
+    zero = np.zeros_like(total)
+    return Exchange(zero, total, zero, zero, k * w * chunks, 2 * k * (w - 1) * chunks)
+
+
+def _through_server(workload: Workload, platform: PlatformProfile, w: Array, m: Array) -> Exchange:
+    """λDNN: push to and pull from one server, whose link carries every worker's bytes."""
+    s = workload.model_mb
+    shared = w * s / platform.server_mb_s if platform.server_mb_s else np.zeros_like(w)
+    up = np.maximum(platform.seconds("up", s, m), shared)
+    down = np.maximum(platform.seconds("down", s, m), shared)
+    alone = w == 1
+    up, down = np.where(alone, 0.0, up), np.where(alone, 0.0, down)
+    return Exchange(up, np.zeros_like(up), down, np.zeros_like(up), np.where(alone, 0.0, w), np.where(alone, 0.0, w))
+
+
+def largest_nonaggregator_batch(
+    workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, aggregators: Numbers,
+    memory_mb: Numbers, batch: Numbers,
+) -> Array:  # fmt: skip
+    """B^n of equation 3-22: the most samples that a non-aggregator computes while an aggregator aggregates.
+
+    Under BSP, or where everybody aggregates, the aggregators' own batch.
+    """
+    w, k, m, b = _broadcast(workers, aggregators, memory_mb, batch)
+    if terms.sync != "hap" or terms.pattern not in ("k-reduce", "all-reduce", "scatter-reduce"):
+        return b.copy()
+    e = exchange(workload, platform, terms, workers=w, aggregators=k, memory_mb=m)
+    return np.where(w > k, samples_in(workload, platform, b, np.maximum(e.seconds - e.other_s, 0.0), m), b)
+
+
+def samples_in(workload: Workload, platform: PlatformProfile, batch: Array, spare_s: Array, memory_mb: Array) -> Array:
+    """A batch, and the whole samples that fit into some spare seconds besides (equation 3-22 solved for B^n)."""
+    return np.floor(batch + spare_s * (_quota(workload, platform, memory_mb) + workload.m) / workload.a + 1e-9)
+
+
+def _quota(workload: Workload, platform: PlatformProfile, memory_mb: Array) -> Array:
+    """The quota that computing can make use of: more CPUs than threads bring nothing."""
+    return np.minimum(memory_mb, workload.vcpus * platform.mb_per_vcpu) if workload.vcpus else memory_mb
+
+
+def predict(
+    workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, memory_mb: Numbers,
+    aggregators: Numbers, batch: Numbers, other_batch: Numbers, relaxed: bool = False,
+    asked_s: Numbers | None = None,
+) -> Prediction:  # fmt: skip
+    """Time and cost of whole runs.
+
+    Args:
+        workload, platform, terms: what, where and how.
+        workers, memory_mb, aggregators: W, M (MiB) and K.
+        batch, other_batch: B^a and B^n.
+        relaxed: leave out what non-aggregators spend on their own larger batches. Time and cost are then lower bounds
+            of what they are for any smaller `other_batch`, and fall as it and the quota grow.
+        asked_s: as in `exchange`.
+
+    Returns:
+        Arrays of the broadcast shape.
+    """
+    w, m, k, ba, bn = _broadcast(workers, memory_mb, aggregators, batch, other_batch)
+    quota = _quota(workload, platform, m)
+    share = quota / platform.mb_per_vcpu
+    global_batch = ba * k + bn * (w - k)  # 3-14
+    per_epoch = np.ceil(workload.samples / global_batch)
+    iterations = terms.epochs * per_epoch
+    rest = workload.samples / global_batch - (per_epoch - 1)  # of the last iteration
+    larger = np.where(w > k, np.maximum(ba, bn), ba)
+    loaded = ba if relaxed else larger
+
+    def compute(part: Numbers) -> tuple[Array, Array]:
+        return (workload.compute_s(ba * part, quota), np.where(w > k, workload.compute_s(bn * part, quota), 0.0))
+
+    ca, cn = compute(1.0)
+    e = exchange(workload, platform, terms, workers=w, aggregators=k, memory_mb=m, asked_s=asked_s)
+    own = workload.step_s + workload.apply_s / share
+    # Two chains run side by side, through the aggregators and through the others; the slower one sets the pace.
+    each = np.maximum(ca + e.seconds, 0.0 if relaxed else cn + e.other_s)
+    last_a, last_n = compute(rest)
+    last = np.maximum(last_a + e.seconds, 0.0 if relaxed else last_n + e.other_s)
+    loop_s = terms.epochs * ((per_epoch - 1) * (each + own) + last + own)
+    compute_s = terms.epochs * ((per_epoch - 1) * ca + last_a) + iterations * own
+    if workload.test_samples:
+        evaluate = workload.compute_s(workload.test_samples / w / 3, quota)
+        loop_s, compute_s = loop_s + terms.epochs * evaluate, compute_s + terms.epochs * evaluate
+
+    tiny_up, tiny_down = platform.seconds("up", TINY_MB, m), platform.seconds("down", TINY_MB, m)
+    data_mb = workload.dataset_mb * loaded / global_batch  # 3-13
+    load = (
+        tiny_up + tiny_down + np.maximum(platform.seconds("down", data_mb, m), tiny_down)
+        + platform.seconds("down", workload.model_mb, m)
+    )  # fmt: skip
+    finish = np.where(w > 1, tiny_up + tiny_down, 0.0) + platform.seconds("up", workload.model_mb, m)
+    relays, relay_each, overlap = _relays(workload, platform, terms, m, load, each + own, loop_s + load + finish)
+    relay_s = relays * relay_each
+    start = np.full_like(w, platform.cold_start_s)
+    seconds = start + load + loop_s + relay_s + finish
+
+    invocations = w * (1 + relays)
+    saves = w * np.floor(iterations / terms.checkpoint_every)
+    puts = iterations * e.puts + w * (START_PUTS + RELAY_PUTS * relays + 1) + saves + 3 + 2 * w
+    gets = iterations * e.gets + w * (START_READS + RELAY_READS * relays) + w
+    polls = np.where(platform.poll_s > 0, POLLS_PER_GET, 0.0) * iterations * e.gets + w * relays
+    moved = (
+        iterations * (e.puts + e.gets) * workload.model_mb / k
+        + w * (data_mb + 2 * workload.model_mb) + (saves + w * relays) * _state_mb(workload)
+    )  # fmt: skip
+    gb_s = m / 1024 * w * (seconds + relays * overlap)  # 3-23
+    functions = gb_s * platform.price_gb_s
+    requests = invocations * platform.price_invocation + puts * platform.price_put + (gets + polls) * platform.price_get
+    storage = moved * platform.price_mb + platform.price_server_hour * seconds / 3600
+    storage = np.broadcast_to(storage, w.shape)
+    dies = (terms.lifetime_s or platform.lifetime_s) <= 2 * (each + own) + load  # before it has done anything
+    return Prediction(
+        seconds=np.where(dies, np.inf, seconds), cost_usd=np.where(dies, np.inf, functions + requests + storage),
+        iteration_s=each + own,
+        iterations=iterations, start_s=start, load_s=load, compute_s=compute_s, upload_s=iterations * e.upload_s,
+        aggregate_s=iterations * e.aggregate_s + np.maximum(0.0, loop_s - compute_s - iterations * e.seconds),
+        download_s=iterations * e.download_s + finish, relay_s=relay_s, invocations=invocations, puts=puts, gets=gets,
+        polls=polls, functions_usd=functions, storage_usd=storage, requests_usd=requests,
+        memory_needed_mb=np.broadcast_to(workload.memory_needed_mb(larger), w.shape),
+    )  # fmt: skip
+
+
+def _state_mb(workload: Workload) -> float:
+    return workload.state_mb or workload.model_mb
+
+
+def _relays(
+    workload: Workload, platform: PlatformProfile, terms: Terms, m: Array, load: Array, each: Array, total: Array
+) -> tuple[Array, Array, Array]:
+    """How often each rank hands over, the seconds that this stops the run for, and those that are billed twice.
+
+    A function hands over when another iteration might not fit its life; its successor is loaded by then.
+    """
+    life = terms.lifetime_s or platform.lifetime_s
+    state = _state_mb(workload)
+    write, read = platform.seconds("up", state, m), platform.seconds("down", state, m)
+    tiny = platform.seconds("up", TINY_MB, m) + platform.seconds("down", TINY_MB, m)
+    reserve = np.maximum(min(1.0, 0.05 * life), 1.5 * each + 2 * write)
+    useful = np.maximum(life - reserve - 0.5 * each, 1e-9)
+    relays = np.where(total > useful, np.ceil(total / useful) - 1, 0.0)
+    return relays, write + read + tiny, load + platform.warm_start_s + 2 * each
+
+
+def published(
+    workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, memory_mb: Numbers,
+    aggregators: Numbers, batch: Numbers, other_batch: Numbers, relaxed: bool = False,
+) -> Prediction:  # fmt: skip
+    """The thesis's own equations, 3-1 to 3-29, to the letter: for comparison with its tables.
+
+    One request after another, no latency beyond what 3-5 and 3-6 hold, no starts, relays, polls or checkpoints,
+    iterations that need not be whole, a model and its data loaded once per epoch (3-16), and the aggregators' path
+    taken for everybody's (3-20, under the condition 3-22).
+    """
+    w, m, k, ba, bn = _broadcast(workers, memory_mb, aggregators, batch, other_batch)
+    shard = workload.model_mb / k  # 3-1
+    up, down = platform.seconds("up", shard, m), platform.seconds("down", shard, m)
+    distributed = w > 1
+    t_up = np.where(distributed, k * up, 0.0)  # 3-2
+    t_agg = np.where(distributed, (w - 1) * down + up, 0.0)  # 3-3
+    t_down = np.where(distributed, k * down, 0.0)  # 3-4
+    train = workload.compute_s(ba, m)  # 3-12
+    global_batch = ba * k + bn * (w - k)  # 3-14
+    load = platform.seconds(
+        "down", workload.model_mb + workload.dataset_mb * (ba if relaxed else bn) / global_batch, m
+    )  # 3-13, 3-15
+    per_epoch = workload.samples / global_batch  # 3-17
+    iterations = terms.epochs * per_epoch
+    each = train + t_up + t_agg + t_down  # 3-20
+    seconds = terms.epochs * load + iterations * each  # 3-18
+    puts, gets = (
+        np.where(distributed, iterations * k * w, 0.0),
+        np.where(distributed, iterations * 2 * k * (w - 1), 0.0),
+    )
+    functions = platform.price_gb_s * seconds * m / 1024 * w  # 3-23
+    requests = puts * platform.price_put + gets * platform.price_get  # 3-24 to 3-26
+    moved = terms.epochs * 2 * workload.dataset_mb + np.where(
+        distributed, iterations * workload.model_mb * (3 * w - 2), 0.0
+    )
+    storage = moved * platform.price_mb  # 3-27, 3-28
+    zero = np.zeros_like(w)
+    return Prediction(
+        seconds=seconds, cost_usd=functions + requests + storage, iteration_s=each, iterations=iterations, start_s=zero,
+        load_s=terms.epochs * load, compute_s=iterations * train, upload_s=iterations * t_up,
+        aggregate_s=iterations * t_agg, download_s=iterations * t_down, relay_s=zero, invocations=terms.epochs * w,
+        puts=puts, gets=gets, polls=zero, functions_usd=functions, storage_usd=np.broadcast_to(storage, w.shape),
+        requests_usd=requests, memory_needed_mb=np.broadcast_to(workload.memory_needed_mb(np.maximum(ba, bn)), w.shape),
+    )  # fmt: skip
