@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,16 @@ from ephemeron.performance.model import (
     published,
     samples_in,
 )
-from ephemeron.performance.profile import Array, PlatformProfile, Profile, Transfer, Workload
+from ephemeron.performance.profile import (
+    Affine,
+    Array,
+    PlatformProfile,
+    Power,
+    Profile,
+    Rate,
+    Transfer,
+    Workload,
+)
 
 MOST_WORKERS = 256
 LARGEST_GLOBAL_BATCH = 1024
@@ -93,6 +103,8 @@ class Space:
     largest_global_batch: int
     model: str = "honest"
     """`honest`, or `published`: the thesis's equations to the letter."""
+    only_workers: frozenset[int] | None = None
+    """W to consider; None: all from 1 to `most_workers`."""
 
     def predict(self, o: Option, w: Array, m: Array, k: Array, ba: Array, bn: Array) -> Prediction:
         """Time and cost of candidates."""
@@ -132,6 +144,8 @@ class Space:
         found: list[tuple[Array, Array, Array]] = []
         for batch in self.batches:
             for workers in range(w_low, min(w_high, int(self.largest_global_batch // batch)) + 1):
+                if self.only_workers is not None and workers not in self.only_workers:
+                    continue
                 low, high = o.aggregators(workers)
                 each = np.arange(low, high + 1, dtype=float)
                 found.append((np.full_like(each, workers), each, np.full_like(each, batch)))
@@ -242,18 +256,44 @@ class _Extreme:
         return float(max(each) if self.fastest else min(each))
 
 
-def _envelope(platform: PlatformProfile, *, fastest: bool) -> PlatformProfile:
-    import dataclasses
+def _undominated(rates: list[Rate], fastest: bool) -> list[Rate]:
+    """Without those that another one of the same form beats at every size from 100 bytes to 100 GB."""
 
+    def beats(a: Rate, b: Rate) -> bool:
+        if isinstance(a, Affine) and isinstance(b, Affine):
+            faster = a.latency_s <= b.latency_s and a.mb_s >= b.mb_s
+            slower = a.latency_s >= b.latency_s and a.mb_s <= b.mb_s
+        elif isinstance(a, Power) and isinstance(b, Power):
+            ends = [(a.s_per_mb * s**a.exponent, b.s_per_mb * s**b.exponent) for s in (1e-4, 1e5)]
+            wide = a.bandwidth_mb_s >= b.bandwidth_mb_s, a.bandwidth_mb_s <= b.bandwidth_mb_s
+            faster = wide[0] and a.latency_s <= b.latency_s and all(x <= y for x, y in ends)
+            slower = wide[1] and a.latency_s >= b.latency_s and all(x >= y for x, y in ends)
+        else:
+            return False
+        return faster if fastest else slower
+
+    kept: list[Rate] = []
+    for i, b in enumerate(rates):
+        if not any(beats(a, b) and not (beats(b, a) and i < j) for j, a in enumerate(rates) if j != i):
+            kept.append(b)
+    return kept
+
+
+def _envelope(platform: PlatformProfile, *, fastest: bool) -> PlatformProfile:
     nodes = platform.transfer
     rows = []
+
+    def extreme(rates: list[Rate]) -> Any:
+        thin = _undominated(rates, fastest)
+        return thin[0] if len(thin) == 1 else _Extreme(tuple(thin), fastest)
+
     for i, node in enumerate(nodes):
         seen = nodes[: i + 1] if fastest else nodes[i:]
         rows.append(
             Transfer(
                 memory_mb=node.memory_mb,
-                up=_Extreme(tuple(n.up for n in seen), fastest),  # type: ignore[arg-type]
-                down=_Extreme(tuple(n.down for n in seen), fastest),  # type: ignore[arg-type]
+                up=extreme([n.up for n in seen]),
+                down=extreme([n.down for n in seen]),
             )
         )
-    return dataclasses.replace(platform, transfer=tuple(rows))
+    return replace(platform, transfer=tuple(rows))
