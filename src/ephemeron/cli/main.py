@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.plan import plan as plan_command
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS
 
 if TYPE_CHECKING:
+    from ephemeron.job import Job
+    from ephemeron.performance.profile import Profile
+    from ephemeron.planning import Plan
     from ephemeron.training import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +49,7 @@ def main() -> None:
     """Train machine-learning models on serverless functions.
 
     \b
+    ephemeron plan examples/digits/job.toml             measure a little, predict everything, prove the optimum
     ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
     ephemeron runs                                      what ran, and how it ended
@@ -113,12 +118,16 @@ def _output_options(command: F) -> F:
     type=click.Path(path_type=Path),
     help="Price file instead of the built-in AWS list prices.",
 )
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), help="A plan.json to run, from `ephemeron plan --out`."
+)
 @_output_options
-def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, epochs: int | None, budget_usd: float | None,
-          out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
+          budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
-    Flags override the job's [run] table. Ctrl-C stops all functions at a checkpoint; Ctrl-C twice kills them; either
+    Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
+    job is profiled (once) and planned first; the plan is shown, and compared with what the run took. Ctrl-C stops all functions at a checkpoint; Ctrl-C twice kills them; either
     way `ephemeron resume` goes on from there.
     """
     import dataclasses
@@ -135,7 +144,8 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, epochs: 
         if budget_usd <= 0:
             raise click.BadParameter("should be positive", param_hint="--budget-usd")
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
-    configuration = api.configure(wanted, **flags)
+    plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
+    configuration = api.configure(wanted, **{**flags, **chosen})
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -144,9 +154,41 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, epochs: 
             prices_file=prices_file,
             on_event=on_event,
             out=out,
+            plan=plan,
+            profile=profile,
         ),
         as_json=as_json,
     )
+
+
+def _planned(
+    job: Job, flags: dict[str, Any], plan_file: Path | None, prices_file: Path | None
+) -> tuple[Plan | None, Profile | None, dict[str, Any]]:
+    """The plan to run, its profile, and what it chooses; nothing where the user has chosen."""
+    from ephemeron.planning import EXPLICIT, Wish, load_plan, make_plan, overrides
+
+    given = [name for name in EXPLICIT if flags.get(name) is not None]
+    if plan_file is not None:
+        if given:
+            raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
+        plan = load_plan(plan_file)
+        return plan, None, overrides(plan.choice)
+    if given or any(name in job.run for name in EXPLICIT):
+        return None, None, {}
+    from ephemeron.cli.plan import show
+    from ephemeron.training import planned
+
+    platform = flags.get("platform") or job.run.get("platform") or "local"
+    channel = flags.get("channel") or job.run.get("channel") or "folder"
+    profile = planned.known_or_measured(
+        job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
+    )
+    wish = Wish(epochs=job.epochs, limits=planned.limits_of(job), lifetime_s=flags.get("lifetime_s"))
+    plan = make_plan(
+        profile, wish, platforms=planned.platforms_for(platform, profile.platform), prices_file=prices_file
+    )
+    show(plan)
+    return plan, profile, overrides(plan.choice)
 
 
 @main.command()
@@ -209,6 +251,9 @@ def report(run: str, out: Path | None, show: bool) -> None:
         click.echo(f"wrote {path}")
     if show:
         click.launch(str(written[0]))
+
+
+main.add_command(plan_command)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

@@ -195,6 +195,8 @@ class PlatformProfile:
     """`objects`, `cache` or `server`."""
     concurrency: int = 1000
     mb_per_vcpu: float = 1769.0
+    total_memory_mb: float = 0.0
+    """Sum of all functions' quotas up to which each gets its CPU share (one machine has only so many cores); 0: any."""
     parallel: int = 8
     """Requests that one function keeps under way."""
     server_mb_s: float = 0.0

@@ -230,13 +230,13 @@ def _alternatives(space: Space, wish: Wish, best: Candidate) -> list[dict[str, A
     others = frozenset(range(1, space.most_workers + 1)) - {best.workers}
     if wish.workers is None:
         another = dataclasses.replace(space, only_workers=others)
-        add("next best with other workers", exact(another, wish.limits, minimise=wish.minimise).best)
+        add("next best W", exact(another, wish.limits, minimise=wish.minimise).best)
         for step in (-1, 1):
             w = best.workers + step
             if w >= 1:
                 only = dataclasses.replace(space, only_workers=frozenset([w]))
-                c = exact(only, Limits(), minimise=wish.minimise).best
-                add(f"{step:+d} worker", c)
+                within = exact(only, wish.limits, minimise=wish.minimise).best
+                add(f"{step:+d} worker", within or exact(only, Limits(), minimise=wish.minimise).best)
     quotas = list(map(float, space.quotas))
     i = quotas.index(float(best.memory_mb))
     for step in (-1, 1):

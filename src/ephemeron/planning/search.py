@@ -130,7 +130,7 @@ def _split(
     blocks = []
     for first, end in itertools.pairwise(edges):
         m_low, m_high = space.quotas[first], space.quotas[end - 1]
-        held = space.workload.memory_needed_mb(b) <= m_high + 1e-9
+        held = (space.workload.memory_needed_mb(b) <= m_high + 1e-9) & space.together(w, m_low)
         parts = []
         for at in _chunks(np.flatnonzero(held)):
             seconds, usd = space.bound(o, w[at], m_low, m_high, k[at], b[at])

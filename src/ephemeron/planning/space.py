@@ -103,6 +103,8 @@ class Space:
     largest_global_batch: int
     model: str = "honest"
     """`honest`, or `published`: the thesis's equations to the letter."""
+    total_memory_mb: float = 0.0
+    """Of all functions; 0: any."""
     only_workers: frozenset[int] | None = None
     """W to consider; None: all from 1 to `most_workers`."""
 
@@ -132,11 +134,15 @@ class Space:
         return self._capped(self._synchronous(o, w, m, k, ba), w, m, k, ba)
 
     def fits(self, w: Array, m: Array, k: Array, ba: Array, bn: Array) -> Array:
-        """Whether memory (4-1) and global batch (3-30) hold, and nobody's batch is impossible."""
+        """Whether memory (4-1), global batch (3-30) and the machine hold, and nobody's batch is impossible."""
         larger = np.where(w > k, np.maximum(ba, bn), ba)
         enough = self.workload.memory_needed_mb(larger) <= m + 1e-9
         allowed = ba * k + bn * (w - k) <= self.largest_global_batch
-        return np.asarray(enough & allowed & ((bn >= ba) | (w == k)))
+        return np.asarray(enough & allowed & ((bn >= ba) | (w == k)) & self.together(w, m))
+
+    def together(self, w: Array, m: Array | float) -> Array:
+        """Whether so many functions of that quota can run at once."""
+        return np.asarray(w * m <= (self.total_memory_mb or np.inf))
 
     def shapes(self, o: Option) -> tuple[Array, Array, Array]:
         """All (W, K, B^a) whose global batch can be allowed, as three flat arrays."""
@@ -235,7 +241,7 @@ def make_space(
     return Space(
         workload=workload, options=options, quotas=quotas, batches=batches,
         most_workers=min(most_workers, min(p.concurrency for p in platforms), int(largest // batches[0])),
-        largest_global_batch=int(largest), model=model,
+        largest_global_batch=int(largest), model=model, total_memory_mb=platforms[0].total_memory_mb,
     )  # fmt: skip
 
 

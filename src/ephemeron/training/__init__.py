@@ -1,5 +1,6 @@
-"""The trigger: prepare, launch, supervise, meter, report."""
+"""The trigger: plan, prepare, launch, supervise, meter, report."""
 
 from ephemeron.training.api import Result, attach, configure, resume, stop, train
+from ephemeron.training.planned import plan_job
 
-__all__ = ["Result", "attach", "configure", "resume", "stop", "train"]
+__all__ = ["Result", "attach", "configure", "plan_job", "resume", "stop", "train"]

@@ -21,12 +21,14 @@ from ephemeron.channels.keys import Keys
 from ephemeron.errors import EphemeronError, JobError, RunFailed, RunNotFound, UserError
 from ephemeron.events import Event, RunEnded, RunStarted, from_json, to_json
 from ephemeron.job import Configuration, Fault, Job, Simulation
+from ephemeron.performance.profile import Profile
+from ephemeron.planning import Plan
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import Prices, load_prices
 from ephemeron.tensors import Arrays, decode_state
 from ephemeron.training import home, parameter_server
 from ephemeron.training.bill import Ledger, summary
-from ephemeron.training.home import RunFolder
+from ephemeron.training.home import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.prepare import Prepared, prepare
 from ephemeron.training.trigger import Ending, Trigger
 from ephemeron.worker.spec import RunSpec
@@ -102,7 +104,8 @@ def platform_limits(name: str) -> Limits:
 
 def train(
     job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0,
+    on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
+    profile: Profile | None = None,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end.
 
@@ -114,6 +117,8 @@ def train(
         on_event: sees everything that happens.
         out: folder into which result, weights and report are copied.
         patience_s: shortest wait before a silent peer is replaced.
+        plan: that the configuration is from; kept beside the run and compared with it in the report.
+        profile: that the plan is from; kept so that it can be refined by what the run took.
 
     Raises:
         UserError: refused; nothing was started or paid for.
@@ -132,6 +137,10 @@ def train(
     folder = home.create(run_id)
     run = _record(prepared.spec, folder, job)
     folder.write("run.json", run)
+    if plan is not None:
+        plan.save(folder.path / PLAN_FILE)
+    if profile is not None:
+        profile.save(folder.path / PROFILE_FILE)
     try:
         with _environment(secrets):
             if simulated:

@@ -5,6 +5,7 @@ events.jsonl    everything that happened
 result.json     the summary that `--json` prints
 weights.safetensors   the trained parameters and buffers
 report.html, report.png
+plan.json, profile.json   what it was planned with, if it was
 objects/        the channel, where it is a folder
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.errors import JobError, RunNotFound
+
+PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 
 
 def home() -> Path:

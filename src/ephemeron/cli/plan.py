@@ -1,0 +1,209 @@
+"""`ephemeron plan`: what to run, what it will take, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ephemeron.job import PATTERNS
+
+if TYPE_CHECKING:
+    from ephemeron.job import Job
+    from ephemeron.planning import Plan, Wish
+
+WIDTH = 100
+
+
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="A profile.json, measured or written by hand, instead of measuring.",
+)
+@click.option(
+    "--platform",
+    metavar="NAME",
+    help="local, simulated, aws-lambda (any channel), aws-lambda-s3, aws-lambda-cache or aws-lambda-server.  [default: the profile's own, else local]",
+)
+@click.option(
+    "--search",
+    type=click.Choice(["exact", "two-stage", "brute-force"]),
+    default="exact",
+    show_default=True,
+    help="exact proves its optimum; two-stage is FasDL's heuristic; brute-force tries everything.",
+)
+@click.option("--minimise", type=click.Choice(["cost", "time"]), default="cost", show_default=True)
+@click.option("--deadline-s", type=float, help="Instead of the job's.")
+@click.option("--budget-usd", type=float, help="Instead of the job's.")
+@click.option("--max-global-batch", type=int, help="Instead of the job's: larger batches need more epochs.")
+@click.option("--epochs", type=int, help="Instead of the job's.")
+@click.option("--pattern", type=click.Choice(PATTERNS), help="Only this one.  [default: any]")
+@click.option("--sync", type=click.Choice(["bsp", "hap"]), help="Only this one.  [default: either]")
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "bf16", "int8", "any"]),
+    default="none",
+    show_default=True,
+    help="Lossy ones only if asked for.",
+)
+@click.option(
+    "--channel",
+    metavar="ADDRESS",
+    help="Where functions exchange parameters, for platforms that are probed.  [default: folder]",
+)
+@click.option("--memory-step-mb", type=int, help="Between memory quotas.  [default: the platform's]")
+@click.option("--lifetime-s", type=float, help="Longest life of one invocation.  [default: the platform's]")
+@click.option(
+    "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the profile's prices."
+)
+@click.option("--from-run", metavar="RUN", help="Correct the profile by what RUN took.")
+@click.option("--fresh", is_flag=True, help="Measure again although a profile is known.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Write plan.json, plan.html and plan.png into this folder."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON, last on standard output.")
+def plan(
+    job: Path | None, profile_file: Path | None, platform: str | None, search: str, minimise: str, channel: str | None,
+    prices_file: Path | None, from_run: str | None, fresh: bool, out: Path | None, as_json: bool, **wishes: Any,
+) -> None:  # fmt: skip
+    """Find the cheapest configuration that meets the limits of JOB, and say what it will take.
+
+    \b
+    ephemeron plan job.toml                              profile on this machine (once), plan for it
+    ephemeron plan job.toml --platform aws-lambda        the same job on AWS Lambda
+    ephemeron plan job.toml --minimise time --budget-usd 0.5
+    ephemeron plan --profile profile.json --epochs 10    from coefficients alone
+
+    Nothing is trained. The optimum is proven: every candidate was computed, or excluded by a bound.
+    """
+    from ephemeron.errors import UserError
+    from ephemeron.job import load_job
+    from ephemeron.performance.profile import load_profile
+    from ephemeron.planning import make_plan
+    from ephemeron.report.front import write_plan_report
+    from ephemeron.training import planned
+
+    if job is None and profile_file is None and from_run is None:
+        raise UserError("there is nothing to plan: give a JOB.toml, --profile FILE or --from-run RUN")
+    if platform is not None and platform not in planned.PLATFORMS:
+        raise UserError(f"--platform {platform} is not known; use one of {', '.join(planned.PLATFORMS)}")
+    wanted = None if job is None else load_job(job)
+    wish = _wish(wanted, search, minimise, wishes)
+    if from_run is not None:
+        profile = planned.profile_of_run(from_run)
+    elif profile_file is not None:
+        profile = load_profile(profile_file)
+    else:
+        assert wanted is not None
+        probed = platform if platform in ("local", "simulated") else "local"
+        profile = planned.known_or_measured(
+            wanted, platform=probed, channel=channel or "folder", fresh=fresh, on_progress=_say
+        )
+    measured = profile_file is None and from_run is None
+    where = platform or ("local" if measured else None)
+    platforms = (profile.platform,) if where is None else planned.platforms_for(where, profile.platform)
+    made = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
+    show(made)
+    if out is not None:
+        for path in write_plan_report(made, out):
+            click.echo(f"wrote {path}")
+    if as_json:
+        click.echo(json.dumps(made.to_dict()))
+
+
+def _wish(job: Job | None, search: str, minimise: str, wishes: dict[str, Any]) -> Wish:
+    from dataclasses import replace
+
+    from ephemeron.errors import JobError
+    from ephemeron.planning import Wish
+    from ephemeron.training.planned import limits_of
+
+    for name in ("deadline_s", "budget_usd", "max_global_batch", "epochs", "memory_step_mb", "lifetime_s"):
+        value = wishes[name]
+        if value is not None and value <= 0:
+            raise JobError(f"--{name.replace('_', '-')} {value:g} should be above 0")
+    given = {n: wishes.pop(n) for n in ("deadline_s", "budget_usd", "max_global_batch")}
+    limits = replace(limits_of(job), **{n: v for n, v in given.items() if v is not None})
+    epochs = wishes.pop("epochs") or (job.epochs if job is not None else 1)
+    return Wish(epochs=epochs, limits=limits, minimise=minimise, search=search, **wishes)
+
+
+def show(plan: Plan) -> None:
+    """The plan as people read it."""
+    import textwrap
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ephemeron.planning import duration
+    from ephemeron.report.front import terminal
+
+    c, p, s = plan.choice, plan.choice.predicted, plan.search
+    console = Console(width=WIDTH, highlight=False)
+    proof = "proven optimal" if s.optimal else f"{s.gap:.1%} above the optimum" if s.gap is not None else "no proof"
+    console.print(
+        f"[bold]{plan.profile['workload']} on {plan.profile['platform']}[/], least {plan.minimise}: "
+        f"{s.evaluated:,} candidates computed, {s.pruned:,} excluded by bounds, {s.seconds:.2f} s, {proof}"
+    )
+    others = f" + {c.workers - c.aggregators} × {c.batch_size_nonaggregator}" if c.workers > c.aggregators else ""
+    console.print(
+        f"\n  [bold]{c.workers} × {c.memory_mb:,} MB[/], {c.pattern}, {c.sync}, {c.aggregators} aggregating, over "
+        f"{c.channel}; samples per iteration {c.aggregators} × {c.batch_size_aggregator}{others}"
+        + ("" if c.compression == "none" else f", {c.compression}")
+    )
+    console.print(
+        f"  [bold]{duration(p.seconds)}[/] for [bold]${p.cost_usd:.4g}[/], {p.iterations:,} iterations, at least "
+        f"{p.memory_mb:,.0f} MB needed\n"
+    )
+    table = Table("phase", "seconds", "share", "", "cost", "USD", box=None, pad_edge=False)
+    costs = [*p.cost.items(), ("together", p.cost_usd)]
+    for i, (name, seconds) in enumerate([*p.phases_s.items()]):
+        cost = (costs[i][0], f"{costs[i][1]:.4g}") if i < len(costs) else ("", "")
+        table.add_row(name, f"{seconds:.2f}", f"{seconds / p.seconds:.0%}", "", *cost)
+    console.print(table)
+    if plan.alternatives:
+        console.print("\nHow sensitive it is")
+        _choices(console, plan)
+    if plan.machines:
+        console.print("\nThe same job on one virtual machine")
+        table = Table("machine", "time", "USD", box=None, pad_edge=False)
+        for m in plan.machines[:4]:
+            table.add_row(m["name"], duration(m["seconds"]), f"{m['cost_usd']:.4g}")
+        console.print(table)
+    if len(plan.front) > 1:
+        click.echo("\nTime against cost: what nothing beats in both")
+        click.echo(terminal(plan))
+    click.echo()
+    for text in (f"bounded by {plan.binding}", *plan.advice):
+        click.echo(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))
+
+
+def _choices(console: Any, plan: Plan) -> None:
+    from rich.table import Table
+
+    from ephemeron.planning import duration
+
+    table = Table("", "W", "MB", "K", "batches", "pattern", "time", "USD", "against it", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+    base = plan.choice.predicted
+    own = base.cost_usd if plan.minimise == "cost" else base.seconds
+    for a in plan.alternatives:
+        p = a["predicted"]
+        value = p["cost_usd"] if plan.minimise == "cost" else p["seconds"]
+        mark = "" if a["within_limits"] else " (too much)"
+        table.add_row(
+            a["why"], str(a["workers"]), f"{a['memory_mb']:,}", str(a["aggregators"]),
+            f"{a['batch_size_aggregator']}/{a['batch_size_nonaggregator']}", f"{a['pattern']}, {a['sync']}",
+            duration(p["seconds"]), f"{p['cost_usd']:.4g}", f"{value / own - 1:+.1%}{mark}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
