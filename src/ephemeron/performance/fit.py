@@ -80,7 +80,7 @@ def fit_steps(
     batch: Sequence[float], memory_mb: Sequence[float], seconds: Sequence[float], *, spread: Sequence[float] | None = None,
     level: float = 0.95,
 ) -> StepFit:  # fmt: skip
-    """Least squares of the logarithms.
+    """Least squares of the logarithms, robust against outliers; the intervals count them in full.
 
     Args:
         batch, memory_mb, seconds: one entry per configuration that was measured.
@@ -129,6 +129,10 @@ def _jacobian(batch: Array, memory: Array, b: float, m: float) -> Array:
     return np.stack([np.ones(batch.shape), 1 / (batch + b), -1 / (memory + m)], axis=-1)
 
 
+_OUTLIER = 0.1
+"""Relative residuals above this count by their size: somebody else used the machine meanwhile."""
+
+
 def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[float, float, float]:
     # With m given, seconds·(M + m) = a·B + a·b is linear: start there with m = 0.
     columns = np.stack([x, np.ones_like(x)], axis=1) if free[1] else x[:, None]
@@ -156,8 +160,9 @@ def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[flo
 
     first = np.array([np.log(a), min(b, 1e4 * scale[1]), 0.0]) / scale
     found = _scipy("optimize").least_squares(
-        residuals, first[index], jac=slopes, bounds=((low / scale)[index], np.inf), xtol=1e-12, ftol=1e-12
-    )
+        residuals, first[index], jac=slopes, bounds=((low / scale)[index], np.inf), xtol=1e-12, ftol=1e-12,
+        loss="soft_l1", f_scale=_OUTLIER,
+    )  # fmt: skip
     return unpack(found.x)
 
 

@@ -1,0 +1,165 @@
+"""`ephemeron profile`: what a workload and a platform are like, as numbers with their own uncertainty."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ephemeron.job import PLATFORMS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ephemeron.performance.profile import Profile, Rate
+
+
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--platform", type=click.Choice(PLATFORMS), default="local", show_default=True, help="What to probe.")
+@click.option(
+    "--channel", metavar="ADDRESS", default="folder", show_default=True, help="Where functions exchange parameters."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="profile.json",
+    show_default=True,
+    help="Where to write the profile.",
+)
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.05,
+    show_default=True,
+    metavar="SHARE",
+    help="Wanted half width of the 95 % interval of every predicted step: fewer probes for a larger one.",
+)
+@click.option("--fresh", is_flag=True, help="Measure the platform again instead of reusing what is known of it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, last on standard output.")
+def profile(
+    job: Path, platform: str, channel: str, out: Path, confidence: float, fresh: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Measure JOB (a TOML file): steps, memory, starts and transfers, for `ephemeron plan`.
+
+    Runs its model in a few functions of different quotas, one at a time, until every step is predicted within
+    --confidence, or for 90 seconds. The platform's part is measured once, kept in the home folder and reused.
+    """
+    from rich.console import Console
+
+    from ephemeron.errors import JobError
+    from ephemeron.job import load_job
+    from ephemeron.profiling import profile_job
+
+    wanted = load_job(job)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise JobError(f"--out {out} is not a file in a folder that exists", remedy="make the folder, or name a file")
+    console = Console(file=sys.stderr, highlight=False)
+    shown = console.status("profiling") if console.is_terminal else None
+
+    def tell(text: str) -> None:
+        if shown is not None:
+            shown.update(f"profiling: {text}")
+        else:
+            console.print(f"profiling: {text}", style="dim")
+
+    if shown is not None:
+        shown.start()
+    try:
+        measured = profile_job(
+            wanted, platform=platform, channel=channel, confidence=confidence, fresh=fresh, on_progress=tell
+        )
+    finally:
+        if shown is not None:
+            shown.stop()
+    try:
+        measured.save(out)
+    except OSError as e:
+        raise JobError(f"--out {out} cannot be written: {e.strerror}") from None
+    print_profile(measured, Console(file=sys.stderr if as_json else sys.stdout, highlight=False, width=110))
+    if as_json:
+        click.echo(measured.to_json(), nl=False)
+    else:
+        click.echo(f"wrote {out}; plan with it: ephemeron plan {job} --profile {out}")
+
+
+def print_profile(profile: Profile, console: Console) -> None:
+    """Coefficients with their intervals, errors on what was kept out, starts and transfers."""
+    _print_workload(profile, console)
+    console.print()
+    _print_platform(profile, console)
+
+
+def _print_workload(profile: Profile, console: Console) -> None:
+    from rich.table import Table
+
+    w, steps = profile.workload, profile.fit.get("steps", {})
+    widths = steps.get("plus_minus", {})
+    table = Table("workload", "value", "± 95 %", "", box=None, pad_edge=False)
+    for name, text in (("a", "s·MB per sample: a step takes a·(B + b)/(M + m)"), ("b", "samples"), ("m", "MB")):
+        half = widths.get(name)
+        table.add_row(name, f"{getattr(w, name):.4g}", "" if half is None else f"{half:.2g}", text)
+    table.add_row("k", f"{w.memory_slope_mb:.4g}", "", "MB per sample of a batch")
+    table.add_row("c", f"{w.memory_base_mb:.4g}", "", "MB, at least: no probe took more than k·B + c")
+    table.add_row("model", f"{w.model_mb:.4g}", "", f"MB exchanged; {w.state_mb:.4g} MB in a checkpoint")
+    table.add_row("data", f"{w.dataset_mb:.4g}", "", f"MB, {w.samples} samples; {w.test_samples} for testing")
+    if w.apply_s:
+        table.add_row("optimiser", f"{1000 * w.apply_s:.3g}", "", "ms of a whole vCPU per step")
+    console.print(table)
+    if steps.get("given"):
+        console.print("a, b and m are the job's own ([simulation] compute)", style="dim")
+        return
+    share = _percent(steps.get("half_width"))
+    kept = _percent(steps.get("kept_out_error"))
+    probes, held = len(steps.get("probes", ())), len(steps.get("kept_out", ()))
+    console.print(
+        f"{probes} probes; any step of {_span(steps.get('batches'))} samples at {_span(steps.get('quotas_mb'))} MB: ± {share} "
+        f"(wanted {_percent(steps.get('wanted'))}; stopped: {steps.get('stopped')})"
+    )
+    if held:
+        console.print(f"{held} probes kept out of the fit are predicted with a mean error of {kept}")
+
+
+def _print_platform(profile: Profile, console: Console) -> None:
+    from rich.table import Table
+
+    from ephemeron.units import human_seconds
+
+    p = profile.platform
+    poll = f"an empty poll {human_ms(p.poll_s)}" if p.poll_s else "the store waits by itself"
+    console.print(
+        f"{p.name}, {p.channel}: cold start {human_seconds(p.cold_start_s)}, warm {human_ms(p.warm_start_s)}, {poll}"
+    )
+    known = profile.fit.get("platform", {})
+    errors = {row["memory_mb"]: row for row in known.get("transfer", {}).get("rows", ())}
+    table = Table("quota", "", "form", "0.1 MB", "1 MB", "10 MB", "error on sizes kept out", box=None, pad_edge=False)
+    for transfer in p.transfer:
+        for way, arrow in (("up", "↑"), ("down", "↓")):
+            rate: Rate = getattr(transfer, way)
+            error = errors.get(transfer.memory_mb, {}).get(f"{way}_error")
+            table.add_row(
+                f"{transfer.memory_mb:g} MB" if way == "up" else "", arrow, type(rate).__name__.lower(),
+                *(human_ms(float(rate.seconds(s))) for s in (0.1, 1.0, 10.0)), _percent(error) if error is not None else "",
+            )  # fmt: skip
+    console.print(table)
+    if known.get("reused"):
+        console.print(
+            f"platform measured on {known.get('measured_on')} and reused; --fresh measures it again", style="dim"
+        )
+
+
+def human_ms(s: float) -> str:
+    """`0.0123 -> '12.3 ms'`."""
+    from ephemeron.units import human_seconds
+
+    return f"{1000 * s:.3g} ms" if s < 1 else human_seconds(s)
+
+
+def _percent(share: Any) -> str:
+    return "unknown" if share is None else f"{100 * share:.1f} %"
+
+
+def _span(values: Any) -> str:
+    return f"{values[0]} to {values[-1]}" if values else "?"

@@ -1,0 +1,13 @@
+"""The profiler: as few probe runs as the wanted confidence needs, and what they say of a workload and a platform.
+
+choose      which configurations to probe next, and when to stop (pure)
+live        probes as functions of this machine
+simulated   the simulator's own constants
+store       platform profiles, measured once and kept in the home folder
+refine      a profile corrected by what a finished run took
+"""
+
+from ephemeron.profiling.api import profile_job
+from ephemeron.profiling.refine import refine
+
+__all__ = ["profile_job", "refine"]

@@ -1,0 +1,112 @@
+"""A profile corrected by what a finished run took. Pure: a profile and events in, a profile out.
+
+A run shows one quota and one or two batch sizes, but under the conditions that count: W functions at once. So the form
+of equation 3-12 is kept and only scaled (`a`), and what probes cannot see is read off: seconds between iterations that
+no phase explains, starts of many functions at once, the peak of memory. Repeated iterations, the first iteration of
+every function (it allocates) and replaced functions are left out.
+
+The optimiser's step is part of what a run calls `compute`; where a worker applies several versions in a row, or an
+evaluation joins in, the iteration is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from ephemeron.errors import JobError
+from ephemeron.events import Ended, Event, Invoked, Progress, RunStarted, Started
+from ephemeron.performance.profile import Profile
+
+LEAST_ITERATIONS = 3
+
+
+def refine(profile: Profile, events: Iterable[Event]) -> Profile:
+    """The profile as the run would have it.
+
+    Args:
+        profile: what was measured before.
+        events: of a run of the same job on the same platform, in any order.
+
+    Raises:
+        JobError: the run is too short to say anything.
+    """
+    events = list(events)
+    started = next((e for e in events if isinstance(e, RunStarted)), None)
+    progress: dict[tuple[int, int], list[Progress]] = defaultdict(list)
+    for e in events:
+        if isinstance(e, Progress):
+            progress[e.rank, e.attempt].append(e)
+    per_epoch = max(1, started.iterations // max(1, started.epochs)) if started else 1
+    ratios, shares, gaps = [], [], []
+    workload, platform = profile.workload, profile.platform
+    quota = float(started.memory_mb) if started else 0.0
+    usable = min(quota, workload.vcpus * platform.mb_per_vcpu) if workload.vcpus else quota
+    apply_s = workload.apply_s / max(usable / platform.mb_per_vcpu, 1e-9)
+    for lived in progress.values():
+        lived.sort(key=lambda e: e.iteration)
+        for before, e in pairwise(lived):
+            if e.iteration % per_epoch == 0 or not e.samples:
+                continue  # an evaluation joins in
+            spans = [end - start for phase, start, end in e.spans if phase == "compute"]
+            if len(spans) == 2:
+                shares.append(spans[1])
+            if not 1 <= len(spans) <= 2:
+                continue
+            predicted = float(workload.compute_s(e.samples, usable))
+            ratios.append(spans[0] / predicted)
+            covered = _covered([(start, end) for _, start, end in e.spans])
+            gaps.append(max(0.0, e.t - before.t - covered))
+    if started is None or len(ratios) < LEAST_ITERATIONS:
+        raise JobError(
+            f"the run has {len(ratios)} iterations that can be compared with the profile",
+            remedy=f"at least {LEAST_ITERATIONS} are needed, beside the first of each function and those with an evaluation",
+        )
+    scale = float(np.median(ratios))
+    peaks = [(e.peak_memory_mb, e.rank) for e in events if isinstance(e, Ended) and e.peak_memory_mb > 0]
+    largest = max((e.samples for p in progress.values() for e in p), default=0)
+    short_mb = max((peak for peak, _ in peaks), default=0.0) - float(workload.memory_needed_mb(largest))
+    cold, warm = _starts(events)
+    share = usable / platform.mb_per_vcpu
+    refined = dataclasses.replace(
+        workload, a=workload.a * scale, memory_base_mb=workload.memory_base_mb + max(0.0, short_mb),
+        apply_s=statistics.median(shares) * min(share, 1.0) if shares else workload.apply_s, step_s=statistics.median(gaps),
+    )  # fmt: skip
+    placed = dataclasses.replace(
+        platform, cold_start_s=statistics.median(cold) if cold else platform.cold_start_s,
+        warm_start_s=statistics.median(warm) if warm else platform.warm_start_s,
+    )  # fmt: skip
+    low, high = (float(np.quantile(ratios, q)) for q in (0.1, 0.9))
+    note = {
+        "run": started.run_id, "iterations": len(ratios), "memory_mb": started.memory_mb, "a_scaled_by": round(scale, 4),
+        "a_scale_10_to_90_percent": [round(low, 4), round(high, 4)], "apply_before_s": round(apply_s, 6),
+        "memory_raised_mb": round(max(0.0, short_mb), 1), "cold_starts": len(cold), "warm_starts": len(warm),
+    }  # fmt: skip
+    earlier = profile.fit.get("refined", [])
+    return Profile(workload=refined, platform=placed, fit={**profile.fit, "refined": [*earlier, note]})
+
+
+def _starts(events: Iterable[Event]) -> tuple[list[float], list[float]]:
+    """Seconds from call to code, cold and warm."""
+    events = list(events)
+    invoked = {e.invocation: e.t for e in events if isinstance(e, Invoked)}
+    cold: list[float] = []
+    warm: list[float] = []
+    for e in events:
+        if isinstance(e, Started) and e.invocation in invoked:
+            (cold if e.cold else warm).append(max(0.0, e.t - invoked[e.invocation]))
+    return cold, warm
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union."""
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total

@@ -1,0 +1,237 @@
+"""What a function runs to be measured instead of to train: raw seconds and megabytes, and no decisions.
+
+The platform starts it with `EPHEMERON_ENTRY=ephemeron.worker.probe:run_probe`. It reads what a worker reads from the
+channel (specification, code, data, initial weights) and uses the real trainer on the real compute thread, so that what
+is measured is what will run. `call.options` say what to measure:
+
+    probe       {"batches": [...], "window_s", "windows"}: steps, ascending in batch, so that the peak of the process
+                after each batch is that batch's
+    transfer    {"sizes_mb": [...], "repeats", "parallel"}: puts and gets of objects of those sizes, one alone and
+                `parallel` at once, and reads of what is not there
+    fold        {"repeats"}: what the CPU does to the exchanged vector
+
+CPU quotas are enforced in periods (100 ms on Linux): a single step runs at full speed and the next one stands still.
+Seconds of a step are therefore always the mean of a window of many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ephemeron.channels.base import Channel
+from ephemeron.channels.keys import Keys
+from ephemeron.data import Sampler, Samples, decode, plan_split, unbundle
+from ephemeron.platforms.context import Context
+from ephemeron.tensors import Envelope, codec_by_name, decode_state, encode_state, pack, run_hash, unpack
+from ephemeron.units import MB
+from ephemeron.worker.build import build_trainer
+from ephemeron.worker.spec import RunSpec
+from ephemeron.worker.trainer import Trainer
+
+T = TypeVar("T")
+
+LOAD_TIMEOUT_S = 60.0
+SMALL_MB = 0.05
+"""Objects of which requests, not bytes, take the time."""
+_LEAST_STEPS = 3
+
+
+async def run_probe(ctx: Context) -> dict[str, Any]:
+    """Measures what the call asks for.
+
+    Returns:
+        `entered_wall`, `cold`, and per thing asked for its raw measurements: see the functions below.
+    """
+    entered = time.time()
+    out: dict[str, Any] = {"entered_wall": entered, "cold": ctx.cold, "memory_mb": ctx.call.memory_mb}
+    options = ctx.call.options
+    if "transfer" in options:
+        out["transfer"] = await _transfers(ctx, **options["transfer"])
+    if "probe" in options or "fold" in options:
+        steps = await _Steps.load(ctx)
+        out["load_s"] = time.time() - entered
+        out["load_peak_mb"] = peak_mb()
+        if "fold" in options:
+            out["fold"] = await steps.fold(**options["fold"])
+        if "probe" in options:
+            out["steps"] = [part async for part in steps.measure(**options["probe"])]
+        out["model_bytes"] = steps.trainer.size * steps.trainer.dtype.itemsize
+        out["state_bytes"] = steps.state_bytes
+    return out
+
+
+class _Steps:
+    """A trainer as a worker has it, whose batch size can be changed."""
+
+    def __init__(self, ctx: Context, spec: RunSpec, trainer: Trainer, train: Samples) -> None:
+        self.ctx, self.spec, self.trainer, self.train = ctx, spec, trainer, train
+        self._iteration = 0
+        self.state_bytes = 0
+        """Of a checkpoint."""
+
+    @classmethod
+    async def load(cls, ctx: Context) -> _Steps:
+        keys = Keys(ctx.call.run)
+        spec = RunSpec.from_bytes(await _get(ctx, keys.spec))
+        code, data, test, init = await asyncio.gather(
+            *(_get(ctx, key) for key in (keys.code, keys.data(0), keys.test(0), keys.init))
+        )
+        folders: list[Path] = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
+        train = decode(bytearray(data))
+        trainer = build_trainer(spec, 0, folders=folders, train=train, test=decode(bytearray(test)))
+        if spec.trainer == "torch":
+            trainer.load(*decode_state(init, key=keys.init))
+        return cls(ctx, spec, trainer, train)
+
+    async def measure(self, batches: list[int], window_s: float, windows: int) -> AsyncIterator[dict[str, Any]]:
+        """Per batch: `seconds` and `cpu_s` of a step (forward, backward) per window, `apply_s` (CPU), `peak_mb`, `steps`."""
+        for batch in sorted(batches):
+            self.trainer.sampler = Sampler(plan_split(len(self.train), [batch]), 0, self.spec.seed)  # type: ignore[attr-defined]
+            gc.collect()
+            _forget_peak()
+            for _ in range(_LEAST_STEPS):  # the first ones allocate, and make the optimiser's state
+                await self._step()
+            seconds: list[float] = []
+            cpu: list[float] = []
+            applied, quickest, done = 0.0, float("inf"), 0
+            for _ in range(windows):
+                spent, worked, steps, end = 0.0, 0.0, 0, time.perf_counter() + window_s
+                while steps < 1 or time.perf_counter() < end:
+                    took, computing, applying = await self._step()
+                    spent, worked, applied, steps = spent + took, worked + computing, applied + applying, steps + 1
+                    quickest = min(quickest, took)
+                seconds.append(spent / steps)
+                cpu.append(worked / steps)
+                done += steps
+            await self.ctx.compute(self._exchange_and_save, samples=0)
+            yield {
+                "batch": batch, "seconds": seconds, "cpu_s": cpu, "quickest_s": quickest, "apply_s": applied / done, "steps": done,
+                "peak_mb": peak_mb(),
+            }  # fmt: skip
+
+    async def _step(self) -> tuple[float, float, float]:
+        """Seconds of computing one gradient, CPU seconds of the same, and CPU seconds of applying it."""
+        iterations = self.trainer.sampler.split.iterations  # type: ignore[attr-defined]
+        full = max(1, iterations - 1)  # the last batch of an epoch may be smaller
+        iteration = (self._iteration // full) * iterations + self._iteration % full
+        self._iteration += 1
+        began = time.perf_counter()
+        step, cpu = await self.ctx.compute(lambda: _timed(partial(self.trainer.compute, iteration)), samples=0)
+        took = time.perf_counter() - began
+        vector = step.vector * 0  # weights stay: a diverging model would measure something else
+        _, applying = await self.ctx.compute(lambda: _timed(partial(self.trainer.apply, vector)), samples=0)
+        return took, cpu, applying
+
+    def _exchange_and_save(self) -> None:
+        """What else takes memory in a worker: messages and checkpoints."""
+        self._fold(1)
+        self.state_bytes = len(encode_state(*self.trainer.state()))
+
+    async def fold(self, repeats: int) -> dict[str, Any]:
+        """CPU seconds to pack the whole vector, and to unpack it and add it up, each `repeats` times."""
+        return await self.ctx.compute(lambda: self._fold(repeats), samples=0)
+
+    def _fold(self, repeats: int) -> dict[str, Any]:
+        vector = np.ones(self.trainer.size, dtype=self.trainer.dtype)
+        run, codec = run_hash(self.ctx.call.run), codec_by_name("none")
+        envelope = Envelope(
+            kind="contribution", run=run, rank=0, attempt=0, iteration=0, shard=0, weight=1.0, applied=0, durable=0
+        )
+        total, packing, adding = np.zeros_like(vector), [], []
+        for _ in range(repeats):
+            began = time.thread_time()
+            payload = codec.encode(vector)
+            buffers = pack(envelope, payload, codec=codec, dtype=self.trainer.dtype, elements=len(vector))
+            packed = time.thread_time()
+            data = memoryview(b"".join(bytes(b) for b in buffers))
+            joined = time.thread_time()
+            total += unpack(data, run=run, key="fold")[1]
+            adding.append(time.thread_time() - joined)
+            packing.append(packed - began)
+        return {"mb": vector.nbytes / MB, "pack_s": packing, "unpack_add_s": adding}
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Its result, and the CPU seconds of this thread."""
+    before = time.thread_time()
+    result = work()
+    return result, time.thread_time() - before
+
+
+async def _transfers(ctx: Context, sizes_mb: list[float], repeats: int, parallel: int) -> dict[str, Any]:
+    """`rows` of {size_mb, up_s, down_s}, `together` of the same with `parallel` objects at once, and `polls_s`."""
+    channel, prefix = ctx.channel, f"{ctx.call.run}/probe.{ctx.invocation}"
+    polls = []
+    for _ in range(3 + repeats):
+        began = time.perf_counter()
+        await channel.fetch(f"{prefix}.absent")
+        polls.append(time.perf_counter() - began)
+    rows = []
+    noise = np.random.default_rng(0).bytes(max(1, round(max(sizes_mb) * MB)))
+    for size in sizes_mb:
+        data = noise[: max(1, round(size * MB))]
+        await _both(channel, f"{prefix}.0", data)  # connections are made
+        for _ in range(repeats):
+            up, down = await _both(channel, f"{prefix}.0", data)
+            rows.append({"size_mb": len(data) / MB, "up_s": up, "down_s": down})
+    together = []
+    keys = [f"{prefix}.{i}" for i in range(parallel)]
+    for size in (SMALL_MB, max(sizes_mb) / parallel):
+        data = noise[: max(1, round(size * MB))]
+        for _ in range(repeats):
+            alone = await _both(channel, keys[0], data)
+            began = time.perf_counter()
+            await asyncio.gather(*(channel.put(key, [data]) for key in keys))
+            put = time.perf_counter()
+            await asyncio.gather(*(channel.fetch(key) for key in keys))
+            fetched = time.perf_counter()
+            together.append({
+                "size_mb": len(data) / MB, "up_s": put - began, "down_s": fetched - put, "up_alone_s": alone[0],
+                "down_alone_s": alone[1],
+            })  # fmt: skip
+    await channel.delete(keys)
+    await channel.delete([f"{prefix}.0"])
+    return {"rows": rows, "together": together, "parallel": parallel, "polls_s": polls[3:]}
+
+
+async def _both(channel: Channel, key: str, data: bytes) -> tuple[float, float]:
+    began = time.perf_counter()
+    await channel.put(key, [data])
+    put = time.perf_counter()
+    received = await channel.fetch(key)
+    fetched = time.perf_counter()
+    assert received is not None
+    return put - began, fetched - put
+
+
+async def _get(ctx: Context, key: str) -> memoryview:
+    return (await ctx.channel.get(key, deadline=asyncio.get_running_loop().time() + LOAD_TIMEOUT_S)).data
+
+
+def peak_mb() -> float:
+    """Largest resident size since `_forget_peak`, MiB; where the system keeps none, since the process began."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(most) / (1024 if sys.platform != "darwin" else 1024**2)
+
+
+def _forget_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass
