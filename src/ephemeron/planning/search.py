@@ -306,7 +306,11 @@ def two_stage(space: Space, limits: Limits, *, minimise: str = "cost") -> Found:
 def _shrunk(
     space: Space, o: Option, limits: Limits, delta: float, found: Found, minimise: str
 ) -> tuple[int, int, int] | None:
-    """Algorithm 3.1: W, M and B^a of the cheapest ScatterReduce under T_max/δ and B^g_max·δ."""
+    """Algorithm 3.1: W, M and B^a of the cheapest ScatterReduce under T_max/δ and B^g_max·δ.
+
+    Its lines 15 to 17 leave the loop over batches at the first one that is too slow, which is the smallest, although
+    larger ones are faster; its text gives up a quota only if no batch is fast enough. The text is followed.
+    """
     best: tuple[float, int, int, int] | None = None
     quotas = space.quotas[::-1]
     for w in range(*_inclusive(o.workers(space.most_workers))):
@@ -318,13 +322,13 @@ def _shrunk(
         seconds, usd = p.seconds.reshape(grid), p.cost_usd.reshape(grid)
         upper = space.workload.largest_batch(quotas)
         for i in range(len(quotas)):
-            stop = False
+            stop = True
             for j, batch in enumerate(space.batches):
                 if batch > upper[i] or batch * w > space.largest_global_batch * delta:
                     break
                 if seconds[i, j] > limits.seconds / delta:
-                    stop = True
-                    break
+                    continue
+                stop = False
                 value = usd[i, j] if minimise == "cost" else seconds[i, j]
                 if best is None or value < best[0]:
                     best = (float(value), w, int(quotas[i]), int(batch))
