@@ -243,6 +243,7 @@ FORMS: tuple[type[Rate], ...] = tuple(_FORMS)
 _SOFT = 0.05
 """Relative residuals above this count by their size, not by its square."""
 _FOLDS = 6
+_ZOOMS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,10 +270,13 @@ def fit_form(form: type[Rate], size_mb: Sequence[float] | Array, seconds: Sequen
     best = min(range(len(grid)), key=lambda i: tried[i][0])
     shape, (loss, coefficients) = float(grid[best]), tried[best]
     if len(grid) > 1:
-        for finer in np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 9)[1:-1]:
-            other = _robust(how.columns(float(finer), s), y)
-            if other[0] < loss:
-                shape, (loss, coefficients) = float(finer), other
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+        for _ in range(_ZOOMS):
+            for finer in np.linspace(low, high, 9)[1:-1]:
+                other = _robust(how.columns(float(finer), s), y)
+                if other[0] < loss:
+                    shape, (loss, coefficients) = float(finer), other
+            low, high = max(low, shape - (high - low) / 8), min(high, shape + (high - low) / 8)
     return how.make(shape, coefficients)
 
 
@@ -387,10 +391,10 @@ def _of(timings: Sequence[Timing], quota: float, direction: str) -> tuple[Array,
 
 
 def _choose(errors: dict[type[Rate], float]) -> type[Rate]:
-    """The best; a later form has to be better than the best before it by 5 % of it."""
+    """The best; a later form has to be better than the best before it by 5 % of it and 0.1 % of what is predicted."""
     forms = list(errors)
     best = forms[0]
     for form in forms[1:]:
-        if errors[form] < 0.95 * errors[best]:
+        if errors[form] < 0.95 * errors[best] - 0.001:
             best = form
     return best

@@ -31,7 +31,7 @@ OnProgress = Callable[[str], None]
 
 WITHIN_S = 90.0
 """After which no further probe is started."""
-LONGEST_STEP_S = 4.0
+LONGEST_STEP_S = 1.0
 """At one vCPU; larger batches are not probed."""
 LARGEST_BATCH = 1024
 SMALLEST_BATCH = 8
@@ -313,7 +313,7 @@ def _overlap(rows: Sequence[dict[str, Any]]) -> float:
     small = min(row["size_mb"] for row in rows)
     mine = [row for row in rows if row["size_mb"] == small]
     each = [statistics.median(row[f"{way}_alone_s"] / row[f"{way}_s"] for row in mine) for way in ("up", "down")]
-    return live.PARALLEL * min(each)
+    return float(live.PARALLEL * min(each))
 
 
 def transfer_report(fitted: TransferFit) -> dict[str, Any]:

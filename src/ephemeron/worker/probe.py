@@ -21,7 +21,8 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,10 +65,29 @@ async def run_probe(ctx: Context) -> dict[str, Any]:
         if "fold" in options:
             out["fold"] = await steps.fold(**options["fold"])
         if "probe" in options:
-            out["steps"] = [part async for part in steps.measure(**options["probe"])]
+            out["steps"] = await steps.measure(**options["probe"])
         out["model_bytes"] = steps.trainer.size * steps.trainer.dtype.itemsize
         out["state_bytes"] = steps.state_bytes
     return out
+
+
+@dataclass(slots=True)
+class _Windows:
+    """What was measured of one batch size."""
+
+    batch: int
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    applied_s: float = 0.0
+    quickest_s: float = float("inf")
+    peak_mb: float = 0.0
+    steps: int = 0
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "batch": self.batch, "seconds": self.seconds, "cpu_s": self.cpu_s, "quickest_s": self.quickest_s,
+            "apply_s": self.applied_s / self.steps, "peak_mb": self.peak_mb, "steps": self.steps,
+        }  # fmt: skip
 
 
 class _Steps:
@@ -93,31 +113,40 @@ class _Steps:
             trainer.load(*decode_state(init, key=keys.init))
         return cls(ctx, spec, trainer, train)
 
-    async def measure(self, batches: list[int], window_s: float, windows: int) -> AsyncIterator[dict[str, Any]]:
-        """Per batch: `seconds` and `cpu_s` of a step (forward, backward) per window, `apply_s` (CPU), `peak_mb`, `steps`."""
-        for batch in sorted(batches):
-            self.trainer.sampler = Sampler(plan_split(len(self.train), [batch]), 0, self.spec.seed)  # type: ignore[attr-defined]
-            gc.collect()
-            _forget_peak()
-            for _ in range(_LEAST_STEPS):  # the first ones allocate, and make the optimiser's state
-                await self._step()
-            seconds: list[float] = []
-            cpu: list[float] = []
-            applied, quickest, done = 0.0, float("inf"), 0
-            for _ in range(windows):
-                spent, worked, steps, end = 0.0, 0.0, 0, time.perf_counter() + window_s
-                while steps < 1 or time.perf_counter() < end:
-                    took, computing, applying = await self._step()
-                    spent, worked, applied, steps = spent + took, worked + computing, applied + applying, steps + 1
-                    quickest = min(quickest, took)
-                seconds.append(spent / steps)
-                cpu.append(worked / steps)
-                done += steps
-            await self.ctx.compute(self._exchange_and_save, samples=0)
-            yield {
-                "batch": batch, "seconds": seconds, "cpu_s": cpu, "quickest_s": quickest, "apply_s": applied / done, "steps": done,
-                "peak_mb": peak_mb(),
-            }  # fmt: skip
+    async def measure(self, batches: list[int], window_s: float, windows: int) -> list[dict[str, Any]]:
+        """Per batch: `seconds` and `cpu_s` of a step (forward, backward) per window, `apply_s` (CPU), `peak_mb`, `steps`.
+
+        The batches take turns, so that a machine that is slower for a while is so for all of them.
+        """
+        parts = [_Windows(batch) for batch in sorted(batches)]
+        for turn in range(windows):
+            for part in parts:
+                self.trainer.sampler = Sampler(plan_split(len(self.train), [part.batch]), 0, self.spec.seed)  # type: ignore[attr-defined]
+                if turn == 0:
+                    gc.collect()
+                    _forget_peak()
+                elif turn >= 2 and sum(part.seconds) > windows * window_s:
+                    continue  # a step longer than a window needs no more of them
+                for _ in range(_LEAST_STEPS if turn == 0 else 1):  # these allocate, and make the optimiser's state
+                    if (await self._step())[0] > window_s:
+                        break
+                await self._window(part, window_s)
+                if turn == 0:
+                    await self.ctx.compute(self._exchange_and_save, samples=0)
+                    part.peak_mb = peak_mb()
+        return [part.result() for part in parts]
+
+    async def _window(self, part: _Windows, window_s: float) -> None:
+        spent = worked = 0.0
+        steps, end = 0, time.perf_counter() + window_s
+        while steps < 1 or time.perf_counter() < end:
+            took, computing, applying = await self._step()
+            spent, worked, steps = spent + took, worked + computing, steps + 1
+            part.applied_s += applying
+            part.quickest_s = min(part.quickest_s, took)
+        part.seconds.append(spent / steps)
+        part.cpu_s.append(worked / steps)
+        part.steps += steps
 
     async def _step(self) -> tuple[float, float, float]:
         """Seconds of computing one gradient, CPU seconds of the same, and CPU seconds of applying it."""
