@@ -15,6 +15,7 @@ they differ is written down in docs/decisions/0007. In short, `predict` counts
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
@@ -34,8 +35,14 @@ TINY_MB = 0.001
 """Leases, positions, specifications."""
 START_READS, START_PUTS = 5, 1
 """Specification, code, training and test data, initial weights; the lease."""
-RELAY_PUTS, RELAY_READS = 4, 4
-"""Claim, lease, checkpoint, position; specification, code, data, checkpoint and position less the weights."""
+RELAY_PUTS, RELAY_READS = 4, 6
+"""Claim, lease, checkpoint, position; specification, code, training and test data, position, checkpoint."""
+GATHERED, UNDER_WAY_MB = 4, 3.0
+"""Contributions that an aggregator fetches ahead, or as many as these MB are."""
+CONTROL_EVERY_S = 2.0
+"""Between two looks of rank 0 whether somebody wants the run to stop."""
+WARM_LEAD_S = 0.3
+"""By which a successor is started before it is needed, besides what loading takes."""
 CHUNK_MB = 1.0
 """Of the pipelined form, or half a shard where that is less."""
 
@@ -108,15 +115,19 @@ def _broadcast(*numbers: Numbers) -> tuple[Array, ...]:
     return np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in numbers))
 
 
-def span_s(platform: PlatformProfile, direction: Any, objects: Numbers, size_mb: Numbers, memory_mb: Numbers) -> Array:
-    """Seconds for some objects of one size, all asked for at once, over one function's link.
+def span_s(
+    platform: PlatformProfile, direction: Any, objects: Numbers, size_mb: Numbers, memory_mb: Numbers,
+    parallel: Numbers = math.inf,
+) -> Array:  # fmt: skip
+    """Seconds for some objects of one size over one function's link, `parallel` of them under way at a time.
 
     Returns:
         0 where there are none; one object's time for one.
     """
     n, size, memory = _broadcast(objects, size_mb, memory_mb)
     alone = platform.seconds(direction, size, memory)
-    each = np.maximum(size * platform.seconds_per_mb(direction, memory), alone / platform.parallel)
+    window = np.minimum(platform.parallel, parallel)
+    each = np.maximum(size * platform.seconds_per_mb(direction, memory), alone / window)
     return np.where(n > 0, alone + (n - 1) * np.minimum(each, alone), 0.0)
 
 
@@ -154,7 +165,8 @@ def exchange(
     asked = 0.0 if platform.poll_s else np.minimum(asked, one_down)
     sent = span_s(platform, "up", k - 1, s_up, m)
     folding = cpu * ((w - 1) * s_up + s_down)
-    aggregate = span_s(platform, "down", w - 1, s_up, m) + folding + publish + wait
+    window = np.maximum(GATHERED, np.floor(UNDER_WAY_MB / s_up))
+    aggregate = span_s(platform, "down", w - 1, s_up, m, window) + folding + publish + wait
     read = span_s(platform, "down", k - 1, s_down, m)
     download = np.maximum(read - asked, 0.0) + cpu * s_down * k + wait
     sent_n, read_n = span_s(platform, "up", k, s_up, m), span_s(platform, "down", k, s_down, m)
@@ -288,6 +300,7 @@ def predict(
     puts = iterations * e.puts + w * (START_PUTS + RELAY_PUTS * relays + 1) + saves + 3 + 2 * w
     gets = iterations * e.gets + w * (START_READS + RELAY_READS * relays) + w
     polls = np.where(platform.poll_s > 0, POLLS_PER_GET, 0.0) * iterations * e.gets + w * relays
+    polls = polls + seconds / CONTROL_EVERY_S
     moved = (
         iterations * (e.puts + e.gets) * workload.model_mb / k
         + w * (data_mb + 2 * workload.model_mb) + (saves + w * relays) * _state_mb(workload)
@@ -327,7 +340,7 @@ def _relays(
     reserve = np.maximum(min(1.0, 0.05 * life), 1.5 * each + 2 * write)
     useful = np.maximum(life - reserve - 0.5 * each, 1e-9)
     relays = np.where(total > useful, np.ceil(total / useful) - 1, 0.0)
-    return relays, write + read + tiny, load + platform.warm_start_s + 2 * each
+    return relays, write + read + tiny, 1.5 * load + WARM_LEAD_S + each
 
 
 def published(

@@ -197,8 +197,8 @@ class PlatformProfile:
     mb_per_vcpu: float = 1769.0
     total_memory_mb: float = 0.0
     """Sum of all functions' quotas up to which each gets its CPU share (one machine has only so many cores); 0: any."""
-    parallel: int = 8
-    """Requests that one function keeps under way."""
+    parallel: int = 64
+    """Requests that one function can keep under way; the collectives may keep fewer."""
     server_mb_s: float = 0.0
     """MB/s in each direction of a parameter server's link, which all functions share; 0: no limit of its own."""
     transfer: tuple[Transfer, ...]
