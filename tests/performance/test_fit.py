@@ -81,6 +81,14 @@ def test_one_quota_says_nothing_of_m_and_one_batch_nothing_of_b():
     assert float(both.seconds(16, 512)) == pytest.approx(0.0405, rel=1e-3)
 
 
+def test_steps_that_do_not_grow_with_the_batch_are_no_trouble():
+    batch, memory, _ = cells(1.0, 0.0, 0.0)
+    fit = fit_steps(batch, memory, 3.0 / memory)
+    assert fit.seconds(batch, memory) == pytest.approx(3.0 / memory, rel=0.01)
+    shrinking = fit_steps(batch, memory, (3.0 - batch / 200) / memory)
+    assert np.isfinite([shrinking.a, shrinking.b, shrinking.m]).all()
+
+
 def test_a_disturbed_probe_does_not_carry_the_fit_away():
     batch, memory, seconds = cells(2.0, 10.0, 0.0, noise=0.01)
     seconds[5] *= 3

@@ -132,17 +132,22 @@ def _jacobian(batch: Array, memory: Array, b: float, m: float) -> Array:
 _OUTLIER = 0.1
 """Relative residuals above this count by their size: somebody else used the machine meanwhile."""
 
+_MOST_B = 1000.0
+"""In largest batches: a step that does not grow with the batch at all would have b without limit."""
+
 
 def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[float, float, float]:
     # With m given, seconds·(M + m) = a·B + a·b is linear: start there with m = 0.
     columns = np.stack([x, np.ones_like(x)], axis=1) if free[1] else x[:, None]
     start = _scipy("optimize").nnls(columns / (memory * y)[:, None], np.ones_like(y))[0]
-    a = max(float(start[0]), _TINY)
-    b = float(start[1]) / a if free[1] else 0.0
+    most_b = _MOST_B * float(x.max())
+    b = min(float(start[1]) / max(float(start[0]), 1e-300), most_b) if free[1] else 0.0
+    a = float(np.exp(np.mean(np.log(y * memory / (x + b)))))
     if free == [True, False, False]:
-        return float(np.exp(np.mean(np.log(y * memory / x)))), 0.0, 0.0
+        return a, 0.0, 0.0
     scale = np.array([1.0, max(float(x.mean()), 1.0), float(memory.mean())])
     low = np.array([-np.inf, -0.99 * min(1.0, float(x.min())), -0.95 * float(memory.min())])
+    high = np.array([np.inf, 1.01 * most_b, np.inf])
     index = np.flatnonzero(free)
 
     def unpack(p: Array) -> tuple[float, float, float]:
@@ -158,9 +163,9 @@ def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[flo
         _, b, m = unpack(p)
         return np.asarray(_jacobian(x, memory, b, m)[:, index] * scale[index])
 
-    first = np.array([np.log(a), min(b, 1e4 * scale[1]), 0.0]) / scale
+    first = np.array([np.log(a), b, 0.0]) / scale
     found = _scipy("optimize").least_squares(
-        residuals, first[index], jac=slopes, bounds=((low / scale)[index], np.inf), xtol=1e-12, ftol=1e-12,
+        residuals, first[index], jac=slopes, bounds=((low / scale)[index], (high / scale)[index]), xtol=1e-12, ftol=1e-12,
         loss="soft_l1", f_scale=_OUTLIER,
     )  # fmt: skip
     return unpack(found.x)
