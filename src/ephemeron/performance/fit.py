@@ -11,7 +11,7 @@ thousands.
   out. Every one is linear but for at most one number, which is searched; the rest is a non-negative robust least-squares
   fit, so there is no starting point to get wrong.
 
-Measured on AWS Lambda with S3, mean error on every second size kept out (`python -m benchmarks.transfer`): 6.4 % on
+Measured on AWS Lambda with S3, mean error on every second size kept out (`python -m benchmarks.transfer`): 6.3 % on
 uploads and 4.3 % on downloads with the form chosen from the other sizes alone; FasDL's form 11.8 % and 6.8 %, latency and
 bandwidth 10.7 % and 9.2 %. Tying the coefficients of neighbouring quotas together was tried and made it worse (power,
 uploads: 8.6 % without, 9.0 to 9.3 % with), so every quota stands alone.

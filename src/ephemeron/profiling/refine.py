@@ -1,12 +1,15 @@
 """A profile corrected by what a finished run took. Pure: a profile and events in, a profile out.
 
-A run shows one quota and one or two batch sizes, but under the conditions that count: W functions at once. So the form
-of equation 3-12 is kept and only scaled (`a`), and what probes cannot see is read off: seconds between iterations that
-no phase explains, starts of many functions at once, the peak of memory. Repeated iterations, the first iteration of
-every function (it allocates) and replaced functions are left out.
+A run shows one quota and one or two batch sizes, but under the conditions that count: W functions at once, each waiting
+for the others most of the time. A function that waits saves up CPU time, so that at a small quota its steps take less
+than probes said, which compute without a pause; and what its bookkeeping takes is seen nowhere else. Hence
 
-The optimiser's step is part of what a run calls `compute`; where a worker applies several versions in a row, or an
-evaluation joins in, the iteration is left out.
+- the form of equation 3-12 is kept and scaled (`a`), and so is the optimiser's step;
+- `step_s` becomes what is left of an iteration when the model has explained what it can, so that the refined profile
+  predicts this run's iterations;
+- starts are as this run's were, many at once; memory is raised to the largest peak, and never lowered.
+
+The first iteration of every function (it allocates) and iterations that an evaluation joins are left out.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from ephemeron.errors import JobError
 from ephemeron.events import Ended, Event, Invoked, Progress, RunStarted, Started
-from ephemeron.performance.profile import Profile
+from ephemeron.performance.model import Terms, predict
+from ephemeron.performance.profile import PlatformProfile, Profile, Workload
 
 LEAST_ITERATIONS = 3
 
@@ -43,11 +47,10 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
         if isinstance(e, Progress):
             progress[e.rank, e.attempt].append(e)
     per_epoch = max(1, started.iterations // max(1, started.epochs)) if started else 1
-    ratios, shares, gaps = [], [], []
+    ratios, shares, periods = [], [], []
     workload, platform = profile.workload, profile.platform
     quota = float(started.memory_mb) if started else 0.0
     usable = min(quota, workload.vcpus * platform.mb_per_vcpu) if workload.vcpus else quota
-    apply_s = workload.apply_s / max(usable / platform.mb_per_vcpu, 1e-9)
     for lived in progress.values():
         lived.sort(key=lambda e: e.iteration)
         for before, e in pairwise(lived):
@@ -60,8 +63,7 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
                 continue
             predicted = float(workload.compute_s(e.samples, usable))
             ratios.append(spans[0] / predicted)
-            covered = _covered([(start, end) for _, start, end in e.spans])
-            gaps.append(max(0.0, e.t - before.t - covered))
+            periods.append(e.t - before.t)
     if started is None or len(ratios) < LEAST_ITERATIONS:
         raise JobError(
             f"the run has {len(ratios)} iterations that can be compared with the profile",
@@ -73,10 +75,13 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
     short_mb = max((peak for peak, _ in peaks), default=0.0) - float(workload.memory_needed_mb(largest))
     cold, warm = _starts(events)
     share = usable / platform.mb_per_vcpu
-    refined = dataclasses.replace(
+    scaled = dataclasses.replace(
         workload, a=workload.a * scale, memory_base_mb=workload.memory_base_mb + max(0.0, short_mb),
-        apply_s=statistics.median(shares) * min(share, 1.0) if shares else workload.apply_s, step_s=statistics.median(gaps),
+        apply_s=statistics.median(shares) * min(share, 1.0) if shares else workload.apply_s, step_s=0.0,
     )  # fmt: skip
+    period = statistics.median(periods)
+    explained = _iteration_s(scaled, platform, started, _batches(progress, started))
+    refined = dataclasses.replace(scaled, step_s=workload.step_s if explained is None else max(0.0, period - explained))
     placed = dataclasses.replace(
         platform, cold_start_s=statistics.median(cold) if cold else platform.cold_start_s,
         warm_start_s=statistics.median(warm) if warm else platform.warm_start_s,
@@ -84,7 +89,7 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
     low, high = (float(np.quantile(ratios, q)) for q in (0.1, 0.9))
     note = {
         "run": started.run_id, "iterations": len(ratios), "memory_mb": started.memory_mb, "a_scaled_by": round(scale, 4),
-        "a_scale_10_to_90_percent": [round(low, 4), round(high, 4)], "apply_before_s": round(apply_s, 6),
+        "a_scale_10_to_90_percent": [round(low, 4), round(high, 4)], "iteration_s": round(period, 6), "unexplained_s": None if explained is None else round(period - explained, 6),
         "memory_raised_mb": round(max(0.0, short_mb), 1), "cold_starts": len(cold), "warm_starts": len(warm),
     }  # fmt: skip
     earlier = profile.fit.get("refined", [])
@@ -103,10 +108,27 @@ def _starts(events: Iterable[Event]) -> tuple[list[float], list[float]]:
     return cold, warm
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """Length of the union."""
-    total, reach = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reach))
-        reach = max(reach, end)
-    return total
+def _batches(progress: Mapping[tuple[int, int], Sequence[Progress]], started: RunStarted) -> tuple[int, int]:
+    """B^a and B^n: the largest of a partial last iteration and the full ones."""
+
+    def largest(ranks: range) -> int:
+        return max((e.samples for (rank, _), lived in progress.items() if rank in ranks for e in lived), default=0)
+
+    aggregating = largest(range(started.aggregators))
+    return aggregating, largest(range(started.aggregators, started.workers)) or aggregating
+
+
+def _iteration_s(
+    workload: Workload, platform: PlatformProfile, started: RunStarted, batches: tuple[int, int]
+) -> float | None:
+    """What the model makes of an iteration of this run; None for protocols that it does not predict."""
+    c = started.configuration
+    sync = str(c.get("sync", "bsp"))
+    if sync not in ("bsp", "hap"):
+        return None
+    terms = Terms(pattern=str(c.get("pattern", "k-reduce")), sync=sync, compression=str(c.get("compression", "none")))
+    predicted = predict(
+        workload, platform, terms, workers=started.workers, memory_mb=started.memory_mb, aggregators=started.aggregators,
+        batch=batches[0], other_batch=batches[1],
+    )  # fmt: skip
+    return float(predicted.iteration_s)
