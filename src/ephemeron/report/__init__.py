@@ -4,6 +4,7 @@
     html   Story -> one self-contained page     figures, svg, charts, timeline, tables: its parts
     png    Story -> one picture (needs matplotlib)
     prediction  a plan against its run
+    front  Plan -> terminal, page and picture                  scatter, planned: its parts
 
 `write_report` reads a run folder at any moment of the run, also while it goes on or after it was killed.
 """

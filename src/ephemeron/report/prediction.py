@@ -160,10 +160,11 @@ def render_table(comparison: Comparison) -> str:
 
 def _cells(row: Row) -> tuple[str, str, str]:
     off = "–" if row.error is None else f"{row.error:+.1%}" if abs(row.error) < 10 else f"{row.error + 1:,.0f}×"
-    return _quantity(row.predicted, row.unit), _quantity(row.measured, row.unit), off
+    return quantity(row.predicted, row.unit), quantity(row.measured, row.unit), off
 
 
-def _quantity(value: float | None, unit: Unit) -> str:
+def quantity(value: float | None, unit: Unit) -> str:
+    """A value with its unit, as every table of predictions writes it."""
     if value is None:
         return "–"
     if unit == "usd":
