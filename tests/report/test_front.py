@@ -63,7 +63,7 @@ def test_terminal_fits_and_shows_every_kind_of_mark(make: Callable[[], Plan]) ->
     assert plot.count("◆") == 1
     if plan.front:
         assert "o" in plot
-        assert "nothing beats" in told
+        assert "no other beats" in told
     s = scatter(plan)
     for letter, machine in zip("ABC", s.machines, strict=False):
         assert letter in plot
@@ -102,6 +102,8 @@ def test_many_machines_have_room() -> None:
     row = {"seconds": 200.0, "cost_usd": 0.02, "fits": True}
     told = terminal(plans.plan(machines=[{"name": f"m{i}", **row} for i in range(40)]))
     assert "Z m25" in told
+    told = terminal(plans.plan(machines=[{"name": f"m{i}", **row} for i in range(3)]))
+    assert "CAB" in told
 
 
 @pytest.mark.parametrize("make", PLANS)

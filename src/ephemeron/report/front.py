@@ -74,7 +74,8 @@ def terminal(plan: Plan) -> str:
     letters = [chr(ord("A") + i) for i in range(min(26, len(s.machines)))]
     for letter, m in zip(letters, s.machines, strict=False):
         x, y = at(m.seconds, m.cost_usd)
-        cells[y][x] = letter
+        near = [i for i in (x, x + 1, x - 1, x + 2, x - 2) if 0 <= i < _COLUMNS and cells[y][i] not in letters]
+        cells[y][near[0] if near else x] = letter
     x, y = at(s.choice.seconds, s.choice.cost_usd)
     cells[y][x] = "◆"
     names = {at(s.time.lo or 1.0, v)[1]: name for v, name in reversed(s.cost.ticks)}
@@ -107,7 +108,9 @@ def _legend(s: Scatter, letters: list[str]) -> list[str]:
     lines = [f"  ◆ {s.choice.words}  (chosen)"]
     if s.front:
         n = len(s.front)
-        lines.append(f"  o {n} configuration{'s' if n != 1 else ''} that nothing beats in both time and cost")
+        lines.append(
+            f"  o {n} configuration{'s' if n != 1 else ''} of functions that no other beats in both time and cost"
+        )
     lines += [f"  {letter} {m.words}" for letter, m in zip(letters, s.machines, strict=False)]
     if s.deadline_s:
         lines.append(f"  ┊ deadline {human_seconds(s.deadline_s)}")
@@ -170,8 +173,10 @@ def _points(ax: Axes, s: Scatter) -> None:
     xs, ys = [m.seconds for m in s.front], [m.cost_usd for m in s.front]
     labels = Labels()
     _beside(ax, s, labels, s.choice, _INK)
+    for m in s.machines:
+        _beside(ax, s, labels, m, _SOFT)
     if xs:
-        ax.plot(xs, ys, "-o", color=blue, lw=1.2, ms=5, label="functions: nothing beats these in both")
+        ax.plot(xs, ys, "-o", color=blue, lw=1.2, ms=5, label="functions: no others beat these in both")
     for m in s.front:
         if m.seconds != s.choice.seconds or m.cost_usd != s.choice.cost_usd:
             _beside(ax, s, labels, m, _SOFT)
@@ -179,7 +184,6 @@ def _points(ax: Axes, s: Scatter) -> None:
     for i, m in enumerate(s.machines):
         label = "one virtual machine" if not i else None
         ax.plot([m.seconds], [m.cost_usd], "D", ms=6, mfc=amber, mec="white", mew=0.8, ls="", label=label)
-        _beside(ax, s, labels, m, _SOFT)
     if s.deadline_s:
         ax.axvline(s.deadline_s, color=BAD, ls="--", lw=1.1, label=f"deadline {human_seconds(s.deadline_s)}")
     if s.budget_usd:

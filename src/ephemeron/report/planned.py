@@ -32,8 +32,8 @@ _MACHINES = (
     "its vCPUs. That is optimistic for the machine; setting it up costs nothing here, and neither does leaving it on."
 )
 _FRONT = (
-    "Each point is a configuration that nothing beats in both time and cost, labelled workers × memory in MB. "
-    "Between the points there is nothing to choose; the line only guides the eye."
+    "Each point is a configuration of functions that no other beats in both time and cost, labelled workers × memory "
+    "in MB. Between the points there is nothing to choose; the line only guides the eye."
 )
 
 
@@ -285,7 +285,7 @@ def _provenance(plan: Plan) -> dict[str, Any]:
 
 
 def _settings(values: Mapping[str, Any]) -> str:
-    rows = [[escape(str(k)), f"<code>{escape(_word(v))}</code>"] for k, v in values.items() if v not in (None, "")]
+    rows = [[escape(str(k)), f"<code>{escape(_word(v))}</code>"] for k, v in values.items() if v not in (None, "", [], ())]
     return table([], rows, words=2, style="settings")
 
 
