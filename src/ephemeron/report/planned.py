@@ -285,7 +285,9 @@ def _provenance(plan: Plan) -> dict[str, Any]:
 
 
 def _settings(values: Mapping[str, Any]) -> str:
-    rows = [[escape(str(k)), f"<code>{escape(_word(v))}</code>"] for k, v in values.items() if v not in (None, "", [], ())]
+    rows = [
+        [escape(str(k)), f"<code>{escape(_word(v))}</code>"] for k, v in values.items() if v not in (None, "", [], ())
+    ]
     return table([], rows, words=2, style="settings")
 
 
