@@ -15,7 +15,7 @@ from ephemeron.job import DataSpec, Job, JobLimits, Simulation, Target
 from ephemeron.performance.profile import Affine, PlatformProfile, Profile, Transfer, Workload, load_profile
 from ephemeron.platforms.base import Limits
 from ephemeron.profiling import profile_job, refine, store
-from ephemeron.profiling.choose import Cell, Range, enough, fit, next_probe, steps_of, widest
+from ephemeron.profiling.choose import Cell, Range, doubtful, enough, fit, next_probe, steps_of, widest
 
 CODE = Path(__file__).parents[1] / "training" / "code"
 
@@ -72,6 +72,15 @@ def test_quiet_machines_and_modest_wishes_need_few_probes():
 def test_probing_ends_even_where_the_wish_cannot_be_met():
     noisy = {(b, m): 1 + 0.3 * ((b * 7 + m) % 3 - 1) for b in RANGE.batches for m in RANGE.quotas}
     assert len(probe(noisy, 1e-3)) == 14
+
+
+def test_only_what_is_out_of_line_and_slow_is_looked_at_again():
+    cells = [measured(b, m) for b in RANGE.batches for m in RANGE.quotas[::2]]
+    assert doubtful(cells) is None
+    cells[4] = measured(cells[4].batch, cells[4].memory_mb, off=1.4)
+    assert doubtful(cells) is cells[4]
+    cells[4] = measured(cells[4].batch, cells[4].memory_mb, off=0.6)
+    assert doubtful(cells) is None
 
 
 def test_a_range_of_one_quota_or_one_batch_is_probed_all_the_same():

@@ -40,6 +40,10 @@ def _scipy(module: str) -> Any:
         raise MissingExtra("SciPy", "profile") from None
 
 
+_WIDEST = 10.0
+"""Logarithm of the widest interval: beyond, nothing is known, and nothing overflows."""
+
+
 # -- a, b, m ------------------------------------------------------------------------------------------------
 
 
@@ -73,7 +77,7 @@ class StepFit:
         if not np.isfinite(self._t):
             return np.full(j.shape[:-1], np.inf)
         variance = np.einsum("...i,ij,...j->...", j, self._covariance, j)
-        return np.asarray(np.expm1(self._t * np.sqrt(np.maximum(variance, 0.0))))
+        return np.asarray(np.expm1(np.minimum(self._t * np.sqrt(np.maximum(variance, 0.0)), _WIDEST)))
 
 
 def fit_steps(
@@ -98,17 +102,20 @@ def fit_steps(
     free = [True, len(np.unique(x)) > 1, len(np.unique(memory)) > 1]
     a, b, m = _solve(x, memory, y, free)
     residuals = np.log(a * (x + b) / (memory + m) / y)
+    known = [True, free[1] and b < _MOST_B * float(x.max()), free[2]]  # at its bound, b says nothing of itself
     dof = len(y) - sum(free)
     covariance, t = np.full((3, 3), np.inf), np.inf
     plus_minus = dict.fromkeys("abm", np.inf)
     if dof > 0:
         floor = 0.0 if spread is None else float(np.mean(np.square(spread)))
         variance = max(float(residuals @ residuals) / dof, floor)
-        j = _jacobian(x, memory, b, m) * free
+        j = _jacobian(x, memory, b, m) * known
         covariance = variance * np.linalg.pinv(j.T @ j, hermitian=True)
         t = float(_scipy("special").stdtrit(dof, 0.5 + level / 2))
         wide = t * np.sqrt(np.maximum(np.diag(covariance), 0.0))
         plus_minus = {"a": a * float(wide[0]), "b": float(wide[1]), "m": float(wide[2])}
+        if free[1] and not known[1]:
+            plus_minus["b"] = np.inf
     left_out = []
     for i in range(len(y)) if dof > 0 else ():
         rest = np.arange(len(y)) != i
@@ -147,7 +154,7 @@ def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[flo
         return a, 0.0, 0.0
     scale = np.array([1.0, max(float(x.mean()), 1.0), float(memory.mean())])
     low = np.array([-np.inf, -0.99 * min(1.0, float(x.min())), -0.95 * float(memory.min())])
-    high = np.array([np.inf, 1.01 * most_b, np.inf])
+    high = np.array([np.inf, most_b * (1 + 1e-6), np.inf])
     index = np.flatnonzero(free)
 
     def unpack(p: Array) -> tuple[float, float, float]:

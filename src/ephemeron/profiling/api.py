@@ -199,6 +199,7 @@ async def _probe(
     cells: list[Cell] = []
     kept_out: list[Cell] = []
     refused: list[int] = []
+    looks = 0
     while True:
         held = [c for c in over.kept_out if c not in {(k.batch, k.memory_mb) for k in kept_out}]
         if len(cells) >= len(over.corners) and held and not kept_out:
@@ -206,11 +207,17 @@ async def _probe(
             continue
         if len(cells) >= len(over.corners) and choose.enough(cells, over, confidence):
             return cells, kept_out, refused, "confident"
-        wanted = choose.next_probe(cells, over)
-        if wanted is None:
-            return cells, kept_out, refused, "most probes"
         if time.monotonic() > end and len(cells) >= len(over.corners):
             return cells, kept_out, refused, "out of time"
+        wanted = choose.next_probe(cells, over)
+        if wanted is None:
+            again = choose.doubtful(cells) if looks < choose.SECOND_LOOKS else None
+            if again is None:
+                return cells, kept_out, refused, "most probes"
+            looks += 1
+            (second,) = await prober.steps(again.memory_mb, [again.batch])
+            cells[cells.index(again)] = min(again, second, key=lambda c: c.seconds)
+            continue
         batch, quota = wanted
         missing = {b for b, m in over.corners if m == quota} - {c.batch for c in cells if c.memory_mb == quota}
         try:

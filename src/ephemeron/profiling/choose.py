@@ -18,6 +18,9 @@ from ephemeron.performance.fit import StepFit, fit_steps
 MOST_PROBES = 14
 """Beyond this, more of the same machine's noise teaches little."""
 LEAST_PROBES = 5
+SECOND_LOOKS = 4
+OUT_OF_LINE = 0.1
+"""Relative residual from which a probe may be looked at again."""
 OVERHEAD_S = 0.5
 """Of a probe beside its windows; makes many cheap probes no cheaper than they are."""
 
@@ -115,6 +118,18 @@ def next_probe(cells: Sequence[Cell], over: Range) -> tuple[int, int] | None:
         if price < most:
             best, most = (b, m), price
     return best
+
+
+def doubtful(cells: Sequence[Cell]) -> Cell | None:
+    """The cell that took longest against the fit, if that is out of line with the others; None: all are plausible.
+
+    Whatever else runs on a machine only ever makes a step longer, so it deserves a second look.
+    """
+    fitted = fit(cells)
+    over = [float(np.log(c.seconds / fitted.seconds(c.batch, c.memory_mb))) for c in cells]
+    worst = int(np.argmax(over))
+    usual = float(np.median(np.abs(over)))
+    return cells[worst] if over[worst] > max(OUT_OF_LINE, 2 * usual) else None
 
 
 def _rows(fitted: StepFit, batch: np.ndarray, memory: np.ndarray) -> np.ndarray:

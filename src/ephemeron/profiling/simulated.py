@@ -30,7 +30,7 @@ from ephemeron.units import MB, MIB
 from ephemeron.worker.build import build_trainer
 
 UNLIMITED_MB_S = 1e6
-LEAST_S = 0.3
+LEAST_S = 0.2
 """Spent on each batch."""
 KEPT_TWICE = 2.0
 """Activations and their gradients."""
@@ -91,7 +91,7 @@ def _trainer(prepared: Prepared) -> tuple[Any, Samples]:
 
 def _batches(prepared: Prepared) -> tuple[int, ...]:
     most = max(1, min(prepared.job.limits.max_global_batch or 256, 256, prepared.spec.samples // 2))
-    return steps_of(min(8, most), most, 5) if most > 8 else (most,)
+    return steps_of(min(8, most), most, 9) if most > 8 else (most,)
 
 
 def _memory(trainer: Any, train: Samples, batch: int) -> tuple[float, float]:
@@ -143,7 +143,7 @@ def _steps(
         spread = float(np.std(seconds)) / middle / len(seconds) ** 0.5
         cells.append(Cell(batch=batch, memory_mb=one_vcpu, seconds=middle, spread=spread, steps=len(seconds)))
     # A share of the CPU divides the time: a·(B + b)/M, with m = 0.
-    kept_out = cells[1::2] if len(cells) > 3 else []
+    kept_out = cells[2::3] if len(cells) > 5 else []
     used = [c for c in cells if c not in kept_out]
     fitted = fit_steps([c.batch for c in used], [c.memory_mb for c in used], [c.seconds for c in used],
                        spread=[c.spread for c in used])  # fmt: skip
