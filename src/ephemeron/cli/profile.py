@@ -114,9 +114,10 @@ def _print_workload(profile: Profile, console: Console) -> None:
     share = _percent(steps.get("half_width"))
     kept = _percent(steps.get("kept_out_error"))
     probes, held = len(steps.get("probes", ())), len(steps.get("kept_out", ()))
+    wanted = "" if steps.get("wanted") is None else f"wanted {_percent(steps['wanted'])}; stopped: "
     console.print(
         f"{probes} probes; any step of {_span(steps.get('batches'))} samples at {_span(steps.get('quotas_mb'))} MB: ± {share} "
-        f"(wanted {_percent(steps.get('wanted'))}; stopped: {steps.get('stopped')})"
+        f"({wanted}{steps.get('stopped')})"
     )
     if held:
         console.print(f"{held} probes kept out of the fit are predicted with a mean error of {kept}")
@@ -162,4 +163,4 @@ def _percent(share: Any) -> str:
 
 
 def _span(values: Any) -> str:
-    return f"{values[0]} to {values[-1]}" if values else "?"
+    return "?" if not values else str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"

@@ -246,7 +246,12 @@ async def _second_cpu(prober: Prober, cells: Sequence[Cell], high: int, end: flo
 
 
 def steps_report(
-    fitted: StepFit, cells: Sequence[Cell], kept_out: Sequence[Cell], over: Range, confidence: float, stopped: str
+    fitted: StepFit,
+    cells: Sequence[Cell],
+    kept_out: Sequence[Cell],
+    over: Range,
+    confidence: float | None,
+    stopped: str,
 ) -> dict[str, Any]:
     """What the profile says of its own coefficients."""
     errors = [abs(float(fitted.seconds(c.batch, c.memory_mb)) / c.seconds - 1) for c in kept_out]

@@ -23,15 +23,18 @@ from ephemeron.performance.profile import Affine, PlatformProfile, Profile, Tran
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.profiling import live
-from ephemeron.profiling.choose import Cell, Range, steps_of, widest
+from ephemeron.profiling.choose import Cell, Range, steps_of
 from ephemeron.training.feasible import RUNTIME_MB
 from ephemeron.training.prepare import Prepared
 from ephemeron.units import MB, MIB
 from ephemeron.worker.build import build_trainer
 
 UNLIMITED_MB_S = 1e6
-LEAST_S = 0.2
+LEAST_S = 0.3
 """Spent on each batch."""
+TURNS = 3
+USUAL = 0.25
+"""Quantile that counts: whatever else runs on this machine only ever makes a step longer."""
 KEPT_TWICE = 2.0
 """Activations and their gradients."""
 
@@ -124,29 +127,31 @@ def _steps(
         return given, 0.0, {"steps": {"given": True, "half_width": 0.0, "kept_out_error": 0.0}}
     from ephemeron.profiling.api import steps_report
 
-    cells: list[Cell] = []
     one_vcpu = round(limits.mb_per_vcpu)
     applied: list[float] = []
-    for batch in batches:
+    seconds: dict[int, list[float]] = {batch: [] for batch in batches}
+    for batch in [*batches] * TURNS:
         trainer.sampler = Sampler(plan_split(len(train), [batch]), 0, 0)
         compute = partial(trainer.compute, 0)
         vector = compute().vector * 0
-        seconds: list[float] = []
-        while len(seconds) < 5 or (sum(seconds) < LEAST_S and len(seconds) < 500):
+        end = time.perf_counter() + LEAST_S / TURNS
+        while len(seconds[batch]) < 2 or time.perf_counter() < end:
             began = time.perf_counter()
             compute()
-            seconds.append(time.perf_counter() - began)
+            seconds[batch].append(time.perf_counter() - began)
             began = time.perf_counter()
             trainer.apply(vector)
             applied.append(time.perf_counter() - began)
-        middle = float(np.median(seconds))
-        spread = float(np.std(seconds)) / middle / len(seconds) ** 0.5
-        cells.append(Cell(batch=batch, memory_mb=one_vcpu, seconds=middle, spread=spread, steps=len(seconds)))
+    cells = []
+    for batch, took in seconds.items():
+        quick, middle = np.quantile(took, [USUAL, 0.5])
+        spread = float((middle - quick) / quick) / len(took) ** 0.5
+        cells.append(Cell(batch=batch, memory_mb=one_vcpu, seconds=float(quick), spread=spread, steps=len(took)))
     # A share of the CPU divides the time: a·(B + b)/M, with m = 0.
     kept_out = cells[2::3] if len(cells) > 5 else []
     used = [c for c in cells if c not in kept_out]
     fitted = fit_steps([c.batch for c in used], [c.memory_mb for c in used], [c.seconds for c in used],
                        spread=[c.spread for c in used])  # fmt: skip
     over = Range(batches=tuple(batches), quotas=(one_vcpu,))
-    report = steps_report(fitted, used, kept_out, over, widest(fitted, over), "measured in this process")
-    return {"a": fitted.a, "b": fitted.b, "m": fitted.m}, float(np.median(applied)), {"steps": report}
+    report = steps_report(fitted, used, kept_out, over, None, "measured in this process")
+    return {"a": fitted.a, "b": fitted.b, "m": fitted.m}, float(np.quantile(applied, USUAL)), {"steps": report}
