@@ -116,7 +116,7 @@ class Life:
     def patience(self, times: float = 1) -> float:
         """How long a peer may keep us waiting before it is suspected, or before our own life is too short to wait."""
         assert self.spec is not None
-        left = self.ctx.deadline - self.now() - 0.95 * self._reserve()
+        left = self.ctx.deadline - self.now() - 0.95 * self._closing()
         usual = max(self.spec.patience_s, 10 * self._slowest)
         # Nobody can be suspected by functions that never live long enough to lose patience.
         within_a_life = max(0.2 * self.call.lifetime_s, 2 * self._slowest + self.spec.cold_start_s)
@@ -130,9 +130,17 @@ class Life:
 
     # -- lifetime -----------------------------------------------------------------------------------------
 
-    def _reserve(self) -> float:
+    def _closing(self) -> float:
         """Seconds that handing over may take."""
-        return max(min(1.0, 0.05 * self.call.lifetime_s), 1.5 * self._typical + 2 * self.write_s)
+        return max(min(0.5, 0.03 * self.call.lifetime_s), 2 * self.write_s)
+
+    def _reserve(self) -> float:
+        """Seconds that another iteration and handing over may take."""
+        return max(min(1.0, 0.05 * self.call.lifetime_s), 1.5 * self._typical + self._closing())
+
+    def _is_closing(self) -> bool:
+        """Whether waiting any longer would leave no time to say so."""
+        return self.ctx.deadline - self.now() < self._closing()
 
     def must_hand_over(self) -> bool:
         """Whether another iteration might not fit."""
@@ -207,7 +215,7 @@ class Life:
             raise Leave("finished")
         if await self.channel.fetch(self.keys.control) is not None:
             raise Leave("stopped")
-        if self.must_hand_over():
+        if self._is_closing():
             # Our state is in the middle of an iteration: the next attempt recovers from a checkpoint.
             if self._successor:
                 await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [RECOVER])
@@ -220,7 +228,7 @@ class Life:
     async def _revive(self, rank: int, iteration: int) -> None:
         tries = self._revived.get((rank, iteration), 0)
         latest = await lease.latest_attempt(self.channel, self.keys, rank)
-        if await self._is_fresh(rank, latest, 0.9 * self.patience() * 2**tries):
+        if await self._is_fresh(rank, latest, max(0.9 * self.patience() * 2**tries, self._catching_up())):
             return  # it has just been replaced, and has to start and repeat some iterations: give it time
         if tries == MOST_REVIVALS:
             raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries} replacements")
@@ -229,6 +237,15 @@ class Life:
             text = f"rank {self.rank} waited in vain for rank {rank} at iteration {iteration} and replaces it"
             self.emit(Note(t=self.run_now(), level="warning", text=text))
             await self._invoke(rank, latest + 1, "replacement")
+
+    def _catching_up(self) -> float:
+        """Seconds that a replacement may take to repeat what its checkpoints do not hold, within one life.
+
+        Without this, workers that live hardly longer than that would replace each other for ever.
+        """
+        assert self.spec is not None
+        repeated = 2 * self.spec.configuration.checkpoint_every * self._typical
+        return min(self.call.lifetime_s, self.spec.cold_start_s + repeated)
 
     async def _is_fresh(self, rank: int, attempt: int, within_s: float) -> bool:
         claimed = await self.channel.fetch(self.keys.claim(rank, attempt))
