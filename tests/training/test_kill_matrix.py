@@ -181,3 +181,24 @@ def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
             assert len(run.of(FaultFired)) == 1
             assert run.sha == undisturbed(sync=sync)
             assert len(run.of(Invoked)) <= 3 * calm  # a few replaced too early, and no storm
+
+
+@pytest.mark.parametrize("lifetime_s", [900.0, 8.0])
+@pytest.mark.parametrize(("rank", "iteration"), [(0, 6), (1, 6), (1, 13), (0, 13)])
+def test_a_put_lost_just_before_a_checkpoint(rank, iteration, lifetime_s):
+    """The checkpoint says that the put was made: a replacement has to start before it."""
+    shape = {"workers": 2, "aggregators": 1, "checkpoint_every": 7, "batch_size": 16, "samples": 640}
+    whole = synthetic(**shape)
+    run = synthetic(**shape, lifetime_s=lifetime_s, faults=[f"drop-put:rank={rank},iteration={iteration}"])
+    assert run.sha == whole.sha
+
+
+@pytest.mark.parametrize("lifetime_s", [12.0, 5.0])
+@pytest.mark.parametrize("iteration", [11, 24, 37])
+def test_a_replacement_that_needs_longer_than_its_peers_are_patient(iteration, lifetime_s):
+    """It repeats up to two checkpoint intervals, hardly less than a life: nobody may replace it meanwhile for ever."""
+    shape = {"workers": 4, "aggregators": 2, "checkpoint_every": 25, "batch_size": 16, "samples": 1280}
+    whole = synthetic(**shape)
+    run = synthetic(**shape, lifetime_s=lifetime_s, faults=[f"kill:rank=2,iteration={iteration},phase=compute"])
+    assert run.sha == whole.sha
+    assert len(run.of(Invoked)) < 120

@@ -68,15 +68,18 @@ class Checkpoints:
         received = await self.channel.get(key, deadline=deadline)
         return self._adopt(received.data, key)
 
-    async def newest(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, or None. Lists: for recovery only."""
+    async def newest(self, not_after: float | None = None) -> tuple[Arrays, dict[str, Any]] | None:
+        """The newest checkpoint that can be read, of an iteration up to `not_after`, or None. Lists: for recovery only."""
         for key in reversed(await self.channel.list(self.keys.states(self.rank))):
             data = await self.channel.fetch(key)
             if data is not None:
                 try:
-                    return self._adopt(data, key)
+                    found = self._adopt(data, key)
                 except CorruptMessage:
                     continue
+                if not_after is None or found[1]["iteration"] <= not_after:
+                    return found
+        self.saved = []
         return None
 
     def _adopt(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:

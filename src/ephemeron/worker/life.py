@@ -20,6 +20,8 @@ from ephemeron.worker.trace import PhaseTrace
 
 RECOVER = b"recover"
 """Handed to a successor whose predecessor cannot say where it stood."""
+NOT_AFTER = "not_after"
+"""Option of a replacement: the iteration whose objects somebody misses, so that it starts no later."""
 WARM_START_S = 0.3
 CONTROL_EVERY_S = 2.0
 MOST_REVIVALS = 3
@@ -60,7 +62,9 @@ class Life:
         self.spent_before_usd = 0.0
         self.load_s = 0.0
         self.write_s = 0.0
-        self._slowest = self._typical = 0.0
+        self._slowest = 0.0
+        self.typical_s = 0.0
+        """Of an iteration; handed on in checkpoints, so that a successor knows from its first one."""
         self._iteration_began: float | None = None
         self._successor = False
         self._revived: dict[tuple[int, int], int] = {}
@@ -109,7 +113,7 @@ class Life:
         if self._iteration_began is not None:
             took = now - self._iteration_began
             self._slowest = max(0.9 * self._slowest, took)
-            self._typical = 0.7 * (self._typical or took) + 0.3 * took
+            self.typical_s = 0.7 * (self.typical_s or took) + 0.3 * took
         self._iteration_began = now
         self.faults.iteration = iteration
 
@@ -136,7 +140,7 @@ class Life:
 
     def _reserve(self) -> float:
         """Seconds that another iteration and handing over may take."""
-        return max(min(1.0, 0.05 * self.call.lifetime_s), 1.5 * self._typical + self._closing())
+        return max(min(1.0, 0.05 * self.call.lifetime_s), 1.5 * self.typical_s + self._closing())
 
     def _is_closing(self) -> bool:
         """Whether waiting any longer would leave no time to say so."""
@@ -148,7 +152,7 @@ class Life:
 
     def will_hand_over_soon(self) -> bool:
         """Whether it is time to tell the others, so that all hand over at once and the run stands still but once."""
-        return self.ctx.deadline - self.now() < self._reserve() + self._typical
+        return self.ctx.deadline - self.now() < self._reserve() + self.typical_s
 
     def is_past_middle(self) -> bool:
         """Whether handing over now would not waste most of this invocation."""
@@ -161,7 +165,7 @@ class Life:
         # start as the first functions did: all at once, and maybe more slowly than one alone.
         start = max(self.spec.cold_start_s, self._started_after_s) if self.attempt == 0 else WARM_START_S
         lead = min(start + 2 * self.load_s, 0.3 * self.call.lifetime_s)
-        return not self._successor and self.ctx.deadline - self.now() < self._reserve() + 2 * self._typical + lead
+        return not self._successor and self.ctx.deadline - self.now() < self._reserve() + 2 * self.typical_s + lead
 
     async def invoke_successor(self) -> None:
         """Starts the next attempt of this rank; it loads while we go on, and waits for us to hand over.
@@ -190,7 +194,7 @@ class Life:
         await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [str(iteration).encode()])
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: float) -> None:
-        options = {**self.call.options, **more}
+        options = {k: v for k, v in self.call.options.items() if k != NOT_AFTER} | more
         await self.ctx.invoke(
             dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options)
         )
@@ -219,8 +223,12 @@ class Life:
             # Our state is in the middle of an iteration: the next attempt recovers from a checkpoint.
             if self._successor:
                 await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [RECOVER])
-            elif await self._claim(self.rank, self.attempt + 1):
-                await self._invoke(self.rank, self.attempt + 1, "replacement")
+            else:
+                still = self.call.options.get(NOT_AFTER, -1.0)
+                told = still if blame.iteration <= still else None
+                if await self._claim(self.rank, self.attempt + 1, not_after=told):
+                    more = {} if told is None else {NOT_AFTER: told}
+                    await self._invoke(self.rank, self.attempt + 1, "replacement", **more)
             raise Leave("relayed")
         for rank in blame.ranks:
             await self._revive(rank, blame.iteration)
@@ -228,15 +236,20 @@ class Life:
     async def _revive(self, rank: int, iteration: int) -> None:
         tries = self._revived.get((rank, iteration), 0)
         latest = await lease.latest_attempt(self.channel, self.keys, rank)
-        if await self._is_fresh(rank, latest, max(0.9 * self.patience() * 2**tries, self._catching_up())):
+        claimed, told = await self._claimed(rank, latest)
+        # What its checkpoint counts on is gone, and it does not know: it would wait for us, and we for it.
+        astray = (told is None or told > iteration) and await self._is_past(rank, iteration)
+        grace = max(0.9 * self.patience() * 2**tries, self._catching_up())
+        if claimed is not None and self.run_now() - claimed < (0.0 if astray else grace):
             return  # it has just been replaced, and has to start and repeat some iterations: give it time
         if tries == MOST_REVIVALS:
             raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries} replacements")
         self._revived[rank, iteration] = tries + 1
-        if await self._claim(rank, latest + 1):
+        if await self._claim(rank, latest + 1, not_after=iteration):
             text = f"rank {self.rank} waited in vain for rank {rank} at iteration {iteration} and replaces it"
             self.emit(Note(t=self.run_now(), level="warning", text=text))
-            await self._invoke(rank, latest + 1, "replacement")
+            # A checkpoint behind that iteration is of no use: what is missing was put before it, and lost.
+            await self._invoke(rank, latest + 1, "replacement", **{NOT_AFTER: iteration})
 
     def _catching_up(self) -> float:
         """Seconds that a replacement may take to repeat what its checkpoints do not hold, within one life.
@@ -244,16 +257,26 @@ class Life:
         Without this, workers that live hardly longer than that would replace each other for ever.
         """
         assert self.spec is not None
-        repeated = 2 * self.spec.configuration.checkpoint_every * self._typical
+        repeated = 2 * self.spec.configuration.checkpoint_every * (self.typical_s or self.call.lifetime_s)
         return min(self.call.lifetime_s, self.spec.cold_start_s + repeated)
 
-    async def _is_fresh(self, rank: int, attempt: int, within_s: float) -> bool:
-        claimed = await self.channel.fetch(self.keys.claim(rank, attempt))
-        return claimed is not None and self.run_now() - float(bytes(claimed)) < within_s
+    async def _claimed(self, rank: int, attempt: int) -> tuple[float | None, float | None]:
+        """When an attempt was claimed, and the iteration that it was told to start no later than."""
+        claim = await self.channel.fetch(self.keys.claim(rank, attempt))
+        if claim is None:
+            return None, None
+        when, _, told = bytes(claim).decode().partition(" ")
+        return float(when), float(told) if told else None
 
-    async def _claim(self, rank: int, attempt: int) -> bool:
-        """Whether we may launch this attempt. The claim says when it was made."""
-        return await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.run_now():.3f}")
+    async def _is_past(self, rank: int, iteration: int) -> bool:
+        """Whether a rank has a checkpoint behind an iteration. Lists: somebody has waited in vain."""
+        saved = await self.channel.list(self.keys.states(rank))
+        return any(key > self.keys.state(rank, iteration) for key in saved)
+
+    async def _claim(self, rank: int, attempt: int, *, not_after: float | None = None) -> bool:
+        """Whether we may launch this attempt. The claim says when it was made, and where the attempt has to start."""
+        text = f"{self.run_now():.3f}" + ("" if not_after is None else f" {not_after:g}")
+        return await lease.take(self.channel, self.keys.claim(rank, attempt), text)
 
     def _fired(self, fault: Fault, iteration: int) -> None:
         self.emit(

@@ -16,7 +16,7 @@ from ephemeron.tensors import Arrays, decode_state
 from ephemeron.worker import lease
 from ephemeron.worker.build import build_trainer
 from ephemeron.worker.checkpoint import Checkpoints
-from ephemeron.worker.life import RECOVER, Leave, Life
+from ephemeron.worker.life import NOT_AFTER, RECOVER, Leave, Life
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
 
@@ -69,6 +69,7 @@ async def load(life: Life) -> Loaded:
     else:
         trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
         life.spent_before_usd = meta["spent_usd"]
+        life.typical_s = meta["typical_s"]
         life.write_s = life.load_s / 2
     position = meta or {"iteration": 0, "applied": 0}
     life.emit(
@@ -124,7 +125,8 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
                 return arrays, meta, False
         except ChannelTimeout:
             pass  # the predecessor died before it could hand over
-    return *(await checkpoints.newest() or ({}, None)), True
+    not_after = life.call.options.get(NOT_AFTER)
+    return *(await checkpoints.newest(not_after) or ({}, None)), True
 
 
 _NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))

@@ -227,6 +227,7 @@ class Worker:
         arrays.update({f"c/{name}": array for name, array in more.items()})
         meta["collective"] = lists
         meta.update(iteration=self.t, applied=self.status.applied, spent_usd=self.life.spent_usd())
+        meta.update(typical_s=self.life.typical_s)
         return arrays, meta
 
     async def _checkpoint(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
