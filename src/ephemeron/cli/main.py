@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ephemeron.cli.plan import plan as plan_command
+from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS
 
@@ -49,6 +50,7 @@ def main() -> None:
     """Train machine-learning models on serverless functions.
 
     \b
+    ephemeron profile examples/digits/job.toml          what the model costs here, and how sure that is
     ephemeron plan examples/digits/job.toml             measure a little, predict everything, prove the optimum
     ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
@@ -253,6 +255,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
         click.launch(str(written[0]))
 
 
+main.add_command(profile_command)
 main.add_command(plan_command)
 
 

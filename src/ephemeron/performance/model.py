@@ -340,7 +340,7 @@ def _relays(
     reserve = np.maximum(min(1.0, 0.05 * life), 1.5 * each + 2 * write)
     useful = np.maximum(life - reserve - 0.5 * each, 1e-9)
     relays = np.where(total > useful, np.ceil(total / useful) - 1, 0.0)
-    return relays, write + read + tiny, 1.5 * load + WARM_LEAD_S + each
+    return relays, write + read + tiny, 2 * load + WARM_LEAD_S + 2 * each
 
 
 def published(

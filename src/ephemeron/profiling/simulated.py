@@ -75,7 +75,7 @@ def world_profile(world: Simulation, limits: Limits, *, server: bool = False) ->
     bare = PlatformProfile(
         name="simulated", memory_min_mb=limits.memory_min_mb, memory_max_mb=limits.memory_max_mb,
         memory_step_mb=max(limits.memory_step_mb, 64), lifetime_s=limits.lifetime_s, cold_start_s=world.cold_start_s,
-        warm_start_s=world.warm_start_s, price_gb_s=0.0, price_invocation=0.0, poll_s=0.0,
+        warm_start_s=world.warm_start_s, price_gb_s=0.0, price_invocation=0.0, poll_s=0.0, parallel=1_000_000,
         channel="server" if server else "objects", concurrency=limits.concurrency, mb_per_vcpu=limits.mb_per_vcpu,
         transfer=(Transfer(memory_mb=float(limits.memory_min_mb), up=link, down=link),),
         source="the job's [simulation] table: constants of a simulated world, not measurements",

