@@ -147,8 +147,9 @@ def show(plan: Plan) -> None:
     console = Console(width=WIDTH, highlight=False)
     proof = "proven optimal" if s.optimal else f"{s.gap:.1%} above the optimum" if s.gap is not None else "no proof"
     console.print(
-        f"[bold]{plan.profile['workload']} on {plan.profile['platform']}[/], least {plan.minimise}: "
-        f"{s.evaluated:,} candidates computed, {s.pruned:,} excluded by bounds, {s.seconds:.2f} s, {proof}"
+        f"[bold]{plan.profile['workload']} on {plan.profile['platform']}[/], least {plan.minimise}, {proof}: "
+        f"{s.evaluated:,} candidates computed, {s.pruned:,} excluded, {s.seconds:.2f} s",
+        soft_wrap=True,
     )
     others = f" + {c.workers - c.aggregators} × {c.batch_size_nonaggregator}" if c.workers > c.aggregators else ""
     console.print(

@@ -20,6 +20,8 @@ from ephemeron.worker.trace import PhaseTrace
 
 RECOVER = b"recover"
 """Handed to a successor whose predecessor cannot say where it stood."""
+OVER = b"over"
+"""Handed to a successor that is not needed: the run has ended."""
 NOT_AFTER = "not_after"
 """Option of a replacement: the iteration whose objects somebody misses, so that it starts no later."""
 WARM_START_S = 0.3
@@ -158,9 +160,11 @@ class Life:
         """Whether handing over now would not waste most of this invocation."""
         return self.ctx.deadline - self.now() < 0.5 * self.call.lifetime_s
 
-    def should_prepare(self) -> bool:
-        """Whether a successor started now would be ready in time."""
+    def should_prepare(self, iterations_left: int) -> bool:
+        """Whether a successor started now would be ready in time, and is needed."""
         assert self.spec is not None
+        if self.ctx.deadline - self.now() > self._reserve() + 1.5 * iterations_left * self.typical_s:
+            return False  # we shall have finished
         # From the second relay on, the environment of our predecessor is warm and free. The first successors will
         # start as the first functions did: all at once, and maybe more slowly than one alone.
         start = max(self.spec.cold_start_s, self._started_after_s) if self.attempt == 0 else WARM_START_S
@@ -192,6 +196,11 @@ class Life:
     async def hand_over(self, iteration: int) -> None:
         """Tells the successor where to go on."""
         await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [str(iteration).encode()])
+
+    async def dismiss_successor(self) -> None:
+        """Lets a successor that waits for us go, since there is nothing left to do."""
+        if self._successor:
+            await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [OVER])
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: float) -> None:
         options = {k: v for k, v in self.call.options.items() if k != NOT_AFTER} | more

@@ -16,7 +16,7 @@ from ephemeron.tensors import Arrays, decode_state
 from ephemeron.worker import lease
 from ephemeron.worker.build import build_trainer
 from ephemeron.worker.checkpoint import Checkpoints
-from ephemeron.worker.life import NOT_AFTER, RECOVER, Leave, Life
+from ephemeron.worker.life import NOT_AFTER, OVER, RECOVER, Leave, Life
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
 
@@ -120,11 +120,14 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
         try:
             deadline = life.now() + float(life.call.options["hand_within_s"])
             received = await life.channel.get(life.keys.hand(life.rank, life.attempt), deadline=deadline)
+            if bytes(received.data) == OVER:
+                raise Leave("finished")
             if bytes(received.data) != RECOVER:
                 arrays, meta = await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S)
                 return arrays, meta, False
-        except ChannelTimeout:
-            pass  # the predecessor died before it could hand over
+        except ChannelTimeout:  # the predecessor died before it could hand over, or after everything was over
+            if await life.channel.fetch(life.keys.result) is not None:
+                raise Leave("finished") from None
     not_after = life.call.options.get(NOT_AFTER)
     return *(await checkpoints.newest(not_after) or ({}, None)), True
 

@@ -100,6 +100,7 @@ class Worker:
             if self.stopping or (self.collective.paces_itself and self.life.wants_stop):
                 await self._save()
                 await self.checkpoints.forget()
+                await self.life.dismiss_successor()
                 raise Leave("stopped")
             await self._checkpoint_or_relay()
             await self._iterate()
@@ -107,6 +108,7 @@ class Worker:
         await self._settle("aggregate")
         await self._settle("tidy")
         self._cancel("control")
+        await self.life.dismiss_successor()
         final = await finish(self.life, self.loaded, self.collective, self.evaluation)
         self._cancel("checkpoint")
         return final
@@ -212,7 +214,7 @@ class Worker:
         if self.t > self.first:
             if self.life.must_hand_over() or (self.relaying and self.life.is_past_middle()):
                 await self._relay()
-            if self.life.should_prepare():
+            if self.life.should_prepare(self.iterations - self.t):
                 await self.life.invoke_successor()
         due = self.t > self.first and self.t % self.configuration.checkpoint_every == 0
         if due and self._background_free("checkpoint"):
