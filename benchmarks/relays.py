@@ -4,7 +4,8 @@
 
 Real processes with quotas. The first relay of a run starts its successors cold (each imports PyTorch), later ones find
 the environments of their predecessors' predecessors warm. Both sides alternate; seconds are from launch to end, less
-the first start, which both have alike.
+the first start, which both have alike. `warm` counts from the first iteration after the first relay to the end, on both
+sides: what relays cost where starts are warm.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import click
 
 from benchmarks.common import environment, write
-from ephemeron.events import Event, Loaded
+from ephemeron.events import Event, Loaded, Progress
 from ephemeron.job import load_job
 from ephemeron.training import configure, train
 
@@ -31,10 +32,16 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
     job = dataclasses.replace(load_job(JOB), epochs=epochs)
     job = dataclasses.replace(job, limits=dataclasses.replace(job.limits, budget_usd=None))
     loaded: dict[int, float] = {}
+    done: dict[int, float] = {}
+    relayed_at: list[int] = []
 
     def note(event: Event) -> None:
         if isinstance(event, Loaded):
             loaded.setdefault(event.rank, event.t)
+            if event.rank == 0 and event.attempt == 1:
+                relayed_at.append(event.iteration)
+        if isinstance(event, Progress) and event.rank == 0:
+            done[event.iteration] = event.t
 
     result = train(job, configure(job, platform="local", lifetime_s=lifetime_s), on_event=note).raise_if_failed()
     s = result.summary
@@ -44,6 +51,8 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
         "invocations": s["invocations"],
         "cost_usd": s["cost_usd"],
         "weights_sha256": s["weights_sha256"],
+        "first_relay_at": relayed_at[0] if relayed_at else None,
+        "done": done,
     }
 
 
@@ -61,11 +70,16 @@ def main(epochs: int, pairs: int, as_json: bool) -> None:
             relayed.append(once(epochs, round(whole[0]["seconds"] / 10, 2)))
     ratio = median(r["seconds"] for r in relayed) / median(w["seconds"] for w in whole)
     same = len({r["weights_sha256"] for r in whole + relayed}) == 1
+    first = max(r["first_relay_at"] or 0 for r in relayed)
+    warm = [median(r["done"][max(r["done"])] - r["done"][first] for r in runs) for runs in (relayed, whole)]
+    for r in whole + relayed:
+        del r["done"]
     rows = [{"kind": k, **r} for k, rs in (("no limit", whole), ("a tenth", relayed)) for r in rs]
     out = {
         "environment": environment(),
         "runs": rows,
         "ratio_of_medians": round(ratio, 4),
+        "ratio_warm": round(warm[0] / warm[1], 4),
         "goal": 1.05,
         "same_weights": same,
     }
@@ -76,7 +90,7 @@ def main(epochs: int, pairs: int, as_json: bool) -> None:
         click.echo(
             f"{row['kind']:>8}  {row['seconds']:7.2f} s  {row['invocations']:3d} invocations  ${row['cost_usd']:.5f}"
         )
-    click.echo(f"ratio {out['ratio_of_medians']} (goal {out['goal']}), same weights: {same}")
+    click.echo(f"ratio {out['ratio_of_medians']}, warm {out['ratio_warm']} (goal {out['goal']}), same weights: {same}")
 
 
 if __name__ == "__main__":

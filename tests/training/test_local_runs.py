@@ -79,7 +79,7 @@ def test_real_kills_give_the_same_weights(undisturbed, home):
 
 
 def test_relays_give_the_same_weights(undisturbed, home):
-    slow = [f"delay:rank={r},factor=30" for r in range(3)]  # long enough for several lifetimes
+    slow = [f"delay:rank={r},factor=80" for r in range(3)]  # long enough for several lifetimes
     result, events = go(faults=slow, lifetime_s=5.0)
     assert [e.outcome for e in of(events, Ended)].count("relayed") >= 3
     assert any(not e.cold for e in of(events, Started))  # the pool keeps environments warm
