@@ -24,6 +24,7 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
         For rank 0: iterations, metrics and `weights_sha256`.
     """
     if life.rank != 0:
+        await life.dismiss_successor()
         await life.channel.put(life.keys.done(life.rank), [json.dumps(list(evaluation)).encode()])
         if life.rank == 1:
             await _wait_for(life, life.keys.result, Blame(loaded.spec.iterations, [0]))
@@ -41,6 +42,7 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
         "weights_sha256": digest(arrays),
     }
     await life.channel.put(life.keys.result, [encode_state(arrays, {**summary, **notes})])
+    await life.dismiss_successor()  # not before: whoever has to wait for the others may need it
     await clear(life)
     return summary
 

@@ -163,8 +163,9 @@ class Life:
     def should_prepare(self, iterations_left: int) -> bool:
         """Whether a successor started now would be ready in time, and is needed."""
         assert self.spec is not None
-        if self.ctx.deadline - self.now() > self._reserve() + 1.5 * iterations_left * self.typical_s:
-            return False  # we shall have finished
+        rest = 1.5 * iterations_left * self.typical_s + 0.2 * self.call.lifetime_s
+        if self.ctx.deadline - self.now() > self._reserve() + rest:
+            return False  # we shall have finished, also if we have to wait for the others then
         # From the second relay on, the environment of our predecessor is warm and free. The first successors will
         # start as the first functions did: all at once, and maybe more slowly than one alone.
         start = max(self.spec.cold_start_s, self._started_after_s) if self.attempt == 0 else WARM_START_S

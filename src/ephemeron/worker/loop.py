@@ -108,7 +108,6 @@ class Worker:
         await self._settle("aggregate")
         await self._settle("tidy")
         self._cancel("control")
-        await self.life.dismiss_successor()
         final = await finish(self.life, self.loaded, self.collective, self.evaluation)
         self._cancel("checkpoint")
         return final
