@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 
@@ -88,6 +89,34 @@ def test_one_late_object_does_not_spoil_the_estimate(before):
     predicted = sender.expectation.predict("s", 0.0)
     assert predicted is not None
     assert predicted < 1.1
+
+
+def test_slow_first_rounds_are_forgotten_soon():
+    """Functions start one after another and allocate in their first rounds; nobody should wait for that for long."""
+    sender = Sender()
+    for after_s in (9.0, 3.0, 1.5):
+        sender.round(after_s, 0.0)
+    sender.rounds(6, 0.05, 0.002)
+    predicted = sender.expectation.predict("s", 0.0)
+    assert predicted is not None
+    assert predicted < 0.08
+
+
+def test_a_successor_expects_what_its_predecessor_did():
+    sender, successor = Sender(), Sender(seed=1)
+    sender.rounds(60, 1.5, 0.002)
+    successor.expectation.load(json.loads(json.dumps(sender.expectation.state())))
+    told = successor.expectation.predict("s", 0.0)
+    assert told == pytest.approx(sender.expectation.predict("s", 0.0), abs=1e-5)
+    polls, delay = successor.rounds(5, 1.5, 0.002)
+    assert polls < 1
+    assert delay < 0.02
+
+
+def test_nothing_is_told_of_what_was_never_missed():
+    expectation = Expectation()
+    expectation.observe("b", 5.0, found=6.0, gap_s=0.0, age_s=0.3)
+    assert expectation.state() == {}
 
 
 def test_streams_are_apart():

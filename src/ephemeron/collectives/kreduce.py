@@ -99,6 +99,8 @@ class KReduce(Collective):
         self.marks = [0] * group.world
         self._expect = Expectation()
         self._reference = self._appeared = 0.0
+        self._comparable = True
+        """Whether times since the reference mean what they meant in earlier iterations."""
         self._staged: dict[int, _Staged] = {}
         self._own: dict[tuple[int, int], tuple[np.ndarray, Envelope]] = {}
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
@@ -131,6 +133,7 @@ class KReduce(Collective):
         # Where all wait for all, whoever is late must not measure the others from its own lateness.
         common = self._appeared if self.g.policy.waits_for_all else 0.0
         self._reference, self._appeared = common or loop.time(), 0.0
+        self._comparable = bool(common) or not self.g.policy.waits_for_all
         await _all(self._send(iteration, piece, payload, staged) for piece, payload in staged.payloads)
         if not (self.overlaps or common):  # nobody waits yet, and what follows depends more on when this ended
             self._reference = loop.time()
@@ -321,12 +324,14 @@ class KReduce(Collective):
             self.retention.folded(iteration, contributions, [self.g.keys.merged(iteration, piece.label)])
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        return {"residual": self.upward.residual.copy()}, {"marks": list(self.marks), "kept": self.retention.state()}
+        lists = {"marks": list(self.marks), "kept": self.retention.state(), "expected": self._expect.state()}
+        return {"residual": self.upward.residual.copy()}, lists
 
     def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         self.upward.residual = arrays["residual"]
         self.marks = meta["marks"]
         self.retention.load(meta["kept"])
+        self._expect.load(meta["expected"])
 
     async def tidy(self) -> None:
         self.retention.heard(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)
@@ -386,9 +391,9 @@ class KReduce(Collective):
     ) -> tuple[np.ndarray, Envelope]:
         loop = asyncio.get_running_loop()
         polled = not self.g.channel.traits.waits
-        reference = self._reference
+        reference, comparable = self._reference, self._comparable
         began = loop.time()
-        predicted = self._expect.predict(stream, reference) if polled else None
+        predicted = self._expect.predict(stream, reference) if polled and comparable else None
         missed = False
         while True:
             asked = loop.time()
@@ -406,7 +411,9 @@ class KReduce(Collective):
             age_s = self.g.trace.run_time() - (loop.time() - found) - envelope.sent_at
             # Polls come in steps that grow by half: the last one was a third of all.
             gap_s = min(0.25, (found - max(began, predicted or 0)) / 3) if missed or received.polls else 0.0
-            appeared = self._expect.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
+            appeared = found - gap_s / 2
+            if comparable:
+                appeared = self._expect.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
             if phase == "download":
                 self._appeared = max(self._appeared, appeared)
         if found > began:
