@@ -112,6 +112,8 @@ class Progress(Event):
     """(phase, start, end) in run seconds; transfers may overlap, `wait` is what nothing else covers."""
     traffic: Traffic = field(default_factory=Traffic)
     """Of this invocation so far."""
+    cpu_s: float = 0.0
+    """CPU seconds of this invocation so far, loading included; 0 where time is virtual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

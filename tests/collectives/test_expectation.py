@@ -9,9 +9,12 @@ import statistics
 import numpy as np
 import pytest
 from groups import PolledChannel, Rounds, random_vectors
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ephemeron.channels.base import GROWTH, LEAST_STEP_S
 from ephemeron.channels.memory import MemoryChannel
-from ephemeron.collectives.expectation import MEMORY, Expectation
+from ephemeron.collectives.expectation import MEMORY, Expectation, cheapest
 
 
 class Sender:
@@ -30,11 +33,11 @@ class Sender:
         appears = self.reference + after_s + abs(self.random.gauss(0, jitter_s))
         predicted = self.expectation.predict("s", self.reference)
         asked = self.reference if predicted is None else predicted
-        step, gap = 0.005, 0.0
+        step, gap = LEAST_STEP_S, 0.0
         while asked < appears:
             self.polls += 1
             asked, gap = asked + step, step
-            step = min(0.25, step * 1.5)
+            step = min(0.25, step * GROWTH)
         self.gets += 1
         self.delays.append(asked - appears)
         age = asked - appears + 0.05 + self.skew_s
@@ -49,13 +52,35 @@ class Sender:
 
 
 @pytest.mark.parametrize("skew_s", [0.0, -3.0, 0.4])
-@pytest.mark.parametrize("jitter_s", [0.0, 0.002, 0.01])
-def test_few_polls_and_small_delays(jitter_s, skew_s):
+@pytest.mark.parametrize(("jitter_s", "most_polls"), [(0.0, 0.2), (0.002, 0.5), (0.01, 1.5)])
+def test_few_polls_and_small_delays(jitter_s, most_polls, skew_s):
     sender = Sender(skew_s=skew_s)
     sender.rounds(30, 1.5, jitter_s)
     polls, delay = sender.rounds(300, 1.5, jitter_s)
-    assert polls < 0.25
-    assert delay < 0.004 + 2 * jitter_s
+    assert polls < most_polls
+    assert delay < 0.002 + 0.6 * jitter_s
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=16).map(sorted), st.floats(0.001, 0.05), st.floats(0.0005, 0.03))
+def test_the_first_poll_is_the_cheapest_of_all_appearances(appeared, worth_s, latency_s):
+    def cost(at: float) -> float:
+        total = 0.0
+        for x in appeared:
+            polled, step = at, max(latency_s, LEAST_STEP_S)
+            while polled < x:
+                polled, step, total = polled + latency_s + step, step * GROWTH, total + worth_s
+            total += polled - x
+        return total
+
+    best = cheapest(appeared, latency_s, worth_s)
+    assert best in appeared
+    assert cost(best) <= min(map(cost, appeared)) + 1e-9
+
+
+def test_dear_polls_are_made_late_and_cheap_ones_early():
+    appeared = [0.1, 0.11, 0.12, 0.15]
+    assert cheapest(appeared, 0.001, 10.0) == 0.15
+    assert cheapest(appeared, 0.001, 0.0) == 0.1
 
 
 @pytest.mark.parametrize("new_s", [1.0, 2.8])
@@ -64,8 +89,8 @@ def test_follows_a_change(new_s):
     sender.rounds(40, 2.0, 0.002)
     sender.rounds(MEMORY, new_s, 0.002)
     polls, delay = sender.rounds(60, new_s, 0.002)
-    assert delay < 0.01
-    assert polls < 0.25
+    assert delay < 0.005
+    assert polls < 1.5
 
 
 def test_follows_clocks_that_are_set():
@@ -75,7 +100,7 @@ def test_follows_clocks_that_are_set():
         sender.rounds(2 * MEMORY, 2.0, 0.002)
         polls, delay = sender.rounds(60, 2.0, 0.002)
         assert delay < 0.02
-        assert polls < 0.3
+        assert polls < 0.6
 
 
 @pytest.mark.parametrize("before", [0, 60])
@@ -107,10 +132,10 @@ def test_a_successor_expects_what_its_predecessor_did():
     sender.rounds(60, 1.5, 0.002)
     successor.expectation.load(json.loads(json.dumps(sender.expectation.state())))
     told = successor.expectation.predict("s", 0.0)
-    assert told == pytest.approx(sender.expectation.predict("s", 0.0), abs=1e-5)
+    assert told == pytest.approx(sender.expectation.predict("s", 0.0), abs=0.004)
     polls, delay = successor.rounds(5, 1.5, 0.002)
-    assert polls < 1
-    assert delay < 0.02
+    assert polls < 2
+    assert delay < 0.01
 
 
 def test_nothing_is_told_of_what_was_never_missed():

@@ -122,6 +122,10 @@ class Channel(ABC):
         await self.close()
 
 
+LEAST_STEP_S, GROWTH = 0.001, 1.5
+"""Between polls."""
+
+
 async def poll(
     fetch: Callable[[str], Awaitable[memoryview | None]],
     key: str,
@@ -140,7 +144,7 @@ async def poll(
     began = loop.time()
     if expected_at is not None and expected_at > began:
         await asyncio.sleep(min(expected_at, max(deadline, began)) - began)
-    step = max(first_s, 0.001)
+    step = max(first_s, LEAST_STEP_S)
     polls = 0
     while True:
         asked = loop.time()
@@ -152,7 +156,7 @@ async def poll(
         if now >= deadline:
             raise ChannelTimeout(f"nothing there after {now - began:.1f} s", key=key)
         await asyncio.sleep(min(step, deadline - now))
-        step = min(step * 1.5, max(max_s, first_s))
+        step = min(step * GROWTH, max(max_s, first_s))
 
 
 class Wrapper(Channel):

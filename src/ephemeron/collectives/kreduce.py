@@ -97,7 +97,7 @@ class KReduce(Collective):
         self.downward = Compressor(down, group.size, group.dtype)
         self.retention = Retention(group.world)
         self.marks = [0] * group.world
-        self._expect = Expectation()
+        self._expect = Expectation(group.channel.traits.latency_s, group.poll_worth_s)
         self._reference = self._appeared = 0.0
         self._comparable = True
         """Whether times since the reference mean what they meant in earlier iterations."""

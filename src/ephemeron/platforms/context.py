@@ -64,6 +64,8 @@ class Context:
     """Loop time at which the platform will kill this invocation."""
     die: Callable[[], NoReturn]
     """Injected death: does not return, and nothing of this invocation runs after it."""
+    cpu_time: Callable[[], float] = lambda: 0.0
+    """CPU seconds of this process since some moment; 0 where time is virtual."""
     scratch: Path | None = None
     """Empty folder of this invocation; None where there is no file system to use."""
     cold: bool = True

@@ -211,6 +211,7 @@ async def _handle(line: HostLine, entry: Entry, message: dict[str, Any], scratch
                     origin=loop.time() - (time.time() - message["origin"]),
                     deadline=deadline,
                     die=die,
+                    cpu_time=time.process_time,
                     scratch=scratch,
                     cold=message["cold"],
                 )

@@ -54,6 +54,7 @@ class Life:
         self.rank, self.attempt = ctx.call.rank, ctx.call.attempt
         self.keys = Keys(ctx.call.run)
         self.began = self.now()
+        self._cpu_began = ctx.cpu_time()
         self._started_after_s = self.run_now()
         self.faults = FaultInjector((), rank=self.rank, attempt=self.attempt, die=ctx.die, fired=self._fired)
         self.channel = Metered(Faulty(ctx.channel, drops=lambda key: self.faults.drops(key)))
@@ -81,6 +82,10 @@ class Life:
     def run_now(self) -> float:
         """Seconds since the run was launched."""
         return self.now() - self.ctx.origin
+
+    def cpu_s(self) -> float:
+        """CPU seconds of this invocation so far."""
+        return round(self.ctx.cpu_time() - self._cpu_began, 6)
 
     def adopt(self, spec: RunSpec) -> None:
         """The specification is here: faults and limits apply from now on."""

@@ -22,9 +22,21 @@ from ephemeron.tensors import RELAY, STOP
 from ephemeron.worker.finish import finish
 from ephemeron.worker.life import Leave, Life, first_leaf
 from ephemeron.worker.load import Loaded, load
+from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Evaluation, Step
 
 T = TypeVar("T")
+
+
+LEAST_WORTH_S, MOST_WORTH_S = 0.002, 0.02
+
+
+def poll_worth_s(spec: RunSpec) -> float:
+    """Seconds of all functions' time that cost as much as a poll, within bounds: polls take time, too, and time counts."""
+    c, prices = spec.configuration, spec.prices
+    second_usd = prices.functions_usd(c.workers * c.memory_mb / 1024, 0)
+    worth_s = prices.get_usd / second_usd if second_usd > 0 else 0.0
+    return min(max(worth_s, LEAST_WORTH_S), MOST_WORTH_S)
 
 
 async def run_worker(ctx: Context) -> dict[str, Any]:
@@ -76,7 +88,7 @@ class Worker:
             keys=life.keys, rank=life.rank, world=c.workers, aggregators=c.aggregators, channel=life.channel,
             policy=policy, size=self.trainer.size, dtype=self.trainer.dtype, attempt=life.attempt,
             compression=c.compression, iterations=self.iterations, status=self.status, trace=life.trace,
-            patience_s=life.patience, overdue=life.overdue,
+            poll_worth_s=poll_worth_s(self.spec), patience_s=life.patience, overdue=life.overdue,
         )  # fmt: skip
         collective = collective_for(c.pattern, group, asynchronous=policy.name == "asp")
         if self.loaded.collective is not None:
@@ -200,6 +212,7 @@ class Worker:
             t=self.life.run_now(), rank=self.life.rank, attempt=self.life.attempt, iteration=iteration,
             epoch=iteration // self.split.iterations, samples=samples, loss=loss, version=version,
             spans=self.life.trace.flush(), traffic=self.life.channel.traffic,
+            cpu_s=self.life.cpu_s(),
         )  # fmt: skip
 
     def _emit_progress(self) -> None:
