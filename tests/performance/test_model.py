@@ -117,6 +117,28 @@ def test_what_the_thesis_leaves_out_is_counted():
     assert predict(RESNET, polled, terms, **kwargs).polls > 1000
 
 
+def test_lockstep_costs_those_who_wait_for_others():
+    slow = dataclasses.replace(RESNET, lockstep_cpu_s=0.1)
+    share = 1024 / FLAT.mb_per_vcpu
+
+    def more(terms: Terms, workers: int, aggregators: int) -> float:
+        kwargs = {"workers": workers, "aggregators": aggregators, "memory_mb": 1024, "batch": 64, "other_batch": 64}
+        seconds = [float(predict(w, FLAT, terms, **kwargs).iteration_s) for w in (RESNET, slow)]
+        return seconds[1] - seconds[0]
+
+    assert more(Terms(), 4, 2) == pytest.approx(0.1 / share)
+    assert more(Terms(sync="hap"), 4, 2) == pytest.approx(0.1 / share)
+    assert more(Terms(sync="hap"), 4, 1) == 0
+    assert more(Terms(pattern="standalone"), 1, 1) == 0
+
+
+def test_functions_that_start_together_on_one_machine_start_slowly():
+    shared = dataclasses.replace(FLAT, cold_start_s=2.0, start_each_s=1.5)
+    kwargs = {"aggregators": 1, "memory_mb": 1024, "batch": 64, "other_batch": 64}
+    starts = [float(predict(RESNET, shared, Terms(), workers=w, **kwargs).start_s) for w in (1, 2, 4)]
+    assert starts == [2.0, 3.0, 6.0]
+
+
 def test_a_life_too_short_for_an_iteration_takes_for_ever():
     terms = Terms(pattern="k-reduce", sync="bsp", lifetime_s=5.0)
     p = predict(RESNET, FLAT, terms, workers=2, aggregators=1, memory_mb=512, batch=128, other_batch=128)

@@ -58,6 +58,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         transfer=transfer, poll_s=draw(st.sampled_from([0.0, 0.03])), parallel=draw(st.sampled_from([1, 8])),
         lifetime_s=draw(st.sampled_from([20.0, 900.0])), memory_min_mb=128, memory_max_mb=2048, memory_step_mb=128,
         price_mb=draw(st.sampled_from([0.0, 1e-5])), cold_start_s=draw(numbers(0, 5)),
+        start_each_s=draw(st.sampled_from([0.0, 1.3])),
     )  # fmt: skip
     what = workload(
         model_mb=draw(numbers(0.1, 300)), a=draw(numbers(0.5, 2000)), b=draw(numbers(0, 30)), m=draw(numbers(-100, 500)),
@@ -65,5 +66,6 @@ def profiles(draw: st.DrawFn) -> Profile:
         dataset_mb=draw(numbers(0, 200)), test_samples=draw(st.sampled_from([0, 500])),
         vcpus=draw(st.sampled_from([0.0, 0.5, 1.0])), fold_s_per_mb=draw(st.sampled_from([0.0, 0.01])),
         step_s=draw(st.sampled_from([0.0, 0.005])), apply_s=draw(st.sampled_from([0.0, 0.01])),
+        lockstep_cpu_s=draw(st.sampled_from([0.0, 0.003])), first_cpu_s=draw(st.sampled_from([0.0, 0.2])),
     )  # fmt: skip
     return Profile(workload=what, platform=where)

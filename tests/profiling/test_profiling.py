@@ -130,6 +130,8 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     assert w.compute_s(16, 1769) > 0
     assert w.fold_s_per_mb > 0
     assert w.apply_s > 0
+    assert min(r["workers"] for r in fitted["company"]["rehearsals"]) == 2
+    assert w.lockstep_cpu_s > 0
     steps = fitted["steps"]
     assert {c["batch"] for c in steps["probes"]} >= {8, 64}
     assert len(steps["kept_out"]) == 2

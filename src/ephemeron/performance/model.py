@@ -9,6 +9,7 @@ they differ is written down in docs/decisions/0007. In short, `predict` counts
   same for a window of one);
 - who waits for whom (a contribution is read after it was written; under BSP the slowest worker counts);
 - whole iterations, the last one of an epoch partial (3-17 divides);
+- that functions in lockstep wait for the slowest;
 - cold starts, loading, evaluation, relays past the lifetime limit and their checkpoints, the end of the run;
 - every request that is billed: puts, reads, polls that find nothing, invocations; and what the CPU does to bytes.
 """
@@ -29,8 +30,6 @@ UP = {"none": 1.0, "bf16": 0.5, "int8": 0.2549}
 """Share of the bytes that a contribution keeps; int8 carries one float32 scale per 1,024 elements."""
 DOWN = {"none": 1.0, "bf16": 0.5, "int8": 0.5}
 """The same for merged shards: bf16 under int8."""
-POLLS_PER_GET = 0.12
-"""Reads that come too early, where a store has to be polled."""
 TINY_MB = 0.001
 """Leases, positions, specifications."""
 START_READS, START_PUTS = 5, 1
@@ -147,7 +146,7 @@ def exchange(
     s_up = workload.model_mb * UP[terms.compression] / k
     s_down = workload.model_mb * DOWN[terms.compression] / k
     cpu = workload.fold_s_per_mb / np.minimum(m / platform.mb_per_vcpu, workload.vcpus or np.inf)
-    wait = np.where(w > 1, platform.poll_s * POLLS_PER_GET, 0.0)
+    wait = np.where(w > 1, platform.poll_s * platform.polls_per_get, 0.0)
     alone = w == 1
     if terms.pattern == "standalone":
         zero = np.zeros_like(w)
@@ -196,7 +195,7 @@ def _pipelined(
     uplink = (sent * up + down) * shard * per_up
     chains = np.maximum(downlink, latency_up + latency_down + np.maximum(uplink, (w - 1) * up * shard * per_down))
     tail = np.minimum(w - 1, 3) * chunk * up * per_up  # as long as it takes until everybody's link is busy
-    wait = platform.poll_s * POLLS_PER_GET
+    wait = platform.poll_s * platform.polls_per_get
     total = np.where(w > 1, chains + tail + cpu * (w - 1 + k) * shard + 2 * wait, 0.0)
     chunks = np.where(w > 1, np.ceil(shard / chunk - 1e-9), 0.0)
     zero = np.zeros_like(total)
@@ -277,6 +276,10 @@ def predict(
     each = np.maximum(ca + e.seconds, 0.0 if relaxed else cn + e.other_s)
     last_a, last_n = compute(rest)
     last = np.maximum(last_a + e.seconds, 0.0 if relaxed else last_n + e.other_s)
+    if workload.lockstep_cpu_s:
+        together = np.minimum(k, w) if terms.sync == "hap" else w  # under HAP aggregators wait for each other only
+        late = np.where(together > 1, workload.lockstep_cpu_s / share, 0.0)
+        each, last = each + late, last + late
     loop_s = terms.epochs * ((per_epoch - 1) * (each + own) + last + own)
     compute_s = terms.epochs * ((per_epoch - 1) * ca + last_a) + iterations * own
     if workload.test_samples:
@@ -287,19 +290,19 @@ def predict(
     data_mb = workload.dataset_mb * loaded / global_batch  # 3-13
     load = (
         tiny_up + tiny_down + np.maximum(platform.seconds("down", data_mb, m), tiny_down)
-        + platform.seconds("down", workload.model_mb, m)
+        + platform.seconds("down", workload.model_mb, m) + workload.first_cpu_s / share
     )  # fmt: skip
     finish = np.where(w > 1, tiny_up + tiny_down, 0.0) + platform.seconds("up", workload.model_mb, m)
     relays, relay_each, overlap = _relays(workload, platform, terms, m, load, each + own, loop_s + load + finish)
     relay_s = relays * relay_each
-    start = np.full_like(w, platform.cold_start_s)
+    start = np.maximum(platform.cold_start_s, w * platform.start_each_s)
     seconds = start + load + loop_s + relay_s + finish
 
     invocations = w * (1 + relays)
     saves = w * np.floor(iterations / terms.checkpoint_every)
     puts = iterations * e.puts + w * (START_PUTS + RELAY_PUTS * relays + 1) + saves + 3 + 2 * w
     gets = iterations * e.gets + w * (START_READS + RELAY_READS * relays) + w
-    polls = np.where(platform.poll_s > 0, POLLS_PER_GET, 0.0) * iterations * e.gets + w * relays
+    polls = np.where(platform.poll_s > 0, platform.polls_per_get, 0.0) * iterations * e.gets + w * relays
     polls = polls + seconds / CONTROL_EVERY_S
     moved = (
         iterations * (e.puts + e.gets) * workload.model_mb / k

@@ -149,7 +149,12 @@ class Workload:
     apply_s: float = 0.0
     """CPU seconds, on one whole vCPU, of the optimiser's step."""
     step_s: float = 0.0
-    """Seconds of an iteration that neither batch nor memory explains: bookkeeping of the worker."""
+    """Seconds of an iteration that neither batch nor memory explains, at whatever quota."""
+    lockstep_cpu_s: float = 0.0
+    """Seconds, on one whole vCPU, by which an iteration of functions in lockstep takes longer than its parts: steps
+    scatter and all wait for the slowest, polls are late, and bookkeeping takes CPU time of the share."""
+    first_cpu_s: float = 0.0
+    """CPU seconds, on one whole vCPU, once in a function's life: building the model, first allocations."""
 
     def compute_s(self, batch: Array | float, memory_mb: Array | float) -> Array:
         """FasDL, equation 3-12."""
@@ -179,6 +184,8 @@ class PlatformProfile:
     lifetime_s: float = 900.0
     cold_start_s: float = 1.5
     warm_start_s: float = 0.05
+    start_each_s: float = 0.0
+    """Seconds of one machine's time per cold start, for functions that start together on it; 0: they do not share one."""
     price_gb_s: float
     price_invocation: float
     price_put: float = 0.0
@@ -191,6 +198,8 @@ class PlatformProfile:
     price_server_hour: float = 0.0
     poll_s: float = 0.0
     """Seconds of one request that finds nothing; 0: the store waits by itself, and is not polled."""
+    polls_per_get: float = 0.12
+    """Requests that find nothing, per read, where stores have to be polled."""
     channel: str = "objects"
     """`objects`, `cache` or `server`."""
     concurrency: int = 1000
@@ -309,13 +318,18 @@ def parse_profile(raw: Any, *, where: str = "profile") -> Profile:
     )
 
 
+OPTIONAL_WORKLOAD = (
+    "test_samples", "state_mb", "vcpus", "fold_s_per_mb", "apply_s", "step_s", "lockstep_cpu_s", "first_cpu_s",
+)  # fmt: skip
+
+
 def parse_workload(raw: Any, *, where: str) -> Workload:
     """The `workload` table."""
     table = _table(raw, where)
     _known(table, {f.name for f in dataclasses.fields(Workload)}, where)
     required = ("model_mb", "a", "b", "m", "memory_slope_mb", "memory_base_mb", "dataset_mb", "samples")
     values: dict[str, Any] = {k: _number(table, k, where) for k in required}
-    for k in ("test_samples", "state_mb", "vcpus", "fold_s_per_mb", "apply_s", "step_s"):
+    for k in OPTIONAL_WORKLOAD:
         if k in table:
             values[k] = _number(table, k, where)
     for k in ("model_mb", "a", "samples"):

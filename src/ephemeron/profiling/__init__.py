@@ -2,6 +2,7 @@
 
 choose      which configurations to probe next, and when to stop (pure)
 live        probes as functions of this machine
+rehearse    short real runs of several functions: what those that run alone cannot show
 simulated   the simulator's own constants
 store       platform profiles, measured once and kept in the home folder
 refine      a profile corrected by what a finished run took

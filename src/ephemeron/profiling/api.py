@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from ephemeron.performance.fit import StepFit, TransferFit, fit_memory, fit_tran
 from ephemeron.performance.profile import PlatformProfile, Profile, Workload
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import load_prices
-from ephemeron.profiling import choose, live, store
+from ephemeron.profiling import choose, live, rehearse, store
 from ephemeron.profiling.choose import Cell, Range
 from ephemeron.profiling.live import Prober
 from ephemeron.training import home
@@ -29,7 +28,7 @@ from ephemeron.units import MB
 
 OnProgress = Callable[[str], None]
 
-WITHIN_S = 90.0
+WITHIN_S = 65.0
 """After which no further probe is started."""
 LONGEST_STEP_S = 1.0
 """At one vCPU; larger batches are not probed."""
@@ -116,7 +115,6 @@ async def _measure(
     fitted = choose.fit(cells)
     if known is None:
         known = await _platform(prober, prepared, channel, sorted({over.quotas[0], over.quotas[-1]}))
-        store.save("local", channel, known)
     second = await _second_cpu(prober, cells, high, end)
     peaks = [*first, *cells, *kept_out]
     memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
@@ -129,8 +127,12 @@ async def _measure(
         state_mb=raw["state_bytes"] / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
         fold_s_per_mb=per_mb, apply_s=statistics.median([p["apply_s"] for p in raw["steps"]]),
     )  # fmt: skip
+    workload, platform, company = await _rehearse(prober, prepared, workload, known.platform, over)
+    if not known.reused:
+        known = dataclasses.replace(known, platform=platform)
+        store.save("local", channel, known)
     fit = {
-        "steps": steps_report(fitted, cells, kept_out, over, confidence, stopped),
+        "company": company, "steps": steps_report(fitted, cells, kept_out, over, confidence, stopped),
         "memory": {
             "raised_mb": round(memory.raised_mb, 1), "probes": len(peaks),
             "note": "holds the whole training set, one message of the whole vector and one checkpoint",
@@ -139,6 +141,25 @@ async def _measure(
         "platform": {**known.fit, "reused": known.reused},
     }  # fmt: skip
     return Profile(workload=workload, platform=known.platform, fit=fit)
+
+
+async def _rehearse(
+    prober: Prober, prepared: Prepared, workload: Workload, platform: PlatformProfile, over: Range
+) -> tuple[Workload, PlatformProfile, dict[str, Any]]:
+    """Several functions at once, if this machine has room for them."""
+    ends = over.batches[0], over.batches[-1]
+    todo = rehearse.parts(workload, platform, batches=ends, cores=rehearse.cores(), limits=prober.limits)
+    done = []
+    for part in todo:
+        prober.on_progress(f"rehearsal of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each")
+        rehearsed = await rehearse.rehearse(
+            prepared.job, part, workload, platform=prober.actors, channel=prober.store, address=prober.address,
+            limits=prober.limits, prices=prepared.spec.prices,
+        )  # fmt: skip
+        done.append(rehearsed)
+    if not done:
+        return workload, platform, {"rehearsals": [], "note": "this machine has no room for two functions"}
+    return rehearse.calibrate(workload, platform, done)
 
 
 # -- the workload -------------------------------------------------------------------------------------------
@@ -236,9 +257,8 @@ async def _second_cpu(prober: Prober, cells: Sequence[Cell], high: int, end: flo
     """How much faster a second vCPU makes the largest batch; None where this machine or the time has none to spare."""
     limits = prober.limits
     quota = _quota(2 * limits.mb_per_vcpu, limits, up=True)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_one = [c for c in cells if c.memory_mb == high]
-    if cores < 2 or quota < 2 * limits.mb_per_vcpu or not at_one or time.monotonic() > end:
+    if rehearse.cores() < 2 or quota < 2 * limits.mb_per_vcpu or not at_one or time.monotonic() > end:
         return None
     largest = max(at_one, key=lambda c: c.batch)
     (cell,) = await prober.steps(quota, [largest.batch], windows=2)

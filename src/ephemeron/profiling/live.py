@@ -50,6 +50,9 @@ class Prober:
     traits: Traits
     limits: Limits
     on_progress: Callable[[str], None]
+    store: Channel
+    actors: LocalPlatform
+    """For rehearsals: its functions are workers."""
     cold_s: list[float] = field(default_factory=list)
     warm_s: list[float] = field(default_factory=list)
     calls: int = 0
@@ -142,7 +145,10 @@ async def probing(
         env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
         stack.push_async_callback(platform.shutdown)
-        yield Prober(platform, run, address, store.traits, limits, on_progress)
+        (folder / "rehearsals").mkdir()
+        actors = await LocalPlatform.start(folder / "rehearsals", limits=limits, env=secrets)
+        stack.push_async_callback(actors.shutdown)
+        yield Prober(platform, run, address, store.traits, limits, on_progress, store, actors)
 
 
 async def _clear(store: Channel, run: str) -> None:

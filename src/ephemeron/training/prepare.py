@@ -80,12 +80,14 @@ def refuse_contradictions(c: Configuration) -> None:
 def prepare(
     job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, faults: Sequence[Fault] = (),
     patience_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
+    only_first: int | None = None,
 ) -> Prepared:  # fmt: skip
     """Checks and builds everything.
 
     Args:
         job, configuration: what and how; the configuration is resolved.
         network: latency in seconds and MB/s of one function, where known.
+        only_first: train on so many samples and test on none: a rehearsal.
 
     Raises:
         JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
@@ -100,6 +102,10 @@ def prepare(
     data = load(job.data, seed=job.seed, code=job.code)
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")
+    if only_first is not None:
+        data = DataSets(
+            train=data.train.take(np.arange(min(only_first, len(data.train)))), test=data.test.take(np.arange(0))
+        )
     spec = RunSpec(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=len(data.train), prices=prices,

@@ -1,0 +1,103 @@
+"""Rehearsals: what is rehearsed, what their events say, and the coefficients that come of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ephemeron.events import Progress, Started, Traffic
+from ephemeron.performance.model import Terms, predict
+from ephemeron.performance.profile import Affine, PlatformProfile, Transfer, Workload
+from ephemeron.platforms.base import Limits
+from ephemeron.profiling.rehearse import WARMING, Part, Rehearsed, calibrate, iterations_of, measured, parts
+
+WORK = Workload(
+    model_mb=2.0, a=2.0, b=3.0, m=-20.0, memory_slope_mb=0.3, memory_base_mb=400, dataset_mb=1, samples=2000, vcpus=1.0,
+    apply_s=0.001,
+)  # fmt: skip
+RATE = Affine(latency_s=0.002, mb_s=500)
+PLACE = PlatformProfile(
+    name="local",
+    price_gb_s=1e-5,
+    price_invocation=0,
+    poll_s=0.0002,
+    transfer=(Transfer(memory_mb=1769, up=RATE, down=RATE),),
+)
+LIMITS = Limits(memory_max_mb=8192, concurrency=100)
+
+
+def test_many_with_small_and_large_batches_and_two():
+    found = parts(WORK, PLACE, batches=(8, 700), cores=2, limits=LIMITS)
+    assert [p.workers for p in found] == [4, 4, 2]
+    assert found[0].memory_mb == found[1].memory_mb == 704
+    assert found[2].memory_mb == 1408
+    assert found[0].batch == 16 < found[2].batch < found[1].batch
+    assert all(sum([p.memory_mb] * p.workers) <= 0.8 * 2 * 1769 for p in found)
+
+
+@pytest.mark.parametrize(("cores", "concurrency"), [(1, 1), (1, 100)])
+def test_a_machine_without_room_for_two_rehearses_nothing(cores, concurrency):
+    large = dataclasses.replace(WORK, memory_base_mb=900.0)
+    assert parts(large, PLACE, batches=(8, 64), cores=cores, limits=Limits(concurrency=concurrency)) == []
+
+
+def test_slow_steps_are_rehearsed_less_often():
+    part = Part(workers=2, aggregators=1, memory_mb=1408, batch=32)
+    slow = dataclasses.replace(WORK, a=200.0)
+    assert iterations_of(slow, part) < iterations_of(WORK, part)
+
+
+def run_events(*, cold: bool = True) -> list[Started | Progress]:
+    """Two functions, the second one starts later and is slower; ten iterations of 0.5 s, the last one partial."""
+    events: list[Started | Progress] = []
+    for rank in (0, 1):
+        t = 2.0 + rank
+        events.append(Started(t=t, rank=rank, attempt=0, invocation=str(rank), cold=cold))
+        for i in range(10):
+            t = 4.0 + 0.5 * i
+            step = (0.1, 0.3)[rank] if i >= WARMING else 9.0
+            samples = 8 if i < 9 else 3
+            spans = [("compute", t, t + step), ("wait", t + step, t + 0.4), ("compute", t + 0.4, t + 0.41)]
+            progress = Progress(
+                t=t + 0.5, rank=rank, attempt=0, iteration=i, epoch=0, samples=samples, loss=1.0, version=i,
+                spans=spans, cpu_s=0.2 * i, traffic=Traffic(gets=4 * i, polls=2 * i),
+            )  # fmt: skip
+            events.append(progress)
+    return events
+
+
+def test_what_events_say():
+    part = Part(workers=2, aggregators=1, memory_mb=1408, batch=8)
+    r = measured(part, run_events())
+    assert r.started_s == 3.0
+    assert r.first_s == pytest.approx(5.0 - 3.0)
+    assert r.iteration_s == pytest.approx(0.5)
+    assert r.step_s == pytest.approx(0.2)
+    assert r.scatter == pytest.approx(0.5)
+    assert r.cpu_s == pytest.approx(0.2)
+    assert r.polls_per_get == pytest.approx(0.5)
+    assert measured(part, run_events(cold=False)).started_s == 0.0
+
+
+@pytest.mark.parametrize("lockstep_cpu_s", [0.0, 0.02])
+def test_coefficients_are_found_again(lockstep_cpu_s):
+    truth = dataclasses.replace(WORK, a=1.6, lockstep_cpu_s=lockstep_cpu_s, first_cpu_s=0.05)
+    done = []
+    for part in parts(WORK, PLACE, batches=(8, 700), cores=2, limits=LIMITS):
+        p = predict(
+            truth, PLACE, Terms(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
+            batch=part.batch, other_batch=part.batch,
+        )  # fmt: skip
+        iteration_s, share = float(p.iteration_s), part.memory_mb / PLACE.mb_per_vcpu
+        rehearsed = Rehearsed(
+            part=part, started_s=1.5 * part.workers, first_s=2 * iteration_s + 0.05 / share, iteration_s=iteration_s,
+            step_s=float(truth.compute_s(part.batch, part.memory_mb)), scatter=0.1, cpu_s=0.0, polls_per_get=PLACE.polls_per_get,
+        )  # fmt: skip
+        done.append(rehearsed)
+    found, place, note = calibrate(WORK, PLACE, done)
+    assert found.a == pytest.approx(truth.a)
+    assert found.lockstep_cpu_s == pytest.approx(lockstep_cpu_s, abs=1e-8)
+    assert found.first_cpu_s == pytest.approx(0.05)
+    assert (place.start_each_s, place.polls_per_get) == (pytest.approx(1.5), PLACE.polls_per_get)
+    assert [row["predicted_s"] for row in note["rehearsals"]] == pytest.approx([r.iteration_s for r in done], abs=1e-5)
