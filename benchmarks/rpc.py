@@ -1,11 +1,12 @@
 """Echo of five objects of 500 KB between two processes on loopback: ours against gRPC and a loop in C.
 
 What DPFlow measures in section 5.4.1 (table 5-4: CRPC 2.44 ms, gRPC 4.54 ms, 1.86 times), with its payload. gRPC is
-grpcio with generic handlers and pickle; its message is one blob, which each side copies several times. All ways take
-turns, a few calls each, because other work on the machine comes and goes; ratios are medians over turns. `views` end
-in `memoryview`s and arrays on pooled memory, `copies` in real `bytes` and arrays of their own, on both sides. Real
-objects are measured a second time in processes that called `keep_freed` (gRPC's as well): without it, the C library
-fetches the memory of every message anew.
+grpcio with generic handlers and pickle. `views` end in `memoryview`s and arrays on pooled memory, `copies` in real
+`bytes` and arrays of their own, at both ends. Every way has processes of its own and they take turns, a few echoes
+each, because other work on the machine comes and goes; a ratio is the median over turns of ratios within a turn.
+
+All is measured twice: in `plain` processes, and in some that called `keep_freed` (gRPC's as well), because much of
+what gRPC takes is the C library giving the memory of every message back and fetching it anew.
 
     pip install grpcio                   # for the comparison only; skipped, saying so, where it is missing
     python -m benchmarks.rpc --json
@@ -14,193 +15,149 @@ fetches the memory of every message anew.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from benchmarks.common import ROOT, condensed, environment, write
+from benchmarks.rpc_peers import NBYTES, OBJECTS, build_echo
 
-from benchmarks.common import ROOT, SEED, condensed, environment, write
-from benchmarks.rpc_servers import GRPC_OPTIONS, KEPT_BYTES, TOKEN, build_echo, python_server, serving
-from ephemeron.rpc import BlockingClient, Client, Receive, keep_freed
-
-OBJECTS, NBYTES = 5, 500_000
-GOALS = {"views": 6.0, "copies": 4.0, "floor": 2.0}
+GOALS = {"views_times_grpc": 6.0, "copies_times_grpc": 4.0, "times_c": 2.0}
+WARM_UP = 3
+"""Echoes not counted: connections are made, and pools filled."""
+PAYLOADS = ("bytes", "arrays")
 Way = Callable[[int], list[float]]
 """So many echoes; the seconds of each."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rpc", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="print everything, not only the table")
-    parser.add_argument("--turns", type=int, default=25, help="turns of each way (default: %(default)s)")
-    parser.add_argument("--calls", type=int, default=4, help="calls per turn (default: %(default)s)")
-    parser.add_argument("--pass", dest="only", choices=("plain", "kept"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.only:
-        write(measure(args.turns, args.calls, kept=args.only == "kept"))
-        return
-    result = {**environment(), "payload": f"{OBJECTS} x {NBYTES} bytes", "goals": GOALS, "grpcio": _version("grpcio")}
-    for name in ("plain", "kept"):
-        command = [sys.executable, "-m", "benchmarks.rpc", "--pass", name]
-        command += ["--turns", str(args.turns), "--calls", str(args.calls)]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        result[name] = json.loads(done.stdout)
-    if args.json:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rpc", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--turns", type=int, default=12, help="turns of each way (default: %(default)s)")
+    parser.add_argument("--echoes", type=int, default=30, help="echoes per turn (default: %(default)s)")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {
+        **environment(),
+        "benchmark": "rpc",
+        "grpcio": _version("grpcio"),
+        "payload": f"{OBJECTS} objects of {NBYTES} bytes, there and back",
+        "goals": GOALS,
+        "turns": arguments.turns,
+        "echoes_per_turn": arguments.echoes,
+    }
+    for memory in ("plain", "kept"):
+        result[memory] = measure(memory, arguments.turns, arguments.echoes)
+    if arguments.json:
         write(result)
     else:
         _print(result)
 
 
-def measure(turns: int, calls: int, *, kept: bool) -> dict[str, Any]:
-    """All ways in turn: milliseconds per echo, and how many times as fast as gRPC."""
-    if kept:
-        keep_freed(KEPT_BYTES)
-    rng = np.random.default_rng(SEED)
-    blobs = [rng.bytes(NBYTES) for _ in range(OBJECTS)]
-    arrays = [np.frombuffer(blob, np.float32).copy() for blob in blobs]
+def measure(memory: str, turns: int, echoes: int) -> dict[str, Any]:
+    """Milliseconds per echo of every way, how many times as fast as gRPC, and how many times the loop in C."""
     skipped: dict[str, str] = {}
-    times: dict[str, list[float]] = {}
+    times_ms: dict[str, list[float]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ephemeron-")))
-        ways = dict(_ours(stack, folder, blobs, arrays, kept=kept))
-        ways.update(_grpc(stack, blobs, arrays, skipped, kept=kept))
-        ways.update(_floor(stack, folder, skipped))
+        ways = {
+            **dict(_ours(stack, folder, memory)),
+            **dict(_grpc(stack, memory, skipped)),
+            **dict(_in_c(stack, folder, skipped)),
+        }
         for way in ways.values():
-            way(3)  # connections, pools, branch predictors
+            way(WARM_UP)
         for _ in range(turns):
             for name, way in ways.items():
-                times.setdefault(name, []).append(1e3 * statistics.median(way(calls)))
+                times_ms.setdefault(name, []).append(1e3 * statistics.median(way(echoes)))
     rows = {}
-    for name, values in times.items():
-        rows[name] = {"ms": condensed(values), "load_after": round(os.getloadavg()[0], 2)}
-        payload = name.split()[0]
-        for key, other in (("times_grpc", f"{payload} grpc"), ("times_c", f"c {name.split()[1]}")):
-            if other in times and other != name:
-                mine, theirs = (values, times[other]) if key == "times_c" else (times[other], values)
-                rows[name][key] = condensed([a / b for a, b in zip(mine, theirs, strict=True)])
-    return {"rows": rows, "skipped": skipped}
+    for name, mine in times_ms.items():
+        row: dict[str, Any] = {"ms": condensed(mine)}
+        payload, transport, *_ = name.split()
+        if f"{payload} grpc" in times_ms and transport != "grpc":
+            row["times_grpc"] = condensed([b / a for a, b in zip(mine, times_ms[f"{payload} grpc"], strict=True)])
+        if f"c {transport}" in times_ms and payload != "c":
+            row["times_c"] = condensed([a / b for a, b in zip(mine, times_ms[f"c {transport}"], strict=True)])
+        rows[name] = row
+    return {"rows": rows, "skipped": skipped, "load_after": [round(load, 2) for load in os.getloadavg()]}
 
 
-def _ours(
-    stack: ExitStack, folder: Path, blobs: list[bytes], arrays: list[np.ndarray], *, kept: bool
-) -> Iterator[tuple[str, Way]]:
-    for receive in Receive:
-        path = folder / receive.value
-        port = stack.enter_context(serving(*python_server(receive.value, path, kept=kept)))
-        for transport, connect in (
-            ("tcp", lambda port=port: BlockingClient.connect_tcp("127.0.0.1", port, token=TOKEN)),
-            ("unix", lambda path=path: BlockingClient.connect_unix(path, token=TOKEN)),
-            ("shared", lambda path=path: BlockingClient.connect_shared(path, token=TOKEN)),
-        ):
-            client = stack.enter_context(connect())
-            assert client.transport == transport
-            for payload, value in (("bytes", blobs), ("arrays", arrays)):
-
-                def echo(client=client, value=value, receive=receive) -> Any:
-                    return client.call_object("echo", value, receive=receive)
-
-                _check(echo(), value, receive)
-                yield f"{payload} {transport} {receive.value}", _timed(echo)
-    path = folder / "asyncio"
-    port = stack.enter_context(serving(*python_server("asyncio", path, kept=kept)))
-    loop = asyncio.new_event_loop()
-    stack.callback(loop.close)
-    aclient = loop.run_until_complete(Client.connect_tcp("127.0.0.1", port, token=TOKEN))
-    stack.callback(lambda: loop.run_until_complete(aclient.close()))
-    for payload, value in (("bytes", blobs), ("arrays", arrays)):
-
-        def way(calls: int, value=value) -> list[float]:
-            async def turn() -> list[float]:
-                seconds = []
-                for _ in range(calls):
-                    begun = time.perf_counter()
-                    await aclient.call_object("echo", value, receive=Receive.VIEWS)
-                    seconds.append(time.perf_counter() - begun)
-                return seconds
-
-            return loop.run_until_complete(turn())
-
-        yield f"{payload} tcp views-asyncio", way
+def _ours(stack: ExitStack, folder: Path, memory: str) -> Iterator[tuple[str, Way]]:
+    for way, transports in (
+        ("views", ("tcp", "unix", "shared")),
+        ("copies", ("tcp", "unix", "shared")),
+        ("asyncio", ("tcp",)),
+    ):
+        port = stack.enter_context(_served(*_python("server", way, str(folder / way), memory)))
+        for transport in transports:
+            where = port if transport == "tcp" else str(folder / way)
+            for payload in PAYLOADS:
+                client = _python("client", way, transport, payload, where, memory)
+                yield f"{payload} {transport} {way}", stack.enter_context(_client(*client))
 
 
-def _grpc(
-    stack: ExitStack, blobs: list[bytes], arrays: list[np.ndarray], skipped: dict[str, str], *, kept: bool
-) -> Iterator[tuple[str, Way]]:
-    try:
-        import grpc
-    except ImportError:
+def _grpc(stack: ExitStack, memory: str, skipped: dict[str, str]) -> Iterator[tuple[str, Way]]:
+    if _version("grpcio") is None:
         skipped["grpc"] = "grpcio is not installed: pip install grpcio"
         return
-    port = stack.enter_context(serving(*python_server("grpc", Path("-"), kept=kept)))
-    channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=GRPC_OPTIONS))
-    call = channel.unary_unary(
-        "/Echo/echo",
-        request_serializer=lambda value: pickle.dumps(value, protocol=5),
-        response_deserializer=pickle.loads,
-    )
-    for payload, value in (("bytes", blobs), ("arrays", arrays)):
-        _check(call(value), value, Receive.COPIES)
-        yield f"{payload} grpc", _timed(lambda value=value: call(value))
+    port = stack.enter_context(_served(*_python("server", "grpc", "-", memory)))
+    for payload in PAYLOADS:
+        client = _python("client", "grpc", "tcp", payload, port, memory)
+        yield f"{payload} grpc", stack.enter_context(_client(*client))
 
 
-def _floor(stack: ExitStack, folder: Path, skipped: dict[str, str]) -> Iterator[tuple[str, Way]]:
+def _in_c(stack: ExitStack, folder: Path, skipped: dict[str, str]) -> Iterator[tuple[str, Way]]:
     try:
         program = str(build_echo(folder))
     except (OSError, subprocess.CalledProcessError) as e:
         skipped["c"] = f"no C compiler that works: {e}"
         return
+    nbytes = str(OBJECTS * NBYTES)
     for transport, path in (("tcp", "0"), ("unix", str(folder / "c"))):
-        port = stack.enter_context(serving(program, "server", str(OBJECTS * NBYTES), path))
-        where = path if transport == "unix" else str(port)
-        yield f"c {transport}", stack.enter_context(_c_client(program, where))
+        port = stack.enter_context(_served(program, "server", nbytes, path))
+        where = path if transport == "unix" else port
+        yield f"c {transport}", stack.enter_context(_client(program, "client", nbytes, where))
+
+
+def _python(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "benchmarks.rpc_peers", *words)
 
 
 @contextmanager
-def _c_client(program: str, where: str) -> Iterator[Way]:
-    command = [program, "client", str(OBJECTS * NBYTES), where]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def way(calls: int) -> list[float]:
-        print(calls, file=process.stdin, flush=True)
-        return [float(word) for word in process.stdout.readline().split()]
-
+def _process(*command: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield way
+        yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
-def _timed(echo: Callable[[], Any]) -> Way:
-    def way(calls: int) -> list[float]:
-        seconds = []
-        for _ in range(calls):
-            begun = time.perf_counter()
-            echo()
-            seconds.append(time.perf_counter() - begun)
-        return seconds
-
-    return way
+@contextmanager
+def _served(*command: str) -> Iterator[str]:
+    """A server for as long as the block lasts; gives its port."""
+    with _process(*command) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
 
 
-def _check(back: list[Any], sent: list[Any], receive: Receive) -> None:
-    kind = memoryview if receive is Receive.VIEWS and isinstance(sent[0], bytes) else type(sent[0])
-    assert all(type(a) is kind and bytes(a) == bytes(b) for a, b in zip(back, sent, strict=True))
+@contextmanager
+def _client(*command: str) -> Iterator[Way]:
+    with _process(*command) as process:
+
+        def way(echoes: int) -> list[float]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(echoes, file=process.stdin, flush=True)
+            return [float(word) for word in process.stdout.readline().split()]
+
+        yield way
 
 
 def _version(package: str) -> str | None:
@@ -211,11 +168,11 @@ def _version(package: str) -> str | None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    for name in ("plain", "kept"):
-        print(f"{name}: {result[name]['skipped'] or ''}")
-        for row, found in result[name]["rows"].items():
-            ratios = [f"{found[key]['median']:5.2f} {key}" for key in ("times_grpc", "times_c") if key in found]
-            print(f"  {row:28} {found['ms']['median']:7.2f} ms  {'  '.join(ratios)}")
+    for memory in ("plain", "kept"):
+        print(memory, result[memory]["skipped"] or "")
+        for name, row in result[memory]["rows"].items():
+            ratios = [f"{row[key]['median']:6.2f} {key}" for key in ("times_grpc", "times_c") if key in row]
+            print(f"  {name:22} {row['ms']['median']:7.2f} ms {' '.join(ratios)}")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,16 @@ def test_a_deadline_ends_the_call_and_its_handler(connect: Pair) -> None:
         assert client.call("echo", {"a": 1}, timeout_s=PATIENCE_S)[0] == {"a": 1}
 
 
+def test_a_deadline_in_the_middle_of_sending_harms_nobody_else(connect_unix: Pair) -> None:
+    with connect_unix() as (client, _):
+        others = [in_thread(partial(client.call, "echo", {"n": n}, [bytes(300_000)])) for n in range(4)]
+        for _ in range(3):
+            with pytest.raises(CallTimedOut):
+                client.call("echo", {}, [bytes(20_000_000)], timeout_s=0.001)
+        assert [result()[0]["n"] for result in others] == list(range(4))
+        assert client.call("echo", {"a": 1})[0] == {"a": 1}
+
+
 def test_messages_of_a_stream_keep_their_order_beside_calls(connect: Pair) -> None:
     with connect() as (client, _), client.stream("echo") as stream:
         for n in range(30):

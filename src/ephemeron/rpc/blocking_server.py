@@ -72,20 +72,20 @@ class BlockingServer:
         self.options = options or Options()
         self.max_threads = max_threads
         self._token = token
-        self._listening: list[tuple[socket.socket, str]] = []
+        self._listening: list[tuple[socket.socket, Callable[[], None]]] = []
         self._crews: set[_Crew] = set()
         self._closed = False
 
     def listen_tcp(self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False) -> tuple[str, int]:
         """Listens and returns the address; see `Server.listen_tcp`."""
         sock = listen_tcp(host, port, allow_remote=allow_remote)
-        self._listen(sock, "")
+        self._listen(sock, lambda: None)
         bound_host, bound_port, *_ = sock.getsockname()
         return str(bound_host), int(bound_port)
 
     def listen_unix(self, path: str | os.PathLike[str]) -> None:
         """Listens on a Unix socket that only this user can open; a stale socket file is replaced."""
-        self._listen(listen_unix(os.fspath(path)), os.fspath(path))
+        self._listen(*listen_unix(os.fspath(path)))
 
     @property
     def connections(self) -> int:
@@ -95,12 +95,11 @@ class BlockingServer:
     def close(self) -> None:
         """Stops listening and closes all connections. Handlers that run are told by `cancelled()`, not waited for."""
         self._closed = True
-        for sock, path in self._listening:
+        for sock, remove in self._listening:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
             sock.close()
-            if path and os.path.exists(path):
-                os.unlink(path)
+            remove()
         self._listening.clear()
         for crew in list(self._crews):
             crew.link.close("the server closed this connection")
@@ -113,8 +112,8 @@ class BlockingServer:
     ) -> None:
         self.close()
 
-    def _listen(self, sock: socket.socket, path: str) -> None:
-        self._listening.append((sock, path))
+    def _listen(self, sock: socket.socket, remove: Callable[[], None]) -> None:
+        self._listening.append((sock, remove))
         threading.Thread(target=self._accept, args=(sock,), name="rpc-accept", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:

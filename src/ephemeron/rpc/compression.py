@@ -31,7 +31,7 @@ class Codec:
     name: str
     compress: Callable[[memoryview], bytes]
     decompress: Callable[[memoryview, int], bytes]
-    """`(data, nbytes)`: at most `nbytes` bytes, whatever the data claims."""
+    """`(data, nbytes)`: little more than `nbytes` bytes at most, whatever the data claims."""
 
 
 @cache
@@ -113,7 +113,7 @@ class Squeezer:
 
 def _zlib() -> Codec:
     def decompress(data: memoryview, nbytes: int) -> bytes:
-        return zlib.decompressobj().decompress(data, nbytes)
+        return zlib.decompressobj().decompress(data, nbytes + 1)  # one more, to see whether there is more
 
     return Codec(1, "zlib", lambda data: zlib.compress(data, 1), decompress)
 
@@ -133,7 +133,7 @@ def _lz4() -> Codec:
     import lz4.frame
 
     def decompress(data: memoryview, nbytes: int) -> bytes:
-        return bytes(lz4.frame.LZ4FrameDecompressor().decompress(data, max_length=nbytes))
+        return bytes(lz4.frame.LZ4FrameDecompressor().decompress(data, max_length=nbytes + 1))
 
     return Codec(3, "lz4", lambda data: bytes(lz4.frame.compress(data)), decompress)
 

@@ -63,6 +63,8 @@ class Mark(IntEnum):
     ARRAY = 1
     BYTEARRAY = 2
     VIEW = 3
+    STATE = 4
+    """`bytes` within an object that may insist on them."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -183,8 +185,8 @@ def unpack_head(raw: Buffer, limits: Limits) -> Head:
     if magic != _MAGIC or kind not in _KINDS or flags > OBJECT | NEW_SEGMENT:
         raise ProtocolError(f"not a frame: it begins with {bytes(raw[:6])!r}")
     _check(limits, tag=tag, count=count, nbytes=data - min(data, ALIGN * count))
-    if (data and not count) or (segment and not data):
-        raise ProtocolError(f"a frame of {count} buffers has a data section of {data} bytes")
+    if (data and not count) or (segment and not data) or (flags & NEW_SEGMENT and not segment):
+        raise ProtocolError(f"a frame of {count} buffers has a data section of {data} bytes in segment {segment}")
     return Head(_KINDS[kind], flags, segment, id, tag, count, data, rate)
 
 
@@ -198,7 +200,7 @@ def unpack_rest(raw: memoryview, head: Head, limits: Limits) -> tuple[list[Entry
     try:
         entries = [Entry(n, s, _MARKS[m], c) for n, s, m, c in _ENTRY.iter_unpack(raw[:split])]
         tag = json.loads(bytes(raw[split:])) if head.tag_bytes else {}
-    except (ValueError, KeyError, RecursionError) as e:
+    except (ValueError, KeyError, RecursionError, struct.error) as e:
         raise ProtocolError("a frame's table or tag is damaged") from e
     if not isinstance(tag, dict):
         raise ProtocolError(f"a frame's tag is a {type(tag).__name__}, not an object")

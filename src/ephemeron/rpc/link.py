@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +25,7 @@ from ephemeron.rpc.objects import object_message, object_of
 from ephemeron.rpc.session import Departure, Flow, Session, fault
 from ephemeron.rpc.wire import Steps, Wire
 
+_FLUSH_S = 5.0
 _PATIENCE_S = 1.0
 """How long a thread stays in one system call at most, where it has no earlier deadline."""
 
@@ -53,7 +55,8 @@ class Link:
 
         Raises:
             ConnectionLost: the other end is gone; the frame has not left in full.
-            CallTimedOut: it is not taken in time. Where part of it had left, the connection is broken.
+            CallTimedOut: it is not taken in time. Where part of it had left, the rest follows first; if not even that
+                is taken, the connection is broken.
         """
         self._check_process()
         if not self._sender.acquire(timeout=_left(deadline)):
@@ -62,13 +65,20 @@ class Link:
             if self.session.lost is not None:
                 raise self.session.loss(may_repeat=True)
             departure.begun = True
-            drive(self.wire, self.wire.sending(frame), deadline, writing=True)
+            with closing(self.wire.sending(frame)) as steps:
+                try:
+                    drive(self.wire, steps, deadline, writing=True)
+                except CallTimedOut:
+                    if self.wire.midway:  # others still want to use the connection
+                        drive(self.wire, steps, deadline_in(_FLUSH_S), writing=True)
+                        departure.left = True
+                    raise
             departure.left = True
         except ConnectionError as e:
             self.fail(e)
             raise ConnectionLost(f"connection lost: {e}", may_repeat=True) from e
         except BaseException as e:
-            departure.begun = self.wire.midway
+            departure.begun = departure.left or self.wire.midway
             if self.wire.midway:
                 self.fail(ConnectionAbortedError(f"a frame was left unfinished ({e})"))
             raise

@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import weakref
+from collections.abc import Callable
 
 from ephemeron.errors import JobError
 
@@ -32,8 +33,12 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool) -> socket.socket:
     return not_in_children(socket.create_server((host, port), family=family, backlog=1024))
 
 
-def listen_unix(path: str) -> socket.socket:
-    """A listening Unix socket that only this user can open; a stale socket file is replaced."""
+def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
+    """A listening Unix socket that only this user can open; a stale socket file is replaced.
+
+    Returns:
+        The socket, and what removes its file, unless another has taken its place.
+    """
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,10 +46,16 @@ def listen_unix(path: str) -> socket.socket:
         sock.bind(path)
         os.chmod(path, 0o600)
         sock.listen(1024)
+        file = os.stat(path)
     except BaseException:
         sock.close()
         raise
-    return not_in_children(sock)
+
+    def remove() -> None:
+        if os.path.exists(path) and os.path.samestat(os.stat(path), file):
+            os.unlink(path)
+
+    return not_in_children(sock), remove
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,9 @@
 Pickle's protocol 5 leaves arrays out of the pickle, but copies `bytes` into it, which is what a data loader sends
 most. So `bytes`, `bytearray` and `memoryview` of 4 KiB and more are left out as well, as persistent ids. One that
 occurs twice travels once. Unpickling runs what the sender chose: only for peers that proved the token.
+
+Only `bytes` that stand in lists, tuples and dicts ever come back as views: those within other objects belong to the
+objects' state, and many insist on `bytes` there.
 """
 
 from __future__ import annotations
@@ -39,14 +42,18 @@ def dumps(value: Any, *, max_buffers: int) -> tuple[list[Buffer], list[Mark]]:
     file = io.BytesIO()
     _Pickler(file, array, buffers, marks, max_buffers).dump(value)
     buffers[0] = file.getbuffer()
+    plain = _plain_bytes(value) if Mark.BYTES in marks[1:] else set()
+    for at in range(1, len(buffers)):
+        if marks[at] is Mark.BYTES and id(buffers[at]) not in plain:
+            marks[at] = Mark.STATE
     return buffers, marks
 
 
 def loads(buffers: Sequence[Any], marks: Sequence[Mark], receive: Receive) -> Any:
     """The object again.
 
-    Under `VIEWS`, what was `bytes` or `memoryview` of 4 KiB and more is a read-only `memoryview`; under `COPIES` it
-    is `bytes`. Arrays stand upon the memory received, which under `COPIES` is theirs.
+    Under `VIEWS`, what was `bytes` of 4 KiB and more in a list, tuple or dict, or a `memoryview`, is a read-only
+    `memoryview`; under `COPIES` it is `bytes`. Arrays stand upon the memory received, which under `COPIES` is theirs.
     """
     outside: list[Any] = []
     for buffer, mark in zip(buffers, marks, strict=True):
@@ -55,10 +62,24 @@ def loads(buffers: Sequence[Any], marks: Sequence[Mark], receive: Receive) -> An
                 outside.append(bytearray(buffer))
             case Mark.ARRAY:
                 outside.append(buffer)
+            case Mark.STATE:
+                outside.append(bytes(buffer))
             case _:
                 outside.append(memoryview(buffer).toreadonly() if receive is Receive.VIEWS else bytes(buffer))
     arrays = [buffer for buffer, mark in zip(buffers, marks, strict=True) if mark is Mark.ARRAY]
     return _Unpickler(io.BytesIO(buffers[0]), arrays, outside).load()
+
+
+def _plain_bytes(value: Any) -> set[int]:
+    found, seen, left = set[int](), set[int](), [value]
+    while left:
+        inner = left.pop()
+        if type(inner) is bytes:
+            found.add(id(inner))
+        elif type(inner) in (list, tuple, dict) and id(inner) not in seen:
+            seen.add(id(inner))
+            left.extend(inner.values() if type(inner) is dict else inner)
+    return found
 
 
 def object_message(kind: Kind, id: int, tag: Mapping[str, Any], value: Any, *, limits: Limits) -> Message:

@@ -12,7 +12,6 @@ own (private memory), and views in them stay valid.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -100,6 +99,8 @@ def keep_freed(nbytes: int) -> bool:
     Returns:
         Whether this system's C library can be told.
     """
+    import ctypes  # the only one who needs it
+
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

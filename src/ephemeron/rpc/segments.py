@@ -62,6 +62,10 @@ class Segments:
         """Gives up a segment of which the receiver was not told after all."""
         del self._maps[number]
 
+    def close(self) -> None:
+        """Forgets everything. The other end's views keep what they stand upon."""
+        self._maps.clear()
+
     def _find(self, nbytes: int) -> tuple[int, int | None]:
         free = [number for number, held in self._maps.items() if not held[0]]
         fitting = [number for number in free if nbytes <= len(self._maps[number]) <= 8 * nbytes + (1 << 20)]
@@ -99,7 +103,6 @@ class Mappings:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._handles.extend(array.array("i", data[: len(data) - len(data) % 4]))
         if how & socket.MSG_CTRUNC or len(self._handles) > 1:
-            self.close()
             raise ProtocolError("the other end sends more handles than frames")
         return got
 
@@ -137,7 +140,8 @@ class Mappings:
         return owner.data
 
     def close(self) -> None:
-        """Closes handles that nobody asked for."""
+        """Forgets everything. Views keep what they stand upon."""
+        self._maps.clear()
         while self._handles:
             os.close(self._handles.pop())
 

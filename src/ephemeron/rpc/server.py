@@ -59,7 +59,7 @@ class Server:
         self._options = options or Options()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
-        self._paths: list[str] = []
+        self._removals: list[Callable[[], None]] = []
 
     async def listen_tcp(
         self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False
@@ -76,8 +76,8 @@ class Server:
 
     async def listen_unix(self, path: str | os.PathLike[str]) -> None:
         """Listens on a Unix socket that only this user can open; a stale socket file is replaced."""
-        sock = listen_unix(os.fspath(path))
-        self._paths.append(os.fspath(path))
+        sock, remove = listen_unix(os.fspath(path))
+        self._removals.append(remove)
         self._listen(sock)
 
     @property
@@ -93,10 +93,9 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         for sock in self._sockets:
             sock.close()
-        for path in self._paths:
-            if os.path.exists(path):
-                os.unlink(path)
-        self._sockets, self._paths = [], []
+        for remove in self._removals:
+            remove()
+        self._sockets, self._removals = [], []
 
     def _listen(self, sock: socket.socket) -> None:
         sock.setblocking(False)

@@ -51,6 +51,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Work that yields when it would block."""
 
+_BYTES = (Mark.BYTES, Mark.VIEW, Mark.STATE)
 _PADDING = memoryview(bytes(ALIGN))
 _VECTOR = 512
 _GONE = "the other end closed the connection"
@@ -207,10 +208,12 @@ class Wire:
             pass
 
     def close(self) -> None:
-        """Closes at once. Nobody may be sending or receiving."""
+        """Closes at once, and gives shared memory back that nobody looks at. Nobody may be sending or receiving."""
         self._sock.close()
         if self._mappings is not None:
             self._mappings.close()
+        if self._segments is not None:
+            self._segments.close()
 
     def _data(self, head: Head, entries: Sequence[Entry], copies: bool) -> Steps[list[Any]]:
         if not head.data:
@@ -241,18 +244,19 @@ class Wire:
         return buffers
 
     def _whole(self, part: memoryview, entry: Entry, head: Head, copies: bool) -> Any:
+        own = copies and _is_bytes(entry, head)
         if entry.codec:
-            data: Any = compression.expand(entry.codec, part, entry.nbytes)
-            if copies and _is_bytes(entry, head):
+            data = compression.expand(entry.codec, part, entry.nbytes)
+            if own:
                 return data
-            part, copies = memoryview(data), True
-        if not copies:
-            return part
-        if _is_bytes(entry, head):
+            part = memoryview(data)
+        elif own:
             return bytes(part)
-        own = np.empty(part.nbytes, np.uint8).data
-        own[:] = part
-        return own
+        elif not copies:
+            return part
+        fresh = np.empty(part.nbytes, np.uint8).data
+        fresh[:] = part
+        return fresh
 
     def _shared(self, head: Head) -> memoryview:
         if self._mappings is None:
@@ -342,7 +346,7 @@ def _padded(parts: Sequence[memoryview], begins: Sequence[int]) -> Iterator[memo
 
 
 def _is_bytes(entry: Entry, head: Head) -> bool:
-    return not head.flags & OBJECT or entry.mark in (Mark.BYTES, Mark.VIEW)
+    return not head.flags & OBJECT or entry.mark in _BYTES
 
 
 def _tune(sock: socket.socket) -> None:
