@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import string
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from catalog_worlds import metas, refs
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ephemeron.data import catalog
@@ -124,13 +123,15 @@ def test_ranges_side_by_side_are_one_request() -> None:
     ranges = [(i * 10, i * 10 + 10) for i in (5, 3, 4, 9, 10)]
     assert [(s.start, s.stop) for s in coalesce(ranges, gap=0, largest=1000)] == [(30, 60), (90, 110)]
     assert len(coalesce(ranges, gap=30, largest=1000)) == 1
+    assert len(coalesce(ranges, gap=29, largest=1000)) == 2
     assert len(coalesce(ranges, gap=30, largest=10)) == 5
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(string.ascii_lowercase[:6]), st.integers(0, 12), st.booleans())),
+    st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 12), st.booleans()), min_size=5, max_size=40),
     st.integers(0, 30),
 )
+@example([("a", 5, False), ("b", 5, False), ("a", 0, True), ("c", 5, False), ("a", 0, True), ("b", 0, True)], 10)
 def test_the_cache_is_bounded_and_forgets_the_least_recently_used(
     steps: list[tuple[str, int, bool]], limit: int
 ) -> None:

@@ -177,16 +177,25 @@ def _child(reader: DatasetReader, queue: multiprocessing.SimpleQueue) -> None:  
     queue.put([s.value for s in reader.read_many([5, 3])])
 
 
-def test_a_reader_survives_fork_after_use(store: DatasetStore) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_reader_survives_fork_after_use(store: DatasetStore, busy: bool) -> None:
     _, expected = publish_records(store, 20)
-    reader = opened(store)
+    reader = opened(store, limits=ReadLimits(meta_cache_bytes=0))
     reader.read(0)
+    if busy:  # another thread is in the middle of reading the same shard, and the child will not see the end of it
+
+        async def never_done() -> None:
+            reader._fetcher()._loading["meta", 0] = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+
+        run(never_done())
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     child = context.Process(target=_child, args=(reader, queue))
     child.start()
-    child.join(timeout=60)
-    assert child.exitcode == 0
+    child.join(timeout=30)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0, "it hung, or died"
     assert queue.get() == [expected[5], expected[3]]
 
 
