@@ -74,6 +74,10 @@ def import_(
     npz          a file by numpy.savez                            inputs=x  targets=y
     csv          tables with a header line                        target=COLUMN  delimiter=;
     parquet      a file or folder                                 target=COLUMN  data=COLUMN  decoder=image
+
+    \b
+    ephemeron data import librispeech LibriSpeech/dev-clean core/librispeech --variant dev-clean
+    ephemeron data import parquet s3://bucket/rows me/rows -o target=label -o data=image.bytes --store s3://bucket/catalog
     """
     from ephemeron.data.catalog import SHARD_SIZE, DatasetStore
     from ephemeron.data.catalog.importers import import_dataset
@@ -144,6 +148,10 @@ def check(
     """Verify NAME: every metadata shard, every range against its file, and some or all samples by decoding them.
 
     One line per defect on standard error, and exit code 1 if there is any.
+
+    \b
+    ephemeron data check core/mnist --all
+    ephemeron data check me/photos --version 2 --variant val --sample 1000
     """
     from ephemeron.data.catalog import DatasetStore
     from ephemeron.data.catalog.check import check_variant, unreferenced
