@@ -21,6 +21,8 @@
     ├── DatasetError                 a stored dataset cannot be read (dataset, version, variant, index, file)
     │   ├── DatasetDamaged           a file is absent, cut short, or not what the metadata says
     │   └── DatasetUnreachable       the store that holds it does not answer, or refuses us
+    ├── SampleFailed                 a step of a data flow raised (flow, dataset, index, step, file)
+    ├── LoadersLost                  loader processes keep dying, or none can be started
     ├── RunNotFound                  no run of that name in the home folder
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
@@ -194,3 +196,28 @@ class RunFailed(EphemeronError):
         super().__init__(f"run {run_id} failed: " + "; ".join(causes))
         self.run_id = run_id
         self.causes = tuple(causes)
+
+
+class SampleFailed(EphemeronError):
+    """A sample of a data flow could not be loaded."""
+
+    def __init__(self, message: str, *, flow: str, dataset: str, index: int, step: str, file: str = "") -> None:
+        where = f"flow {flow}, dataset {dataset}, sample {index}, step {step!r}" + (f", file {file}" if file else "")
+        super().__init__(f"{where}: {message}")
+        self.message = message
+        self.flow = flow
+        self.dataset = dataset
+        self.index = index
+        self.step = step
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _sample_failed, (self.message, self.flow, self.dataset, self.index, self.step, self.file)
+
+
+def _sample_failed(message: str, flow: str, dataset: str, index: int, step: str, file: str) -> SampleFailed:
+    return SampleFailed(message, flow=flow, dataset=dataset, index=index, step=step, file=file)
+
+
+class LoadersLost(EphemeronError):
+    """Loader processes keep dying, or none can be started."""
