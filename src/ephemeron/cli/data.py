@@ -1,10 +1,11 @@
-"""`ephemeron data import | ls | check`: describe data where it lies, see what is described, verify it."""
+"""`ephemeron data import | ls | check | doctor`: describe data where it lies, verify it, find what holds a trainer up."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -37,6 +38,7 @@ def data() -> None:
     ephemeron data import coco s3://b/train2017 core/mscoco -o annotations=annotations/instances_train2017.json
     ephemeron data ls                                              all datasets; with a name: its versions and variants
     ephemeron data check core/mnist                                is everything where the metadata says?
+    ephemeron data doctor flows:train --workers 2                  which stage of a data flow holds a trainer up?
 
     An import reads the data and writes a description of it (where each sample lies, its target, how it is decoded) into
     a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
@@ -167,6 +169,52 @@ def check(
         click.echo(f"note: {len(idle)} metadata files belong to no version ({sum(idle.values())} bytes)", err=True)
     if any(one.defects for one in found):
         sys.exit(1)
+
+
+@data.command()
+@click.argument("flow", metavar="MODULE:FUNCTION")
+@click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", show_default=True,
+              help="Folder that MODULE lies in.")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--batches", type=click.IntRange(2), default=20, show_default=True, help="To read, at most an epoch.")
+@click.option("--workers", type=click.IntRange(0), default=2, show_default=True, help="Loader processes.")
+@click.option("--step-s", type=click.FloatRange(0), default=0.0, show_default=True,
+              help="Seconds that training takes per batch; 0 reads as fast as it can.")  # fmt: skip
+@click.option("--on-error", default="skip", show_default=True, help="fail, skip or retry:N")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def doctor(
+    flow: str, code: Path, batch_size: int, batches: int, workers: int, step_s: float, on_error: str, as_json: bool
+) -> None:
+    """Read some batches of a data flow and say what holds a trainer up.
+
+    MODULE:FUNCTION returns a DataLoadFlow.
+
+    \b
+    ephemeron data doctor flows:train --batch-size 128 --workers 4 --step-s 0.2
+    """
+    from ephemeron.data import resolve
+    from ephemeron.data.flow import DataLoadFlow
+    from ephemeron.data.flow.doctor import diagnose
+    from ephemeron.errors import JobError
+
+    made = resolve(flow, [code])()
+    if not isinstance(made, DataLoadFlow):
+        raise JobError(f"{flow} returned {type(made).__name__}", remedy="return a DataLoadFlow")
+    found = diagnose(made, batch_size=batch_size, batches=batches, workers=workers, step_s=step_s, on_error=on_error)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return
+    c = found.counters
+    click.echo(
+        f"{found.flow}: {c.batches} batches of {batch_size} with {workers} loaders, {found.samples_per_s:.0f} samples/s"
+    )
+    stages, together = c.loading.by_stage, sum(c.loading.by_stage.values()) or 1.0
+    for stage, seconds in sorted(stages.items(), key=lambda item: -item[1]):
+        click.echo(f"  {stage:16} {1000 * seconds / max(1, c.samples):9.3f} ms per sample  {seconds / together:4.0%}")
+    for count, what in ((c.skipped, "samples failed and were passed over"), (c.lost_loaders, "loaders died")):
+        if count:
+            click.echo(f"  {count} {what}")
+    click.echo(c.advice())
 
 
 def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:

@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ephemeron.data.flow.loading import READ, Seconds
+from ephemeron.data.flow.loading import COLLATE, NETWORK, READ, Seconds
 
-COLLATE = "collate"
-NETWORK = "network"
-"""Between loaders and trainer: results that were ready but had not arrived."""
 HARDLY = 0.05
 """Part of the time that a trainer may wait without anything being wrong."""
 

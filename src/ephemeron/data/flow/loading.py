@@ -21,8 +21,8 @@ import xxhash
 from ephemeron.data.flow.flow import DataLoadFlow, Source
 from ephemeron.errors import EphemeronError, JobError, SampleFailed
 
-READ = "read"
-"""Name of the stage before the first step."""
+READ, NETWORK, COLLATE = "read", "network", "collate"
+"""Names of the stages before and after the steps: from the store, from loader to trainer, from samples to a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +145,10 @@ def seed_everything(seed: int) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.random.default_generator.manual_seed(seed % 2**63)
+    # Not torch.manual_seed, which looks for devices; and another thread may just be importing it.
+    generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.manual_seed(seed % 2**63)
 
 
 @contextmanager
@@ -183,11 +184,12 @@ def _keepers() -> Iterator[Callable[[], Callable[[], None]]]:
         return lambda: sys.modules["numpy"].random.set_state(state)
 
     def of_torch() -> Callable[[], None]:
-        state = sys.modules["torch"].get_rng_state()
-        return lambda: sys.modules["torch"].set_rng_state(state)
+        generator: Any = sys.modules["torch"].default_generator
+        state = generator.get_state()
+        return lambda: generator.set_state(state)
 
     yield of_random
     if "numpy" in sys.modules:
         yield of_numpy
-    if "torch" in sys.modules:
+    if hasattr(sys.modules.get("torch"), "default_generator"):
         yield of_torch

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import pickle
 import queue
@@ -28,9 +29,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
-from ephemeron.data.flow.loading import Item, Loading, Seconds, nobody_else_draws
+from ephemeron.data.flow.loading import COLLATE, NETWORK, Item, Loading, Seconds, nobody_else_draws
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
@@ -39,12 +40,26 @@ STRIKES = 3
 """Loaders that a single sample may kill before it is given up."""
 DEATHS_IN_A_ROW = 16
 LEAST_LEASE_S = 30.0
-_HEAD = struct.Struct("!IQ")
+SHARED = 1 << 20
+"""Bytes from which a message goes through shared memory."""
+_HEAD = struct.Struct("!I?")
 _SIZE = struct.Struct("!Q")
 _REMEMBERED = 1_000
+_BUFFER = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _FORKING = threading.Lock()
 """No process is forked while another pool has a loader's end of a connection open, or its death would not be heard."""
+
+
+Collate: TypeAlias = Callable[[list[Any]], Any] | None
+
+
+@dataclass(slots=True)
+class Collated:
+    """A batch that was put together in its loader."""
+
+    value: Any
+    samples: int
 
 
 @dataclass(slots=True)
@@ -52,8 +67,8 @@ class Done:
     """A chunk's result."""
 
     chunk: int
-    results: list[Any]
-    """Per item its sample, or `SampleFailed`."""
+    results: Any
+    """Per item its sample, or `SampleFailed`; or `Collated` in place of them all."""
     seconds: Seconds
     nbytes: int
 
@@ -83,6 +98,7 @@ class LoaderPool:
     Args:
         loading: the flow with its dataset.
         loaders: how many processes.
+        collate: makes a batch of each chunk, in the loader, unless one of its samples failed.
         lease_s: after which a chunk is given to a second loader; None: twenty times what chunks usually take, at least
             half a minute.
 
@@ -90,7 +106,10 @@ class LoaderPool:
         JobError: processes cannot be forked here.
     """
 
-    def __init__(self, loading: Loading, loaders: int, *, lease_s: float | None = None) -> None:
+    def __init__(
+        self, loading: Loading, loaders: int, *, lease_s: float | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:  # fmt: skip
         if not hasattr(os, "fork"):
             raise JobError("loader processes need fork, which this system lacks", remedy="use workers=0")
         self.lost = 0
@@ -106,7 +125,7 @@ class LoaderPool:
         self._results: queue.SimpleQueue[Done | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
-        self._nursery = _nursery(loading)
+        self._nursery = _nursery(loading, collate)
         self._loaders = [self._start() for _ in range(loaders)]
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="ephemeron-loaders", daemon=True)
@@ -270,6 +289,8 @@ class LoaderPool:
         with _FORKING:
             ours, theirs = socket.socketpair()
             with theirs:
+                for sock in (ours, theirs):  # whole chunks, so that a loader need not wait until it is heard
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
                 socket.send_fds(self._nursery, [b"f"], [theirs.fileno()])
         answer = self._nursery.recv(8)
         if len(answer) < 8:
@@ -292,17 +313,17 @@ def _kill(pid: int) -> None:
 # -- processes ----------------------------------------------------------------------------------------------
 
 
-def _nursery(loading: Loading) -> socket.socket:
+def _nursery(loading: Loading, collate: Collate) -> socket.socket:
     """A process that forks loaders on request, as it is now."""
     with _FORKING:
         ours, theirs = socket.socketpair()
         if os.fork() == 0:
-            _child(lambda: _bear(theirs, loading), [ours])
+            _child(lambda: _bear(theirs, loading, collate), [ours])
         theirs.close()
     return ours
 
 
-def _bear(sock: socket.socket, loading: Loading) -> None:
+def _bear(sock: socket.socket, loading: Loading, collate: Collate) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while True:
         data, fds, _, _ = socket.recv_fds(sock, 1, 1)
@@ -311,7 +332,7 @@ def _bear(sock: socket.socket, loading: Loading) -> None:
         connection = socket.socket(fileno=fds[0])
         pid = os.fork()
         if pid == 0:
-            _child(partial(_serve, connection, loading), [sock], dies_with_parent=True)
+            _child(partial(_serve, connection, loading, collate), [sock], dies_with_parent=True)
         connection.close()
         sock.sendall(_SIZE.pack(pid))
 
@@ -333,22 +354,41 @@ def _child(work: Callable[[], None], not_ours: list[socket.socket], *, dies_with
         os._exit(status)
 
 
-def _serve(sock: socket.socket, loading: Loading) -> None:
+def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
     nobody_else_draws()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+    sending = 0.0
     while True:
         try:
             (number, items), _ = _receive(sock)
         except (OSError, EOFError):
             return
         loading.seconds = Seconds()
-        results = loading.load(items)
+        loading.seconds.add(NETWORK, sending)  # of the chunk before: of this one it is not known yet
+        results: Any = loading.load(items)
+        if collate is not None and number >= 0:  # pieces of a chunk are put together by the trainer
+            results = collated(results, collate, loading)
+        began = time.perf_counter()
         try:
             _send(sock, (number, results, loading.seconds))
         except (pickle.PicklingError, TypeError, AttributeError) as e:
             _send(sock, (number, [_unsendable(loading, item, e) for item in items], loading.seconds))
+        sending = time.perf_counter() - began
+
+
+def collated(results: list[Any], collate: Callable[[list[Any]], Any], loading: Loading) -> Any:
+    """The batch; or the samples as they are, if one of them failed or collating does, so that the trainer deals with it."""
+    if any(isinstance(result, SampleFailed) for result in results):
+        return results
+    began = time.perf_counter()
+    try:
+        return Collated(collate(results), len(results))
+    except Exception:  # noqa: BLE001 - it is raised again where people see it
+        return results
+    finally:
+        loading.seconds.add(COLLATE, time.perf_counter() - began)
 
 
 def _unsendable(loading: Loading, item: Item, e: Exception) -> SampleFailed:
@@ -365,8 +405,8 @@ class _Pickler(pickle.Pickler):
     """Tensors travel as arrays, whose memory is sent as it is."""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch: Any = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and obj.device.type == "cpu" and not obj.requires_grad:
+        torch: Any = sys.modules.get("torch")  # perhaps another thread is just importing it
+        if type(obj) is getattr(torch, "Tensor", None) and obj.device.type == "cpu" and not obj.requires_grad:
             try:
                 return torch.from_numpy, (obj.contiguous().numpy(),)
             except (TypeError, RuntimeError):
@@ -375,12 +415,39 @@ class _Pickler(pickle.Pickler):
 
 
 def _send(sock: socket.socket, value: Any) -> None:
+    """Large parts go into memory that both sides map; nobody copies them again, and nothing of it has a name."""
     buffers: list[pickle.PickleBuffer] = []
     head = io.BytesIO()
     _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
-    parts = [memoryview(head.getbuffer()), *(b.raw() for b in buffers)]
-    sizes = b"".join(_SIZE.pack(part.nbytes) for part in parts)
-    _write_all(sock, [memoryview(_HEAD.pack(len(parts), 0) + sizes), *parts])
+    parts = [b.raw() for b in buffers]
+    sizes = [head.getbuffer().nbytes, *(part.nbytes for part in parts)]
+    shared = sum(sizes[1:]) >= SHARED and hasattr(os, "memfd_create")
+    table = _HEAD.pack(len(sizes), shared) + b"".join(_SIZE.pack(size) for size in sizes)
+    if not shared:
+        _write_all(sock, [memoryview(table), memoryview(head.getbuffer()), *parts])
+        return
+    fd = os.memfd_create("ephemeron-batch")
+    try:
+        with mmap_of(fd, sum(_aligned(size) for size in sizes[1:]), make=True) as memory:
+            start = 0
+            for part in parts:
+                memory[start : start + part.nbytes] = part.cast("B") if part.format != "B" else part
+                start += _aligned(part.nbytes)
+        socket.send_fds(sock, [table[:1]], [fd])
+    finally:
+        os.close(fd)
+    _write_all(sock, [memoryview(table)[1:], memoryview(head.getbuffer())])
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def mmap_of(fd: int, size: int, *, make: bool = False) -> mmap.mmap:
+    """Maps an anonymous file, which exists as long as somebody does."""
+    if make:
+        os.ftruncate(fd, size)
+    return mmap.mmap(fd, size)
 
 
 def _write_all(sock: socket.socket, parts: list[memoryview]) -> None:
@@ -394,11 +461,24 @@ def _write_all(sock: socket.socket, parts: list[memoryview]) -> None:
 
 
 def _receive(sock: socket.socket) -> tuple[Any, int]:
-    """A message and its bytes. Arrays in it are writable."""
-    count, _ = _HEAD.unpack(_read(sock, _HEAD.size))
+    """A message and its bytes. Arrays in it are writable, and views of what was received."""
+    first, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
+    if not first:
+        raise EOFError
+    count, shared = _HEAD.unpack(first + bytes(_read(sock, _HEAD.size - len(first))))
     sizes = [s for (s,) in _SIZE.iter_unpack(_read(sock, _SIZE.size * count))]
-    head, *buffers = (_read(sock, size) for size in sizes)
-    return pickle.loads(head, buffers=buffers), sum(sizes)
+    head = _read(sock, sizes[0])
+    if not shared:
+        return pickle.loads(head, buffers=[_read(sock, size) for size in sizes[1:]]), sum(sizes)
+    try:
+        memory = memoryview(mmap_of(fds[0], sum(_aligned(size) for size in sizes[1:])))
+    finally:
+        os.close(fds[0])
+    views, start = [], 0
+    for size in sizes[1:]:
+        views.append(memory[start : start + size])
+        start += _aligned(size)
+    return pickle.loads(head, buffers=views), sum(sizes)
 
 
 def _read(sock: socket.socket, size: int) -> bytearray:

@@ -78,6 +78,11 @@ class DataLoadFlowRead:
             raise IndexError(f"flow {self.loading.flow.name}: sample {at} of {len(self)}")
         return at if self._chosen is None else int(self._chosen[at])
 
+    @property
+    def maps_here(self) -> bool:
+        """Whether there are functions of `local_map`."""
+        return bool(self._here)
+
     def local_map(self, function: Callable[[Any], Any]) -> DataLoadFlowRead:
         """The same view, with a function that maps whole samples in the process that reads, not in loaders."""
         return self._with(here=(*self._here, function))

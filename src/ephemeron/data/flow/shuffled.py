@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.data.flow.counters import COLLATE, Counters
-from ephemeron.data.flow.loading import Item
-from ephemeron.data.flow.pool import Done, LoaderPool
+from ephemeron.data.flow.counters import Counters
+from ephemeron.data.flow.loading import COLLATE, Item
+from ephemeron.data.flow.pool import Collated, Done, LoaderPool
 from ephemeron.data.flow.stream import Stream
 from ephemeron.errors import JobError, SampleFailed
 from ephemeron.units import MB
@@ -38,6 +38,8 @@ class _Batch:
     results: list[Any]
     missing: int
     nbytes: int = 0
+    collated: Collated | None = None
+    """Put together by its loader."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class ShuffledFlow:
         self.read = read
         self.counters = Counters(loaders=workers)
         self._stream = stream
-        self._collate = collate_fn or default_collate
+        self._collate = collate_fn
         self._prefetch, self._most_bytes = prefetch, prefetch_mb * MB
         self._skip, self._retries = on_error == "skip", int(matched[1] or 0)
         self._workers, self._progress, self._lease_s = workers, progress, lease_s
@@ -133,12 +135,15 @@ class ShuffledFlow:
     # -- loading ahead ------------------------------------------------------------------------------------
 
     def _batches(self, mine: int) -> Iterator[Any]:
+        if self._collate is None:
+            self._collate = default_collate()  # imports PyTorch, which is nobody's waiting
         ahead = replace(self._stream)
         window = _Window()
         if self._pool is not None and self._pool.under_way:
             self.close()  # what an iteration that was left has under way is of no use
         if self._workers and self._pool is None:
-            self._pool = LoaderPool(self.read.loading, self._workers, lease_s=self._lease_s)
+            collate = None if self.read.maps_here else self._collate
+            self._pool = LoaderPool(self.read.loading, self._workers, lease_s=self._lease_s, collate=collate)
         while True:
             began = time.perf_counter()
             self._began = began if self._began is None else self._began
@@ -149,14 +154,9 @@ class ShuffledFlow:
             while batch.missing:
                 self._take(self._await(window), window)
                 self._plan(ahead, window)
-            samples = self._settle(batch)
-            collating = time.perf_counter()
-            value = self._collate(samples)
-            ready = time.perf_counter()
-            self.counters.loading.add(COLLATE, ready - collating)
-            self.counters.waited_s += ready - began
+            value = self._value(batch)
+            self.counters.waited_s += time.perf_counter() - began
             self.counters.batches += 1
-            self.counters.samples += len(samples)
             if self._pool is not None:
                 self.counters.lost_loaders = self._lost + self._pool.lost
             window.nbytes -= batch.nbytes
@@ -166,6 +166,18 @@ class ShuffledFlow:
             yield value
             self.counters.elapsed_s = time.perf_counter() - self._began
 
+    def _value(self, batch: _Batch) -> Any:
+        if batch.collated is not None:
+            self.counters.samples += batch.collated.samples
+            return batch.collated.value
+        samples = self._settle(batch)
+        began = time.perf_counter()
+        assert self._collate is not None
+        value = self._collate(samples)
+        self.counters.loading.add(COLLATE, time.perf_counter() - began)
+        self.counters.samples += len(samples)
+        return value
+
     def _plan(self, ahead: Stream, window: _Window) -> None:
         """Hands out batches up to the limits; the next one always."""
         while len(window.batches) < self._prefetch and (not window.batches or self._room(window)):
@@ -174,7 +186,8 @@ class ShuffledFlow:
                 return
             batch = _Batch([int(i) for i in indices], replace(ahead), [None] * len(indices), len(indices))
             window.batches.append(batch)
-            size = max(1, min(CHUNK, -(-len(indices) // max(1, self._workers))))
+            # What is mapped here cannot be put together there: then loaders share a batch, and it comes sooner.
+            size = CHUNK if self.read.maps_here or not self._workers else len(indices)
             for start in range(0, len(indices), size):
                 self._submit(window, batch, start, batch.indices[start : start + size])
             if not self._workers:
@@ -209,11 +222,14 @@ class ShuffledFlow:
 
     def _take(self, done: Done, window: _Window) -> None:
         batch, start = window.places.pop(done.chunk)
-        batch.results[start : start + len(done.results)] = done.results
-        batch.missing -= len(done.results)
         batch.nbytes += done.nbytes
         window.nbytes += done.nbytes
         self.counters.loading.merge(done.seconds)
+        if isinstance(done.results, Collated):
+            batch.collated, batch.missing = done.results, 0
+            return
+        batch.results[start : start + len(done.results)] = done.results
+        batch.missing -= len(done.results)
 
     def _settle(self, batch: _Batch) -> list[Any]:
         """The batch's samples after the policy for those that failed, mapped by what is to be done here.
@@ -262,13 +278,14 @@ class _bar:
         self._progress.stop()
 
 
-def default_collate(samples: list[Any]) -> Any:
+def default_collate() -> Callable[[list[Any]], Any]:
     """PyTorch's own where it is installed; else arrays and numbers are stacked, and tuples and dicts gone into."""
     try:
         from torch.utils.data import default_collate as collate
     except ModuleNotFoundError:
-        return _stacked(samples)
-    return collate(samples)
+        return _stacked
+    found: Callable[[list[Any]], Any] = collate
+    return found
 
 
 def _stacked(samples: list[Any]) -> Any:
