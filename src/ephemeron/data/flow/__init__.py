@@ -5,7 +5,9 @@ loading   one sample through the steps, with its own random numbers, timed, and 
 stream    which positions of an epoch go to which rank and batch, also when resumed with other ranks (pure)
 read      DataLoadFlowRead: views of a flow that can be read; `random_split`
 shuffled  batches in order, loaded ahead, resumable in mid-epoch
-pool      loader processes of this machine; they may die
+pool      loader processes of this machine, which may die
+collate   from samples to a batch, in memory that loader and trainer share
+messages  what loaders and trainer say to each other
 counters  where the time went, and what would help
 
 from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader

@@ -12,8 +12,6 @@ and ours, is how loaders come to hang. Results come back as pickle protocol 5 wi
 from __future__ import annotations
 
 import contextlib
-import io
-import mmap
 import os
 import pickle
 import queue
@@ -31,7 +29,9 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, NoReturn, TypeAlias
 
+from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.loading import COLLATE, NETWORK, Item, Loading, Seconds, nobody_else_draws
+from ephemeron.data.flow.messages import Arena, receive, send
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
@@ -40,9 +40,6 @@ STRIKES = 3
 """Loaders that a single sample may kill before it is given up."""
 DEATHS_IN_A_ROW = 16
 LEAST_LEASE_S = 30.0
-SHARED = 1 << 20
-"""Bytes from which a message goes through shared memory."""
-_HEAD = struct.Struct("!I?")
 _SIZE = struct.Struct("!Q")
 _REMEMBERED = 1_000
 _BUFFER = 4 << 20
@@ -197,7 +194,7 @@ class LoaderPool:
                     chunk.given_at = time.monotonic()
                     loader.chunks.append(chunk)
                     with contextlib.suppress(OSError):  # dead: noticed when its connection is read
-                        _send(loader.sock, (chunk.number, chunk.items))
+                        send(loader.sock, (chunk.number, chunk.items))
 
     def _hear(self, readable: list[socket.socket]) -> None:
         for sock in readable:
@@ -206,7 +203,7 @@ class LoaderPool:
                 continue
             loader = next(x for x in self._loaders if x.sock is sock)
             try:
-                (number, results, seconds), nbytes = _receive(sock)
+                (number, results, seconds), nbytes = receive(sock)
             except (OSError, EOFError):
                 self._bury(loader)
                 continue
@@ -362,31 +359,36 @@ def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
     sending = 0.0
     while True:
         try:
-            (number, items), _ = _receive(sock)
+            (number, items), _ = receive(sock)
         except (OSError, EOFError):
             return
         loading.seconds = Seconds()
         loading.seconds.add(NETWORK, sending)  # of the chunk before: of this one it is not known yet
         results: Any = loading.load(items)
+        arena = None
         if collate is not None and number >= 0:  # pieces of a chunk are put together by the trainer
-            results = collated(results, collate, loading)
+            results, arena = collated(results, collate, loading)
         began = time.perf_counter()
         try:
-            _send(sock, (number, results, loading.seconds))
+            send(sock, (number, results, loading.seconds), arena)
         except (pickle.PicklingError, TypeError, AttributeError) as e:
-            _send(sock, (number, [_unsendable(loading, item, e) for item in items], loading.seconds))
+            send(sock, (number, [_unsendable(loading, item, e) for item in items], loading.seconds))
         sending = time.perf_counter() - began
 
 
-def collated(results: list[Any], collate: Callable[[list[Any]], Any], loading: Loading) -> Any:
+def collated(results: list[Any], collate: Callable[[list[Any]], Any], loading: Loading) -> tuple[Any, Arena | None]:
     """The batch; or the samples as they are, if one of them failed or collating does, so that the trainer deals with it."""
     if any(isinstance(result, SampleFailed) for result in results):
-        return results
+        return results, None
     began = time.perf_counter()
     try:
-        return Collated(collate(results), len(results))
+        if isinstance(collate, Stacking):
+            value, arena = collate.into_arena(results)
+        else:
+            value, arena = collate(results), None
+        return Collated(value, len(results)), arena
     except Exception:  # noqa: BLE001 - it is raised again where people see it
-        return results
+        return results, None
     finally:
         loading.seconds.add(COLLATE, time.perf_counter() - began)
 
@@ -396,97 +398,3 @@ def _unsendable(loading: Loading, item: Item, e: Exception) -> SampleFailed:
         f"its result cannot be sent: {e}", flow=loading.flow.name, dataset=str(loading.flow.source), index=item.index,
         step=loading.flow.steps[-1].name if loading.flow.steps else "read",
     )  # fmt: skip
-
-
-# -- messages -----------------------------------------------------------------------------------------------
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors travel as arrays, whose memory is sent as it is."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        torch: Any = sys.modules.get("torch")  # perhaps another thread is just importing it
-        if type(obj) is getattr(torch, "Tensor", None) and obj.device.type == "cpu" and not obj.requires_grad:
-            try:
-                return torch.from_numpy, (obj.contiguous().numpy(),)
-            except (TypeError, RuntimeError):
-                return NotImplemented  # a dtype that NumPy lacks
-        return NotImplemented
-
-
-def _send(sock: socket.socket, value: Any) -> None:
-    """Large parts go into memory that both sides map; nobody copies them again, and nothing of it has a name."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = io.BytesIO()
-    _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
-    parts = [b.raw() for b in buffers]
-    sizes = [head.getbuffer().nbytes, *(part.nbytes for part in parts)]
-    shared = sum(sizes[1:]) >= SHARED and hasattr(os, "memfd_create")
-    table = _HEAD.pack(len(sizes), shared) + b"".join(_SIZE.pack(size) for size in sizes)
-    if not shared:
-        _write_all(sock, [memoryview(table), memoryview(head.getbuffer()), *parts])
-        return
-    fd = os.memfd_create("ephemeron-batch")
-    try:
-        with mmap_of(fd, sum(_aligned(size) for size in sizes[1:]), make=True) as memory:
-            start = 0
-            for part in parts:
-                memory[start : start + part.nbytes] = part.cast("B") if part.format != "B" else part
-                start += _aligned(part.nbytes)
-        socket.send_fds(sock, [table[:1]], [fd])
-    finally:
-        os.close(fd)
-    _write_all(sock, [memoryview(table)[1:], memoryview(head.getbuffer())])
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 64) * 64
-
-
-def mmap_of(fd: int, size: int, *, make: bool = False) -> mmap.mmap:
-    """Maps an anonymous file, which exists as long as somebody does."""
-    if make:
-        os.ftruncate(fd, size)
-    return mmap.mmap(fd, size)
-
-
-def _write_all(sock: socket.socket, parts: list[memoryview]) -> None:
-    parts = [part.cast("B") if part.format != "B" else part for part in parts if part.nbytes]
-    while parts:
-        sent = sock.sendmsg(parts[:64])
-        while parts and sent >= parts[0].nbytes:
-            sent -= parts.pop(0).nbytes
-        if sent:
-            parts[0] = parts[0][sent:]
-
-
-def _receive(sock: socket.socket) -> tuple[Any, int]:
-    """A message and its bytes. Arrays in it are writable, and views of what was received."""
-    first, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
-    if not first:
-        raise EOFError
-    count, shared = _HEAD.unpack(first + bytes(_read(sock, _HEAD.size - len(first))))
-    sizes = [s for (s,) in _SIZE.iter_unpack(_read(sock, _SIZE.size * count))]
-    head = _read(sock, sizes[0])
-    if not shared:
-        return pickle.loads(head, buffers=[_read(sock, size) for size in sizes[1:]]), sum(sizes)
-    try:
-        memory = memoryview(mmap_of(fds[0], sum(_aligned(size) for size in sizes[1:])))
-    finally:
-        os.close(fds[0])
-    views, start = [], 0
-    for size in sizes[1:]:
-        views.append(memory[start : start + size])
-        start += _aligned(size)
-    return pickle.loads(head, buffers=views), sum(sizes)
-
-
-def _read(sock: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        got = sock.recv_into(view)
-        if not got:
-            raise EOFError
-        view = view[got:]
-    return data

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.counters import Counters
 from ephemeron.data.flow.loading import COLLATE, Item
 from ephemeron.data.flow.pool import Collated, Done, LoaderPool
@@ -136,7 +137,7 @@ class ShuffledFlow:
 
     def _batches(self, mine: int) -> Iterator[Any]:
         if self._collate is None:
-            self._collate = default_collate()  # imports PyTorch, which is nobody's waiting
+            self._collate = Stacking()  # imports PyTorch, which is nobody's waiting
         ahead = replace(self._stream)
         window = _Window()
         if self._pool is not None and self._pool.under_way:
@@ -276,26 +277,3 @@ class _bar:
 
     def stop(self) -> None:
         self._progress.stop()
-
-
-def default_collate() -> Callable[[list[Any]], Any]:
-    """PyTorch's own where it is installed; else arrays and numbers are stacked, and tuples and dicts gone into."""
-    try:
-        from torch.utils.data import default_collate as collate
-    except ModuleNotFoundError:
-        return _stacked
-    found: Callable[[list[Any]], Any] = collate
-    return found
-
-
-def _stacked(samples: list[Any]) -> Any:
-    import numpy as np
-
-    first = samples[0]
-    if isinstance(first, tuple):
-        return tuple(_stacked(list(part)) for part in zip(*samples, strict=True))
-    if isinstance(first, Mapping):
-        return {key: _stacked([s[key] for s in samples]) for key in first}
-    if isinstance(first, str | bytes):
-        return samples
-    return np.stack([np.asarray(s) for s in samples])
