@@ -1,0 +1,25 @@
+"""Who loads which sample when, and what is handed to whom: decisions only, no I/O, no thread, no clock.
+
+    qmows     loaders: queue mirrors, over-allocation, stealing, leases, retries, poison (with tasks, mirror)
+    loader    the loader's own end of that: its queue and its reports
+
+A service drives them.
+"""
+
+from ephemeron.data.scheduling.loader import LoaderQueue, Report
+from ephemeron.data.scheduling.mirror import Losses, QueueOptions, Reply
+from ephemeron.data.scheduling.qmows import Scheduler
+from ephemeron.data.scheduling.tasks import Key, RetryPolicy, Status, Verdict
+
+__all__ = [
+    "Key",
+    "LoaderQueue",
+    "Losses",
+    "QueueOptions",
+    "Reply",
+    "Report",
+    "RetryPolicy",
+    "Scheduler",
+    "Status",
+    "Verdict",
+]
