@@ -2,20 +2,26 @@
 
     qmows     loaders: queue mirrors, over-allocation, stealing, leases, retries, poison (with tasks, mirror)
     loader    the loader's own end of that: its queue and its reports
+    prefetch  the service's objects: reference counts, and a limit in bytes (with sizes)
+    local     the trainer's batches: in order, once, and a limit in bytes
 
 A service drives them.
 """
 
 from ephemeron.data.scheduling.loader import LoaderQueue, Report
+from ephemeron.data.scheduling.local import LocalBuffer
 from ephemeron.data.scheduling.mirror import Losses, QueueOptions, Reply
+from ephemeron.data.scheduling.prefetch import RemoteBuffer
 from ephemeron.data.scheduling.qmows import Scheduler
 from ephemeron.data.scheduling.tasks import Key, RetryPolicy, Status, Verdict
 
 __all__ = [
     "Key",
     "LoaderQueue",
+    "LocalBuffer",
     "Losses",
     "QueueOptions",
+    "RemoteBuffer",
     "Reply",
     "Report",
     "RetryPolicy",
