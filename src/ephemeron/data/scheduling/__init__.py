@@ -4,10 +4,13 @@
     loader    the loader's own end of that: its queue and its reports
     prefetch  the service's objects: reference counts, and a limit in bytes (with sizes)
     local     the trainer's batches: in order, once, and a limit in bytes
+    delivery  a job's positions: each exactly once, whatever is lost, repeated or resumed (with dealing)
 
 A service drives them.
 """
 
+from ephemeron.data.scheduling.dealing import Deal, Remainder
+from ephemeron.data.scheduling.delivery import Answer, Batch, Delivery, EpochEnd, Refused
 from ephemeron.data.scheduling.loader import LoaderQueue, Report
 from ephemeron.data.scheduling.local import LocalBuffer
 from ephemeron.data.scheduling.mirror import Losses, QueueOptions, Reply
@@ -16,11 +19,18 @@ from ephemeron.data.scheduling.qmows import Scheduler
 from ephemeron.data.scheduling.tasks import Key, RetryPolicy, Status, Verdict
 
 __all__ = [
+    "Answer",
+    "Batch",
+    "Deal",
+    "Delivery",
+    "EpochEnd",
     "Key",
     "LoaderQueue",
     "LocalBuffer",
     "Losses",
     "QueueOptions",
+    "Refused",
+    "Remainder",
     "RemoteBuffer",
     "Reply",
     "Report",
