@@ -93,6 +93,20 @@ def test_resumed_in_mid_epoch_with_other_loaders_ranks_and_batches(workers, undi
     assert sorted(got) == sorted(undisturbed[0])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_for_which_nothing_is_left_gets_none(workers):
+    with read(10).to_shuffled(9) as first:
+        next(iter(first))
+        state = first.state_dict()
+    got = []
+    for rank in range(3):
+        with read(10, workers).to_shuffled(4, rank=rank, world_size=3) as other:
+            other.load_state_dict(state)
+            got.append(list(other))
+    assert [len(mine) for mine in got] == [1, 1, 1]
+    assert [mine[0] is None for mine in got] == [False, True, True]
+
+
 def test_a_whole_epoch_resumed_begins_the_next_one(undisturbed):
     first = read(101).to_shuffled(8, seed=5)
     pairs(first)

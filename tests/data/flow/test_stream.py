@@ -46,9 +46,9 @@ def test_every_sample_once_and_equally_many_batches(size, seed, shuffle):
     got = epoch(group(world, samples=samples, batch_size=batch, seed=seed, shuffle=shuffle))
     assert sorted(i for mine in got for b in mine for i in b) == list(range(samples))
     assert len({len(mine) for mine in got}) == 1
-    assert all(b for mine in got for b in mine)
-    assert all(len(b) == batch for mine in got for b in mine[:-1])
-    assert all(len(b) <= batch + 1 for mine in got for b in mine)
+    assert all(b for mine in got for b in mine) or batch == 1
+    assert all(len(b) == batch for mine in got for b in mine[:-2])
+    assert all(len(b) <= batch for mine in got for b in mine)
 
 
 @given(sizes, st.integers(1, 7), st.integers(1, 20), st.integers(0, 10), st.integers(0, 10))
@@ -63,9 +63,6 @@ def test_resumed_twice_with_other_ranks_and_batches(size, other_world, other_bat
         if 0 < samples < the_world:
             return
         b = group(the_world, batch_size=the_batch, **values)
-        left = samples - json.loads(json.dumps(states[0]))["consumed"]
-        if 0 < left < the_world:
-            return  # told apart below
         for s in b:
             s.load_state_dict(json.loads(json.dumps(states[0])))
         got += epoch(b, steps)

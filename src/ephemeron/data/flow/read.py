@@ -11,7 +11,8 @@ import numpy as np
 from ephemeron.data.flow.flow import DataLoadFlow
 from ephemeron.data.flow.loading import Item, Loading, open_source
 from ephemeron.data.flow.shuffled import ShuffledFlow
-from ephemeron.data.flow.stream import Remainder, Stream
+from ephemeron.data.flow.stream import Stream
+from ephemeron.data.scheduling import Remainder
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.errors import JobError, SampleFailed
 
@@ -130,8 +131,9 @@ class DataLoadFlowRead:
             shuffle: False: in the view's order.
             rank: this process among those that share the samples.
             world_size: how many share them; all of them get the same number of batches.
-            remainder: of an epoch that is no multiple of a step: `keep` it as a smaller step, `drop` it, or `pad` it with
-                the epoch's first samples.
+            remainder: of an epoch that is no multiple of a step: `keep` it as smaller last steps, `drop` it, or `pad` it
+                with the epoch's first samples. Where fewer samples are left than ranks (after resuming, or with batches of
+                one), `keep` gives some ranks None as their last batch.
             on_error: `fail`, `skip` (counted), or `retry:N` and then fail.
             prefetch_mb: limit of what is loaded ahead; the next batch is loaded in any case.
             progress: a bar on standard error.

@@ -168,6 +168,8 @@ class ShuffledFlow:
             self.counters.elapsed_s = time.perf_counter() - self._began
 
     def _value(self, batch: _Batch) -> Any:
+        if not batch.indices:
+            return None
         if batch.collated is not None:
             self.counters.samples += batch.collated.samples
             return batch.collated.value
@@ -189,7 +191,7 @@ class ShuffledFlow:
             window.batches.append(batch)
             # What is mapped here cannot be put together there: then loaders share a batch, and it comes sooner.
             size = CHUNK if self.read.maps_here or not self._workers else len(indices)
-            for start in range(0, len(indices), size):
+            for start in range(0, len(indices), max(1, size)):
                 self._submit(window, batch, start, batch.indices[start : start + size])
             if not self._workers:
                 return  # nothing loads meanwhile

@@ -1,26 +1,21 @@
 """Which positions of an epoch go to which rank and batch. Pure, and O(1) to resume.
 
-An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front: a step
-takes the next `world_size · batch_size` of them, and every rank its part. What has been consumed is therefore one number,
-however many ranks or loaders there were, and whoever resumes deals what is left anew among the ranks there are now.
-
-Every rank has as many batches as the others. The last step may be smaller: its positions are spread evenly; if there are
-fewer than ranks, they join the step before it, so that no batch is empty. `drop_last` leaves them out, `pad` fills the step
-with the epoch's first samples (which are then delivered twice, and are the only ones that are).
+An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front, as
+`ephemeron.data.scheduling.Deal` deals them out: step by step, a batch for every rank. What has been consumed is therefore one
+number, however many ranks or loaders there were, and whoever resumes deals what is left anew among the ranks there are now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from ephemeron.data.scheduling import Deal, Remainder
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.errors import JobError
-
-Remainder: TypeAlias = Literal["keep", "drop", "pad"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +34,10 @@ class Stream:
     shuffle: bool = True
     remainder: Remainder = "keep"
     epoch: int = 0
-    consumed: int = 0
-    """Positions of this epoch that all ranks together have taken."""
+    begun_at: int = 0
+    """Positions of this epoch that had been taken when these ranks began to deal."""
+    steps: int = 0
+    """Taken by this rank since then."""
     _order: tuple[int, Indices] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,46 +50,41 @@ class Stream:
                 f"{self.samples} samples for {self.world_size} ranks would leave ranks without a batch",
                 remedy="use fewer ranks, remainder='pad' or remainder='drop'",
             )
+        self._deal()  # refuses an unknown rule
+
+    def _deal(self) -> Deal:
+        return Deal(
+            count=self.samples - self.begun_at, batch=self.batch_size, world_size=self.world_size,
+            remainder=self.remainder,
+        )  # fmt: skip
 
     @property
-    def global_batch(self) -> int:
-        """Positions that a full step takes."""
-        return self.batch_size * self.world_size
+    def consumed(self) -> int:
+        """Positions of this epoch that all ranks together have taken, if they are in step."""
+        if self.steps == 0:
+            return self.begun_at
+        return min(self.begun_at + self._deal().step(self.steps - 1).stop, self.samples)
 
     def steps_left(self) -> int:
         """Batches of this epoch that this rank has still to take; the same for every rank."""
-        full, rest = divmod(self.samples - self.consumed, self.global_batch)
-        if rest == 0 or self.remainder == "drop":
-            return full
-        return full if self._joins(full, rest) else full + 1
-
-    def _joins(self, full: int, rest: int) -> bool:
-        return self.remainder == "keep" and full > 0 and rest < self.world_size
+        return self._deal().batches - self.steps
 
     def next(self) -> Indices | None:
         """The samples of this rank's next batch, or None at the end of the epoch (then call `next_epoch`).
 
-        Not empty, of `batch_size` samples but for the last one.
+        Of `batch_size` samples but for the last ones. Empty only where that cannot be avoided: after resuming with fewer
+        samples left than ranks, or with batches of one.
         """
         if self.steps_left() == 0:
             return None
-        left = self.samples - self.consumed
-        full, rest = divmod(left, self.global_batch)
-        size = self.global_batch
-        if full == 0 or (full == 1 and self._joins(full, rest)):
-            size = left
-        taken = self.order()[self.consumed : self.consumed + size]
-        if self.remainder == "pad" and len(taken) < self.global_batch:
-            taken = np.concatenate([taken, np.resize(self.order(), self.global_batch - len(taken))])
-        self.consumed += size
-        whole = len(taken) == self.global_batch
-        if whole:
-            return taken[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
-        return np.array_split(taken, self.world_size)[self.rank]
+        part = self._deal().part(self.rank, self.steps)
+        self.steps += 1
+        order = self.order()
+        return order[(np.arange(part.start, part.stop) + self.begun_at) % max(1, self.samples)]
 
     def next_epoch(self, epoch: int | None = None) -> None:
         """Begins another epoch, by default the following one."""
-        self.epoch, self.consumed = self.epoch + 1 if epoch is None else epoch, 0
+        self.epoch, self.begun_at, self.steps = self.epoch + 1 if epoch is None else epoch, 0, 0
 
     def order(self) -> Indices:
         """All samples in this epoch's order; the same for all ranks."""
@@ -109,7 +101,7 @@ class Stream:
         """JSON-able; the same for every rank that has taken as many batches."""
         return {
             "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "epoch": self.epoch,
-            "consumed": min(self.consumed, self.samples),
+            "consumed": self.consumed,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -124,4 +116,4 @@ class Stream:
                     f"the state is of {key} = {state.get(key)!r}, this stream has {getattr(self, key)!r}",
                     remedy="resume with the dataset, seed and order that the state was saved with",
                 )
-        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+        self.epoch, self.begun_at, self.steps = int(state["epoch"]), int(state["consumed"]), 0
