@@ -241,6 +241,18 @@ def test_held_objects_are_not_named_and_keep_their_rank() -> None:
     assert policy.victim() == "a"
 
 
+def test_what_was_held_when_it_went_is_free_when_it_comes_back() -> None:
+    policy = LRU()
+    for key in "ab":
+        policy.admit(Item(key=key, nbytes=1, cost_s=1.0))
+    policy.hold("a")
+    policy.evict("a")
+    policy.admit(Item(key="a", nbytes=1, cost_s=1.0))
+    for event in uses("b", "a"):
+        policy.observe(event)
+    assert policy.victim() == "b"
+
+
 def test_mistakes_are_named() -> None:
     policy = NextUse()
     policy.observe(Joined(job="a", keys=range(4)))

@@ -92,6 +92,14 @@ def test_what_is_larger_than_the_cache_is_refused_without_a_victim() -> None:
     assert "a" in cache
 
 
+def test_no_more_goes_than_has_to() -> None:
+    cache = Cache(10, LRU())
+    for key in "abcde":
+        cache.admit(key, nbytes=2)
+    assert cache.admit("f", nbytes=4).evicted == ("a", "b")
+    assert cache.used_bytes == 10
+
+
 def test_only_pins_may_exceed_the_capacity_and_only_while_they_last() -> None:
     cache = Cache(10, LRU())
     cache.admit("a", nbytes=6, pin=True)
