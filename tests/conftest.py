@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ephemeron", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ephemeron")  # no test asserts a duration
 
 MOTO = Path(__file__).parents[1] / "benchmarks" / "moto_server.py"
 

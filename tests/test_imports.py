@@ -119,6 +119,11 @@ def test_the_root_names_are_these_and_all_are_there():
     "package",
     [
         "channels",
+        "data.caching",
+        "data.catalog",
+        "data.collaborative",
+        "data.flow",
+        "data.scheduling",
         "collectives",
         "data",
         "job",

@@ -17,6 +17,12 @@
     │   ├── ChannelUnreachable       the store does not answer, or refuses us
     │   ├── KeyExists                a create-only put found the key taken
     │   └── CorruptMessage           magic, version, length or checksum do not match
+    ├── DatasetNotFound              no dataset, version or variant of that name in the store
+    ├── DatasetError                 a stored dataset cannot be read (dataset, version, variant, index, file)
+    │   ├── DatasetDamaged           a file is absent, cut short, or not what the metadata says
+    │   └── DatasetUnreachable       the store that holds it does not answer, or refuses us
+    ├── SampleFailed                 a step of a data flow raised (flow, dataset, index, step, file)
+    ├── LoadersLost                  loader processes keep dying, or none can be started
     ├── RunNotFound                  no run of that name in the home folder
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
@@ -130,6 +136,52 @@ class CorruptMessage(ChannelError):
     """Bytes in the store are not a message of ours, or are damaged."""
 
 
+class DatasetNotFound(UserError):
+    """There is no such dataset, version or variant in the store."""
+
+
+class DatasetError(EphemeronError):
+    """A stored dataset cannot be read. Says where, as far as it is known.
+
+    Args:
+        message: what is wrong, in one line.
+        dataset: `namespace/name`.
+        version: the version's name.
+        variant: e.g. `train`.
+        index: the sample's number within the variant.
+        file: the file's URL.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        dataset: str = "",
+        version: str = "",
+        variant: str = "",
+        index: int | None = None,
+        file: str = "",
+    ) -> None:
+        place = [dataset, version and f"version {version}", variant, "" if index is None else f"sample {index}"]
+        where = ", ".join(part for part in place if part)
+        text = f"{file}: {message}" if file else message
+        super().__init__(f"{where}: {text}" if where else text)
+        self.problem = message
+        self.dataset = dataset
+        self.version = version
+        self.variant = variant
+        self.index = index
+        self.file = file
+
+
+class DatasetDamaged(DatasetError):
+    """A file is absent, cut short, or not what the metadata says."""
+
+
+class DatasetUnreachable(DatasetError):
+    """The store that holds the dataset does not answer, or refuses us."""
+
+
 class RunNotFound(UserError):
     """There is no such run in the home folder."""
 
@@ -144,3 +196,28 @@ class RunFailed(EphemeronError):
         super().__init__(f"run {run_id} failed: " + "; ".join(causes))
         self.run_id = run_id
         self.causes = tuple(causes)
+
+
+class SampleFailed(EphemeronError):
+    """A sample of a data flow could not be loaded."""
+
+    def __init__(self, message: str, *, flow: str, dataset: str, index: int, step: str, file: str = "") -> None:
+        where = f"flow {flow}, dataset {dataset}, sample {index}, step {step!r}" + (f", file {file}" if file else "")
+        super().__init__(f"{where}: {message}")
+        self.message = message
+        self.flow = flow
+        self.dataset = dataset
+        self.index = index
+        self.step = step
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _sample_failed, (self.message, self.flow, self.dataset, self.index, self.step, self.file)
+
+
+def _sample_failed(message: str, flow: str, dataset: str, index: int, step: str, file: str) -> SampleFailed:
+    return SampleFailed(message, flow=flow, dataset=dataset, index=index, step=step, file=file)
+
+
+class LoadersLost(EphemeronError):
+    """Loader processes keep dying, or none can be started."""

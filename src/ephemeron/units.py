@@ -13,6 +13,11 @@ MIB = 1 << 20
 """Bytes in a megabyte of a memory quota."""
 
 
+def human_count(n: int, noun: str) -> str:
+    """`1, "function" -> '1 function'`, `2 -> '2 functions'`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def human_bytes(n: float) -> str:
     """`1234567 -> '1.2 MB'`."""
     for unit in ("B", "kB", "MB", "GB"):

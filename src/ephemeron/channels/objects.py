@@ -26,8 +26,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
 
 from ephemeron.channels._buffers import joined
-from ephemeron.channels._stores import cloud_store, explain, is_missing_bucket
 from ephemeron.channels.base import Buffer, Channel, Traits
+from ephemeron.channels.stores import cloud_store, explain, is_missing_bucket
 from ephemeron.errors import ChannelUnreachable, JobError, KeyExists
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`ephemeron train | runs | attach | stop | resume | report`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.data import data as data_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
@@ -56,6 +57,7 @@ def main() -> None:
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
+    ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
 
     Runs live in ~/.ephemeron (or $EPHEMERON_HOME). A run that was stopped, or whose functions were killed, goes on
     with `ephemeron resume RUN`; RUN is a name, its beginning, or `last`.
@@ -257,6 +259,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 main.add_command(profile_command)
 main.add_command(plan_command)
+main.add_command(data_group)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

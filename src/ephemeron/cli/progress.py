@@ -13,7 +13,7 @@ from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Note,
 from ephemeron.events import Progress as Iterated
 from ephemeron.prices import Prices, load_prices
 from ephemeron.training.bill import Ledger, latest_metrics
-from ephemeron.units import human_bytes, human_seconds, human_usd
+from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 
 if TYPE_CHECKING:
     from ephemeron.training import Result
@@ -68,8 +68,8 @@ class Display:
         again = self.started is not None
         self.started = e
         c = e.configuration
-        self._say(f"[bold]run {e.run_id}[/bold]{' resumed' if again else ''} on {e.platform}: {e.workers} functions of {e.memory_mb} MB, "
-                  f"{c.get('pattern')} with {e.aggregators} aggregators, {c.get('sync')}, {e.iterations} iterations")  # fmt: skip
+        self._say(f"[bold]run {e.run_id}[/bold]{' resumed' if again else ''} on {e.platform}: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
+                  f"{c.get('pattern')} with {human_count(e.aggregators, 'aggregator')}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}")  # fmt: skip
         for note in e.notes:
             self._say(f"  [yellow]note[/yellow] {note}")
         if self.console.is_terminal and self._all is None:
@@ -127,8 +127,8 @@ class Display:
         accuracy, traffic = s["metrics"]["accuracy"], s["traffic"]
         colour = {"finished": "green", "stopped": "yellow"}.get(s["status"], "red")
         simulated = "simulated " if s["platform"] == "simulated" else ""
-        self._say(f"[bold {colour}]{s['status']}[/] after {simulated}{human_seconds(s['seconds'])}, {s['iterations']} iterations, "
-                  f"{s['invocations']} invocations: {human_usd(s['cost_usd'])} at {s['prices']} prices"
+        self._say(f"[bold {colour}]{s['status']}[/] after {simulated}{human_seconds(s['seconds'])}, {human_count(s['iterations'], 'iteration')}, "
+                  f"{human_count(s['invocations'], 'invocation')}: {human_usd(s['cost_usd'])} at {s['prices']} prices"
                   + (f"; accuracy {accuracy:.4f}" if accuracy is not None else ""))  # fmt: skip
         self._say(f"  {traffic['puts']} puts, {traffic['gets']} gets, {traffic['polls']} polls; "
                   f"{human_bytes(traffic['bytes_up'])} up, {human_bytes(traffic['bytes_down'])} down")  # fmt: skip

@@ -72,8 +72,9 @@ class Group:
     """Of the whole run: the last one of an asynchronous run waits for everybody."""
     status: Status = field(default_factory=Status)
     trace: Trace = field(default_factory=NoTrace)
-    poll_worth_s: float = 0.005
-    """Seconds of this group's time that cost as much as a poll which finds nothing."""
+    poll_worth_s: float = 0.1
+    """Seconds of this group's time that a poll which finds nothing is worth. The default polls rarely; workers derive it
+    from prices, and poll more where steps scatter."""
     patience_s: Callable[[float], float] = lambda times: 60.0 * times
     """How long to wait for somebody before asking `overdue` what to do; the argument is a multiple of the usual."""
     overdue: Callable[[Blame], Awaitable[None]] = _give_up

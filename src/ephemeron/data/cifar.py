@@ -25,12 +25,12 @@ from ephemeron.data.unpickle import PickledArray, Refused, load_plain
 from ephemeron.errors import JobError
 from ephemeron.job.spec import DataSpec
 
-_PIXELS = 3 * 32 * 32
+PIXELS = 3 * 32 * 32
 _LARGEST_MEMBER = 2**29
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """One published form of a data set."""
 
     pickled: bool
@@ -44,20 +44,20 @@ class _Form:
         return (*self.train, self.test)
 
 
-_FORMS = {
+FORMS = {
     "cifar10": (
-        _Form(False, "cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
-        _Form(True, "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+        Form(False, "cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+        Form(True, "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
     ),
     "cifar100": (
-        _Form(False, "cifar-100-binary", ("train.bin",), "test.bin", label_bytes=2),
-        _Form(True, "cifar-100-python", ("train",), "test", label_bytes=2),
+        Form(False, "cifar-100-binary", ("train.bin",), "test.bin", label_bytes=2),
+        Form(True, "cifar-100-python", ("train",), "test", label_bytes=2),
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _Labels:
+class Labels:
     """Which labels to take: their key in the pickles, their byte in the records, and how many classes there are."""
 
     key: str
@@ -65,9 +65,9 @@ class _Labels:
     classes: int
 
 
-_LABELS = {
-    "cifar10": {"": _Labels("labels", 0, 10)},
-    "cifar100": {"coarse": _Labels("coarse_labels", 0, 20), "fine": _Labels("fine_labels", 1, 100)},
+LABELS = {
+    "cifar10": {"": Labels("labels", 0, 10)},
+    "cifar100": {"coarse": Labels("coarse_labels", 0, 20), "fine": Labels("fine_labels", 1, 100)},
 }
 
 
@@ -86,24 +86,24 @@ def read(spec: DataSpec) -> tuple[Samples, Samples]:
         defaults["labels"] = "fine"
     options = read_options(spec, defaults)
     labels = _choose(spec.source, options.get("labels", ""))
-    path = need_path(spec, f"the folder {_FORMS[spec.source][0].folder} or the published .tar.gz")
-    form, place, files = _open(path, _FORMS[spec.source])
-    train = [_batch(place / name, files[name], form, labels) for name in form.train]
-    test = _batch(place / form.test, files[form.test], form, labels)
+    path = need_path(spec, f"the folder {FORMS[spec.source][0].folder} or the published .tar.gz")
+    form, place, files = _open(path, FORMS[spec.source])
+    train = [read_batch(place / name, files[name], form, labels) for name in form.train]
+    test = read_batch(place / form.test, files[form.test], form, labels)
     pixels = np.concatenate([batch.inputs for batch in train])
     targets = np.concatenate([batch.targets for batch in train])
     scale = _channel_statistics(pixels) if options["normalise"] else None
     return Samples(_scaled(pixels, scale), targets), Samples(_scaled(test.inputs, scale), test.targets)
 
 
-def _choose(source: str, name: str) -> _Labels:
-    choices = _LABELS[source]
+def _choose(source: str, name: str) -> Labels:
+    choices = LABELS[source]
     if name not in choices:
         raise JobError(f"data.options.labels = {name!r} is not known", remedy=f"use one of {', '.join(choices)}")
     return choices[name]
 
 
-def _open(path: Path, forms: Sequence[_Form]) -> tuple[_Form, Path, dict[str, bytes]]:
+def _open(path: Path, forms: Sequence[Form]) -> tuple[Form, Path, dict[str, bytes]]:
     """The form that is there, the folder or archive it is in, and the contents of all its files."""
     archive = None if path.is_dir() else _from_archive(path, {name for form in forms for name in form.names})
     for form in forms:
@@ -150,8 +150,18 @@ def _drain(archive: tarfile.TarFile) -> None:
         pass
 
 
-def _batch(where: Path, data: bytes, form: _Form, labels: _Labels) -> Samples:
-    """One file: inputs uint8 (N, 3, 32, 32), targets int64."""
+def read_batch(where: Path | str, data: bytes, form: Form, labels: Labels) -> Samples:
+    """One file: inputs uint8 (N, 3, 32, 32), targets int64.
+
+    Args:
+        where: what to call it in messages.
+        data: its bytes.
+        form: which form it is in.
+        labels: which to take.
+
+    Raises:
+        JobError: it is damaged, or its labels are out of range.
+    """
     pixels, targets = _pickled(where, data, labels) if form.pickled else _binary(where, data, form, labels)
     wrong = np.flatnonzero((targets < 0) | (targets >= labels.classes))
     if len(wrong):
@@ -162,31 +172,48 @@ def _batch(where: Path, data: bytes, form: _Form, labels: _Labels) -> Samples:
     return Samples(pixels.reshape(-1, 3, 32, 32), targets)
 
 
-def _binary(where: Path, data: bytes, form: _Form, labels: _Labels) -> tuple[Array, Array]:
-    record = form.label_bytes + _PIXELS
+def _binary(where: Path | str, data: bytes, form: Form, labels: Labels) -> tuple[Array, Array]:
+    record = form.label_bytes + PIXELS
     if not data or len(data) % record:
         raise JobError(f"{where} has {len(data)} bytes, not a multiple of {record}", remedy="fetch the data set again")
     rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, record)
     return rows[:, form.label_bytes :], rows[:, labels.position].astype(np.int64)
 
 
-def _pickled(where: Path, data: bytes, labels: _Labels) -> tuple[Array, Array]:
+def pickled_pixels(data: bytes) -> Array:
+    """The pixels of a pickled batch, uint8 (N, 3072).
+
+    Raises:
+        Refused: it is damaged, asks for more than arrays, or has none of that kind.
+    """
+    pixels = _table(data).get("data")
+    array = pixels.array if isinstance(pixels, PickledArray) else None
+    if array is None or array.dtype != np.uint8 or array.shape[1:] != (PIXELS,):
+        raise Refused(f"its 'data' is no array of uint8 (N, {PIXELS})")
+    return array
+
+
+def _table(data: bytes) -> dict[Any, Any]:
+    content = load_plain(data)
+    if not isinstance(content, dict):
+        raise Refused(f"it holds {type(content).__name__}, not a table")
+    return {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
+
+
+def _pickled(where: Path | str, data: bytes, labels: Labels) -> tuple[Array, Array]:
     try:
-        content = load_plain(data)
+        table = _table(data)
     except Refused as e:
         raise JobError(
             f"{where} is not a pickled CIFAR batch: {one_line(e)}", remedy="fetch the data set again"
         ) from None
-    if not isinstance(content, dict):
-        raise JobError(f"{where} holds {type(content).__name__}, not a table", remedy="fetch the data set again")
-    table = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
     pixels, targets = table.get("data"), table.get(labels.key)
     if not isinstance(pixels, PickledArray) or not isinstance(targets, list):
         raise JobError(f"{where} lacks 'data' or {labels.key!r}; it has {', '.join(map(str, table))}")
     array = pixels.array
-    if array is None or array.dtype != np.uint8 or array.shape != (len(targets), _PIXELS) or not targets:
+    if array is None or array.dtype != np.uint8 or array.shape != (len(targets), PIXELS) or not targets:
         shape = "no array" if array is None else f"{array.dtype} {array.shape}"
-        raise JobError(f"{where}: 'data' is {shape}, not uint8 ({len(targets)}, {_PIXELS})")
+        raise JobError(f"{where}: 'data' is {shape}, not uint8 ({len(targets)}, {PIXELS})")
     if not all(isinstance(label, int) for label in targets):
         raise JobError(f"{where}: {labels.key!r} are not all whole numbers")
     return array, np.array(targets, dtype=np.int64)

@@ -22,7 +22,7 @@ from ephemeron.errors import JobError
 from ephemeron.job.spec import DataSpec
 
 _DTYPE_OF = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_NAME = re.compile(r"(?P<part>train|t10k)-(?P<kind>images|labels)[-.]idx\d+-\w+(?P<gz>\.gz)?")
+NAME = re.compile(r"(?P<part>train|t10k)-(?P<kind>images|labels)[-.]idx\d+-\w+(?P<gz>\.gz)?")
 _FOLDER = "a folder with train-images-idx3-ubyte and train-labels-idx1-ubyte, each perhaps with .gz"
 
 
@@ -52,7 +52,19 @@ def read_idx(path: Path) -> Array:
     Raises:
         JobError: it cannot be read, its magic number is unknown, or it is shorter or longer than its header says.
     """
-    data = _contents(path)
+    return parse_idx(_contents(path), path)[0]
+
+
+def parse_idx(data: bytes, path: Path | str) -> tuple[Array, int]:
+    """The content of an IDX file as an array in native byte order, and how many bytes of header come before it.
+
+    Args:
+        data: unpacked.
+        path: what to call it in messages.
+
+    Raises:
+        JobError: its magic number is unknown, or it is shorter or longer than its header says.
+    """
     if len(data) < 4:
         raise _broken(path, f"has only {len(data)} bytes")
     zero, code, rank = struct.unpack_from(">HBB", data)
@@ -69,14 +81,14 @@ def read_idx(path: Path) -> Array:
     if len(data) != expected:
         raise _broken(path, f"has {len(data)} bytes, but its header says {expected}")
     array = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
-    return array.astype(dtype.newbyteorder("="), copy=False)
+    return array.astype(dtype.newbyteorder("="), copy=False), start
 
 
 def _find(folder: Path) -> dict[tuple[str, str], Path]:
     """(part, kind) -> file; a plain file is preferred to its compressed twin."""
     found: dict[tuple[str, str], Path] = {}
     for path in sorted(folder.iterdir()):  # "x" sorts before "x.gz"
-        if match := _NAME.fullmatch(path.name):
+        if match := NAME.fullmatch(path.name):
             found.setdefault((match["part"], match["kind"]), path)
     return found
 
@@ -110,5 +122,5 @@ def _contents(path: Path) -> bytes:
         raise JobError(f"{path} cannot be read: {one_line(e)}", remedy="fetch the file again") from None
 
 
-def _broken(path: Path, how: str) -> JobError:
+def _broken(path: Path | str, how: str) -> JobError:
     return JobError(f"{path} {how}", remedy="fetch the file again")

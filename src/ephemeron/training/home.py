@@ -12,7 +12,6 @@ objects/        the channel, where it is a folder
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -21,13 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.errors import JobError, RunNotFound
+from ephemeron.home import home as home
 
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
-
-
-def home() -> Path:
-    """The home folder; made when the first run is."""
-    return Path(os.environ.get("EPHEMERON_HOME") or Path.home() / ".ephemeron")
 
 
 def new_run_id(job: str) -> str:

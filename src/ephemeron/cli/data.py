@@ -1,0 +1,257 @@
+"""`ephemeron data import | ls | check | doctor`: describe data where it lies, verify it, find what holds a trainer up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ephemeron.data.catalog import Dataset
+    from ephemeron.data.catalog.check import VariantCheck
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KINDS = ("images", "coco", "librispeech", "cifar10", "cifar100", "idx", "npz", "csv", "parquet")
+
+
+def _store_option(command: F) -> F:
+    return click.option(
+        "--store",
+        metavar="URL",
+        help="Folder, s3://bucket/prefix, gs://… or az://… that holds the metadata.  [default: ~/.ephemeron/datasets-store]",
+    )(command)
+
+
+@click.group()
+def data() -> None:
+    """Describe datasets once, and read them the same way wherever they lie.
+
+    \b
+    ephemeron data import images photos/train me/photos            a folder per class becomes me/photos, variant train
+    ephemeron data import images photos/val me/photos --variant val
+    ephemeron data import idx mnist/ core/mnist                    train and test, from MNIST's own files
+    ephemeron data import coco s3://b/train2017 core/mscoco -o annotations=annotations/instances_train2017.json
+    ephemeron data ls                                              all datasets; with a name: its versions and variants
+    ephemeron data check core/mnist                                is everything where the metadata says?
+    ephemeron data doctor flows:train --workers 2                  which stage of a data flow holds a trainer up?
+
+    An import reads the data and writes a description of it (where each sample lies, its target, how it is decoded) into
+    a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
+    """
+
+
+@data.command("import")
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("source")
+@click.argument("name", metavar="NAMESPACE/NAME")
+@_store_option
+@click.option("--variant", metavar="NAME", help="train, val, …  [default: train, or all that SOURCE tells apart]")
+@click.option("--version", metavar="NAME", help="Name of the new version.  [default: the next whole number]")
+@click.option("--only", is_flag=True, help="Leave out variants of the version before instead of keeping them.")
+@click.option(
+    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of the kind; may be repeated."
+)
+@click.option("--copy", is_flag=True, help="Copy SOURCE (a local folder or file) into the dataset's own data folder.")
+@click.option("--shard-size", type=click.IntRange(1), help="Samples per metadata file.  [default: 1000]")
+@click.option("--json", "as_json", is_flag=True, help="Print the new version as one line of JSON.")
+def import_(
+    kind: str, source: str, name: str, store: str | None, variant: str | None, version: str | None, only: bool,
+    options: tuple[str, ...], copy: bool, shard_size: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Describe SOURCE (folder, .tar, .zip, file or URL) as a new version of NAMESPACE/NAME.
+
+    \b
+    KIND         SOURCE                                           options (-o name=value)
+    images       CLASS/….jpg, a folder per class
+    coco         the images                                       annotations=instances_….json (path or URL)
+    librispeech  SPEAKER/CHAPTER/….flac and .trans.txt
+    cifar10      the unpacked folder, binary or python version
+    cifar100     the same                                         labels=fine|coarse
+    idx          a folder with train-images-idx3-ubyte[.gz] …
+    npz          a file by numpy.savez                            inputs=x  targets=y
+    csv          tables with a header line                        target=COLUMN  delimiter=;
+    parquet      a file or folder                                 target=COLUMN  data=COLUMN  decoder=image
+
+    \b
+    ephemeron data import librispeech LibriSpeech/dev-clean core/librispeech --variant dev-clean
+    ephemeron data import parquet s3://bucket/rows me/rows -o target=label -o data=image.bytes --store s3://bucket/catalog
+    """
+    from ephemeron.data.catalog import SHARD_SIZE, DatasetStore
+    from ephemeron.data.catalog.importers import import_dataset
+    from ephemeron.errors import JobError
+
+    pairs = [option.partition("=") for option in options]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise JobError(f"-o {key} has no value", remedy=f"write -o {key}=VALUE")
+    with _Counter() as tell:
+        made = import_dataset(
+            kind, source, name, DatasetStore.open(store), variant=variant, version=version, keep=not only, copy=copy,
+            options={key: value for key, _, value in pairs}, shard_size=shard_size or SHARD_SIZE, tell=tell,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(_row(made)))
+        return
+    for variant, v in made.variants.items():
+        if v.source.get("url") == source and v.info.get("passed_over"):
+            click.echo(f"note: {variant}: {v.info['passed_over']} files of {source} are no images", err=True)
+    kept = ", ".join(f"{n} ({v.samples} samples)" for n, v in made.variants.items())
+    click.echo(f"published {made}: {kept}")
+
+
+@data.command()
+@click.argument("name", required=False, metavar="[NAMESPACE/NAME]")
+@_store_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def ls(name: str | None, store: str | None, as_json: bool) -> None:
+    """List datasets; or, with a name, all versions of one."""
+    from ephemeron.data.catalog import DatasetStore
+
+    place = DatasetStore.open(store)
+    if name is None:
+        found = [place.dataset(one) for one in place.names()]
+    else:
+        latest = place.dataset(name)
+        found = [place.dataset(name, version) for version in latest.history]
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(_row(one)))
+        return
+    if not found:
+        click.echo(f"no datasets in {place.files.url}; describe one with: ephemeron data import --help")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("dataset", "version", "variant", "samples", "parts", "data", box=None, pad_edge=False)
+    for one in found:
+        for variant, v in one.variants.items():
+            parts = ", ".join(f"{part}: {o['decoder']}" for part, o in v.decoders.items())
+            table.add_row(one.name, one.version, variant, str(v.samples), parts, v.root or "own folder")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@data.command()
+@click.argument("name", metavar="NAMESPACE/NAME")
+@_store_option
+@click.option("--version", default="latest", show_default=True)
+@click.option("--variant", "variants", multiple=True, help="Check only this one; may be repeated.")
+@click.option("--sample", type=click.IntRange(0), default=100, show_default=True, help="How many samples to decode.")
+@click.option("--all", "everything", is_flag=True, help="Decode all samples.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per variant.")
+def check(
+    name: str, store: str | None, version: str, variants: tuple[str, ...], sample: int, everything: bool, as_json: bool
+) -> None:
+    """Verify NAME: every metadata shard, every range against its file, and some or all samples by decoding them.
+
+    One line per defect on standard error, and exit code 1 if there is any.
+
+    \b
+    ephemeron data check core/mnist --all
+    ephemeron data check me/photos --version 2 --variant val --sample 1000
+    """
+    from ephemeron.data.catalog import DatasetStore
+    from ephemeron.data.catalog.check import check_variant, unreferenced
+
+    place = DatasetStore.open(store)
+    dataset = place.dataset(name, version)
+    decode = None if everything else sample
+    with _Counter() as tell:
+        found = [check_variant(place, dataset, v, decode=decode, tell=tell) for v in variants or dataset.variants]
+    for one in found:
+        _print_check(dataset, one, as_json=as_json)
+    if idle := unreferenced(place, name):
+        click.echo(f"note: {len(idle)} metadata files belong to no version ({sum(idle.values())} bytes)", err=True)
+    if any(one.defects for one in found):
+        sys.exit(1)
+
+
+@data.command()
+@click.argument("flow", metavar="MODULE:FUNCTION")
+@click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", show_default=True,
+              help="Folder that MODULE lies in.")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--batches", type=click.IntRange(2), default=20, show_default=True, help="To read, at most an epoch.")
+@click.option("--workers", type=click.IntRange(0), default=2, show_default=True, help="Loader processes.")
+@click.option("--step-s", type=click.FloatRange(0), default=0.0, show_default=True,
+              help="Seconds that training takes per batch; 0 reads as fast as it can.")  # fmt: skip
+@click.option("--on-error", default="skip", show_default=True, help="fail, skip or retry:N")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def doctor(
+    flow: str, code: Path, batch_size: int, batches: int, workers: int, step_s: float, on_error: str, as_json: bool
+) -> None:
+    """Read some batches of a data flow and say what holds a trainer up.
+
+    MODULE:FUNCTION returns a DataLoadFlow.
+
+    \b
+    ephemeron data doctor flows:train --batch-size 128 --workers 4 --step-s 0.2
+    """
+    from ephemeron.data import resolve
+    from ephemeron.data.flow import DataLoadFlow
+    from ephemeron.data.flow.doctor import diagnose
+    from ephemeron.errors import JobError
+
+    made = resolve(flow, [code])()
+    if not isinstance(made, DataLoadFlow):
+        raise JobError(f"{flow} returned {type(made).__name__}", remedy="return a DataLoadFlow")
+    found = diagnose(made, batch_size=batch_size, batches=batches, workers=workers, step_s=step_s, on_error=on_error)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return
+    c = found.counters
+    click.echo(
+        f"{found.flow}: {c.batches} batches of {batch_size} with {workers} loaders, {found.samples_per_s:.0f} samples/s"
+    )
+    stages, together = c.loading.by_stage, sum(c.loading.by_stage.values()) or 1.0
+    for stage, seconds in sorted(stages.items(), key=lambda item: -item[1]):
+        click.echo(f"  {stage:16} {1000 * seconds / max(1, c.samples):9.3f} ms per sample  {seconds / together:4.0%}")
+    for count, what in ((c.skipped, "samples failed and were passed over"), (c.lost_loaders, "loaders died")):
+        if count:
+            click.echo(f"  {count} {what}")
+    click.echo(c.advice())
+
+
+def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:
+    from ephemeron.units import human_bytes
+
+    for defect in one.defects:
+        click.secho(defect, fg="red", err=True)
+    if as_json:
+        click.echo(json.dumps({
+            "dataset": dataset.name, "version": dataset.version, "variant": one.variant, "samples": one.samples,
+            "files": one.files, "bytes": one.nbytes, "decoded": one.decoded, "defects": list(one.defects),
+        }))  # fmt: skip
+        return
+    verdict = f"{len(one.defects)} defects" if one.defects else "no defects"
+    click.echo(f"{dataset}, {one.variant}: {one.samples} samples in {one.files} files ({human_bytes(one.nbytes)}), "
+               f"{one.decoded} decoded: {verdict}")  # fmt: skip
+
+
+def _row(dataset: Dataset) -> dict[str, Any]:
+    variants = {
+        name: {"samples": v.samples, "shards": len(v.shards), "root": v.root, "decoders": v.decoders}
+        for name, v in dataset.variants.items()
+    }
+    return {"dataset": dataset.name, "version": dataset.version, "number": dataset.number, "variants": variants}
+
+
+class _Counter:
+    """How far something is, on one line of a terminal; nothing elsewhere."""
+
+    def __enter__(self) -> Callable[[str, int, int | None], None]:
+        self._shown = sys.stderr.isatty()
+        return self._tell
+
+    def _tell(self, what: str, done: int, total: int | None) -> None:
+        if self._shown:
+            click.echo(f"\r\x1b[K{what}: {done}{f' of {total}' if total else ''}", nl=False, err=True)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)

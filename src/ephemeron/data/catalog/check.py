@@ -1,0 +1,143 @@
+"""Whether a dataset is what its metadata says: shards whole, ranges within files, samples decodable.
+
+Defects are values, collected to the end: who mends a dataset wants the list. What stays unseen: bytes of raw arrays that
+changed without changing their number, which no decoder can notice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ephemeron.data.catalog.dataset import Dataset, meta_folder
+from ephemeron.data.catalog.fetcher import Fetcher, ReadLimits, data_place
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.meta import DataRef
+from ephemeron.data.catalog.reader import DatasetReader
+from ephemeron.data.catalog.store import DatasetStore
+from ephemeron.errors import DatasetDamaged
+
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCheck:
+    """What was found in one variant."""
+
+    variant: str
+    samples: int
+    """That it should have."""
+    files: int
+    """Data files that they point into."""
+    nbytes: int
+    """Stored bytes that they point at; a range that several share counts once for each."""
+    decoded: int
+    """Samples that could be read and decoded."""
+    defects: tuple[str, ...]
+    """One line each."""
+
+
+def check_variant(
+    store: DatasetStore,
+    dataset: Dataset,
+    variant: str,
+    *,
+    decode: int | None = 100,
+    seed: int = 0,
+    tell: Callable[[str, int, int | None], None] | None = None,
+) -> VariantCheck:
+    """Checks every shard and range, and decodes some samples.
+
+    Args:
+        store: where it is.
+        dataset: the version.
+        variant: its name.
+        decode: how many samples to decode, chosen at random; None: all.
+        seed: decides which.
+        tell: `(what, done, total)`, now and then.
+
+    Raises:
+        DatasetUnreachable: a store fails.
+        MissingExtra: a decoder needs a package that is not installed.
+    """
+    spec = dataset.variant(variant)
+    fetcher = Fetcher(store.files, dataset, variant, ReadLimits(meta_cache_bytes=0))
+    files, prefix = data_place(store.files, dataset, variant)
+    sizes = run(files.tree(prefix))
+    defects: list[str] = []
+    paths: set[str] = set()
+    nbytes, good = 0, []
+    for shard in range(len(spec.shards)):
+        try:
+            metas = run(fetcher.load_meta(shard))
+        except DatasetDamaged as e:
+            defects.append(str(e))
+            continue
+        for position in range(len(metas)):
+            index = metas.first + position
+            try:
+                refs = list(metas.sample(position).refs().values())
+                problems = [p for ref in refs if (p := _range_defect(ref, sizes.get(prefix + ref.path)))]
+            except ValueError as e:
+                refs, problems = [], [f"its metadata is wrong: {e}"]
+            paths.update(ref.path for ref in refs)
+            nbytes += sum(ref.length or 0 for ref in refs)
+            defects += [f"{dataset}, {variant}, sample {index}: {problem}" for problem in problems]
+            if not problems:
+                good.append(index)
+        if tell is not None:
+            tell(f"{variant}: metadata", metas.first + len(metas), spec.samples)
+    chosen = good if decode is None or decode >= len(good) else sorted(random.Random(seed).sample(good, decode))
+    reader = DatasetReader(store.files, dataset, variant)
+    damaged: list[str] = []
+    for start in range(0, len(chosen), _BATCH):
+        batch = chosen[start : start + _BATCH]
+        damaged += _undecodable(reader, batch)
+        if tell is not None:
+            tell(f"{variant}: decoding", start + len(batch), len(chosen))
+    return VariantCheck(
+        variant=variant,
+        samples=spec.samples,
+        files=len(paths),
+        nbytes=nbytes,
+        decoded=len(chosen) - len(damaged),
+        defects=(*defects, *damaged),
+    )
+
+
+def unreferenced(store: DatasetStore, name: str) -> dict[str, int]:
+    """Metadata shards that no version names, with their bytes: of imports that died, or are under way."""
+    latest = store.dataset(name)
+    versions = [latest if v == latest.version else store.dataset(name, v) for v in latest.history]
+    named = {
+        v.shard_path(variant, i) for v in versions for variant, s in v.variants.items() for i in range(len(s.shards))
+    }
+    found = run(store.files.tree(meta_folder(name)))
+    return {
+        path: n
+        for path, n in found.items()
+        if path not in named and not path.startswith(f"{meta_folder(name)}/versions/")
+    }
+
+
+def _range_defect(ref: DataRef, size: int | None) -> str:
+    if size is None:
+        return f"{ref.path} is absent"
+    if ref.offset is None and ref.length is not None and size != ref.length:
+        return f"{ref.path} has {size} bytes, but had {ref.length} when it was imported"
+    if ref.offset is not None and ref.offset + (ref.length or 0) > size:
+        return f"{ref.path} has {size} bytes, but bytes {ref.offset} to {ref.offset + (ref.length or 0)} are wanted"
+    return ""
+
+
+def _undecodable(reader: DatasetReader, indices: list[int]) -> Iterator[str]:
+    try:
+        reader.read_many(indices)
+    except DatasetDamaged as e:
+        if len(indices) == 1:
+            yield str(e)
+            return
+        half = len(indices) // 2
+        yield from _undecodable(reader, indices[:half])
+        yield from _undecodable(reader, indices[half:])

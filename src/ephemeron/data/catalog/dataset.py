@@ -1,0 +1,170 @@
+"""A dataset as published: one JSON document per version, never changed.
+
+DPFlow, section 3.3.1, Dataset: version, list of variants, number of samples, shard size. A version names its metadata
+shards by digest, so it is small (ImageNet: 1,281 shards, 45 kB), and it may share them with the version before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.data.catalog.meta import typed
+from ephemeron.data.catalog.shards import DIGEST_CHARACTERS
+from ephemeron.errors import DatasetNotFound, JobError
+
+FORMAT = 1
+LATEST = "latest"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A split or another selection of a dataset: train, val, test, small, …"""
+
+    samples: int
+    """How many."""
+    shard_size: int
+    """Samples per metadata shard; the last may have fewer."""
+    shards: tuple[str, ...]
+    """Digests of the shards, in order."""
+    decoders: Mapping[str, Mapping[str, Any]]
+    """Part -> `{"decoder": name, …options}`."""
+    root: str | None = None
+    """URL that data paths are relative to; None: the dataset's own `data` folder."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What holds for all samples: names of classes, columns, …"""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """What it was imported from, and how."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the document."""
+        out: dict[str, Any] = {"samples": self.samples, "shard_size": self.shard_size, "root": self.root}
+        decoders = {name: dict(options) for name, options in self.decoders.items()}
+        return out | {"decoders": decoders, "info": self.info, "source": self.source, "shards": list(self.shards)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Variant:
+        """Raises ValueError where it is none."""
+        samples, size, shards = (
+            typed(value, n, k) for n, k in (("samples", int), ("shard_size", int), ("shards", list))
+        )
+        if samples < 1 or size < 1 or len(shards) != -(-samples // size):
+            raise ValueError(f"{samples} samples do not make {len(shards)} shards of {size}")
+        if not all(isinstance(d, str) and len(d) == DIGEST_CHARACTERS and d.isalnum() for d in shards):
+            raise ValueError("shards are not a list of digests")
+        decoders = typed(value, "decoders", dict)
+        for options in decoders.values():
+            typed(options, "decoder", str)
+        root = value.get("root")
+        if root is not None and not isinstance(root, str):
+            raise ValueError(f"root = {root!r} is no URL")
+        info, source = typed(value, "info", dict, {}), typed(value, "source", dict, {})
+        return cls(
+            samples=samples,
+            shard_size=size,
+            shards=tuple(shards),
+            decoders=decoders,
+            root=root,
+            info=info,
+            source=source,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """One version of a dataset."""
+
+    name: str
+    """`namespace/name`."""
+    version: str
+    number: int
+    """1 for the first version that was published, 2 for the second, …"""
+    variants: Mapping[str, Variant]
+    history: Mapping[str, int]
+    """Version -> number, of this and all before it."""
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}"
+
+    def variant(self, name: str) -> Variant:
+        """The variant of this name.
+
+        Raises:
+            DatasetNotFound: there is none.
+        """
+        if name not in self.variants:
+            raise DatasetNotFound(f"{self} has no variant {name!r}, only {', '.join(self.variants)}")
+        return self.variants[name]
+
+    def shard_path(self, variant: str, shard: int) -> str:
+        """Where in its store a metadata shard lies (DPFlow: `meta/ms-{shard_no}.json`)."""
+        return f"{meta_folder(self.name)}/{shard_file(variant, shard, self.variants[variant].shards[shard])}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        head = {"format": FORMAT, "dataset": self.name, "version": self.version, "number": self.number}
+        variants = {name: variant.to_json() for name, variant in self.variants.items()}
+        return head | {"history": dict(self.history), "variants": variants}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Dataset:
+        """Raises ValueError where it is none."""
+        if (version := typed(value, "format", int)) > FORMAT:
+            raise ValueError(f"document of format {version}; this version of ephemeron reads {FORMAT}")
+        variants = {name: Variant.from_json(v) for name, v in typed(value, "variants", dict).items()}
+        history = typed(value, "history", dict)
+        name, version, number = (typed(value, n, k) for n, k in (("dataset", str), ("version", str), ("number", int)))
+        if not all(type(n) is int for n in history.values()) or history.get(version) != number or not variants:
+            raise ValueError("history and variants do not fit the version")
+        return cls(name=name, version=version, number=number, variants=variants, history=history)
+
+
+def check_id(name: str) -> str:
+    """`namespace/name`, with characters that every store and file system keeps.
+
+    Raises:
+        JobError: it is none.
+    """
+    parts = name.split("/")
+    if len(parts) != 2 or not all(_NAME.fullmatch(part) for part in parts):
+        raise JobError(f"dataset {name!r} is not of the form namespace/name", remedy="write e.g. core/mscoco")
+    return name
+
+
+def check_name(what: str, name: str) -> str:
+    """The name of a version or variant.
+
+    Raises:
+        JobError: it has other characters than letters, digits, `.`, `_` and `-`, or a meaning of its own.
+    """
+    if not _NAME.fullmatch(name) or name == LATEST:
+        raise JobError(f"{what} {name!r} is no name", remedy="use letters, digits, '.', '_' and '-', and not 'latest'")
+    return name
+
+
+def dataset_folder(name: str) -> str:
+    """`datasets/NAMESPACE/NAME`."""
+    return f"datasets/{name}"
+
+
+def data_folder(name: str) -> str:
+    """Where a dataset's own originals lie."""
+    return f"{dataset_folder(name)}/data"
+
+
+def meta_folder(name: str) -> str:
+    """Where its metadata lies."""
+    return f"{dataset_folder(name)}/meta"
+
+
+def version_path(name: str, number: int) -> str:
+    """The document of a version."""
+    return f"{meta_folder(name)}/versions/{number:06d}.json"
+
+
+def shard_file(variant: str, shard: int, digest: str) -> str:
+    """A shard's name within the metadata folder."""
+    return f"{variant}/ms-{shard}.{digest}.json"

@@ -1,0 +1,99 @@
+"""From the bytes of a data part to a value. A decoder is a function of the part and its options from the metadata.
+
+Metadata names decoders and never code: who needs another one passes it to the reader. No decoder here unpickles.
+Whatever a decoder returns owns its memory, so that keeping one sample does not keep the request it came with.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.samples import Array
+from ephemeron.errors import MissingExtra
+
+Decoder = Callable[[Any, Mapping[str, Any]], Any]
+"""`(part, options) -> value`. The part is bytes; of a Parquet row it is what the column, or row, holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Audio:
+    """A recording."""
+
+    samples: Array
+    """float32 in [-1, 1], shape (frames,), or (frames, channels) where there are several."""
+    rate_hz: int
+
+
+def _bytes(part: Any, options: Mapping[str, Any]) -> bytes:
+    return bytes(part)
+
+
+def _text(part: Any, options: Mapping[str, Any]) -> str:
+    return bytes(part).decode(options.get("encoding", "utf-8"))
+
+
+def _json(part: Any, options: Mapping[str, Any]) -> Any:
+    return json.loads(bytes(part))
+
+
+def _image(part: Any, options: Mapping[str, Any]) -> Array:
+    """uint8 (H, W, C), or (H, W) in mode "L". `mode` (default "RGB") is one of Pillow's."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtra("Pillow", "data") from None
+    with Image.open(io.BytesIO(part)) as image:
+        return np.array(image.convert(options.get("mode", "RGB")))
+
+
+def _audio(part: Any, options: Mapping[str, Any]) -> Audio:
+    """WAV, FLAC, Ogg and whatever else libsndfile reads."""
+    try:
+        import soundfile
+    except ImportError:
+        raise MissingExtra("soundfile", "audio") from None
+    samples, rate = soundfile.read(io.BytesIO(part), dtype="float32")
+    return Audio(samples=samples, rate_hz=int(rate))
+
+
+def _array(part: Any, options: Mapping[str, Any]) -> Array:
+    """Raw numbers in C order: `dtype` as NumPy writes it, e.g. "|u1" or "<f4", and `shape`. In native byte order."""
+    dtype = np.dtype(options["dtype"])
+    return np.frombuffer(part, dtype=dtype).reshape(options["shape"]).astype(dtype.newbyteorder("="))
+
+
+def _npy(part: Any, options: Mapping[str, Any]) -> Array:
+    """A whole .npy file."""
+    return np.asarray(np.load(io.BytesIO(part), allow_pickle=False))
+
+
+def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """One record of a table: `columns`, their `types` ("int", "float", "text"), and the `delimiter`."""
+    (cells,) = csv.reader([bytes(part).decode("utf-8-sig").rstrip("\r\n")], delimiter=options.get("delimiter", ","))
+    return {
+        name: _TYPES[kind](cell)
+        for name, kind, cell in zip(options["columns"], options["types"], cells, strict=True)
+        if kind
+    }
+
+
+def _row(part: Any, options: Mapping[str, Any]) -> Any:
+    """What the Parquet row holds: `columns` of it, or all."""
+    columns = options.get("columns")
+    return part if columns is None else {name: part[name] for name in columns}
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
+
+DECODERS: Mapping[str, Decoder] = {
+    "bytes": _bytes, "text": _text, "json": _json, "image": _image, "audio": _audio, "array": _array, "npy": _npy,
+    "csv": _csv, "row": _row,
+}  # fmt: skip
+"""Decoders by the names that metadata gives them."""

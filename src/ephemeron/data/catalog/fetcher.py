@@ -1,0 +1,288 @@
+"""From sample numbers to undecoded samples: DPFlow's algorithm 3.1 (UDR), for many samples at once.
+
+    calc_index   number -> shard and position in it            (line 5)
+    load_meta    shard -> metadata, from the cache or the store (lines 6 to 9)
+    load_data    metadata -> bytes                              (lines 10 to 12)
+
+The algorithm as printed starts with an empty cache on every call and so never hits; its cache has no bound. Here the cache
+lives as long as the reader and is bounded by bytes, a shard that several want is read once, and ranges that lie
+together are read together. A fetcher is confined to the event loop of its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.data.catalog.cache import BoundedCache
+from ephemeron.data.catalog.dataset import Dataset, data_folder
+from ephemeron.data.catalog.files import FileRange, Files, open_files
+from ephemeron.data.catalog.loop import unpackers
+from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.catalog.ranges import coalesce
+from ephemeron.data.catalog.shards import DatasetShardMeta, digest
+from ephemeron.data.catalog.unpack import Table, row_group, unpack_bytes
+from ephemeron.errors import DatasetDamaged, DatasetUnreachable
+
+_SHARDS_AT_ONCE = 16
+_UNPACKED_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much memory a reader may keep, and how large its requests are."""
+
+    meta_cache_bytes: int = 64_000_000
+    """Metadata shards kept."""
+    unpack_cache_bytes: int = 256_000_000
+    """Unpacked files and Parquet row groups kept, for datasets that have any."""
+    gap_bytes: int = 64_000
+    """Most bytes read in vain to join two ranges into one request."""
+    request_bytes: int = 8_000_000
+    """Largest request made by joining."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSample:
+    """A sample, undecoded."""
+
+    index: int
+    meta: SampleMeta
+    parts: Mapping[str, Any]
+    """Bytes by part; of Parquet rows what they hold."""
+
+
+def calc_index(index: int, shard_size: int) -> tuple[int, int]:
+    """Shard, and position in it, of a sample (DPFlow, algorithm 3.1, CalcIndex)."""
+    return divmod(index, shard_size)
+
+
+def data_place(files: Files, dataset: Dataset, variant: str) -> tuple[Files, str]:
+    """Where the data of a variant lies: files, and the prefix of its paths there."""
+    root = dataset.variant(variant).root
+    return (files, f"{data_folder(dataset.name)}/") if root is None else (open_files(root), "")
+
+
+class Fetcher:
+    """Reads one variant.
+
+    Args:
+        files: where the metadata lies.
+        dataset: the version.
+        variant: its name.
+        limits: of caches and requests.
+    """
+
+    def __init__(self, files: Files, dataset: Dataset, variant: str, limits: ReadLimits) -> None:
+        self._files, self._dataset, self._name, self._limits = files, dataset, variant, limits
+        self._variant = dataset.variant(variant)
+        self._data, self._prefix = data_place(files, dataset, variant)
+        self.shards: BoundedCache[int, DatasetShardMeta] = BoundedCache(limits.meta_cache_bytes)
+        self.unpacked: BoundedCache[tuple[Any, ...], bytes | Table] = BoundedCache(limits.unpack_cache_bytes)
+        self._loading: dict[Any, asyncio.Task[Any]] = {}
+        self._slots = asyncio.Semaphore(_SHARDS_AT_ONCE)
+        self._openers = asyncio.Semaphore(_UNPACKED_AT_ONCE)
+
+    async def read(self, indices: Sequence[int]) -> list[RawSample]:
+        """The samples of these numbers, in this order.
+
+        Raises:
+            DatasetDamaged: a shard or a data file is absent or not as it should be.
+            DatasetUnreachable: a store fails.
+        """
+        metas = await self.metas(indices)
+        wanted = [(i, name, ref) for i, meta in enumerate(metas) for name, ref in meta.refs().items()]
+        parts: list[dict[str, Any]] = [{} for _ in metas]
+        found = await self._load_data([ref for _, _, ref in wanted], [indices[i] for i, _, _ in wanted])
+        for (i, name, _), part in zip(wanted, found, strict=True):
+            parts[i][name] = part
+        return [RawSample(index=n, meta=m, parts=p) for n, m, p in zip(indices, metas, parts, strict=True)]
+
+    async def metas(self, indices: Sequence[int]) -> list[SampleMeta]:
+        """The metadata of these samples. Raises as `read` does."""
+        by_shard: dict[int, list[int]] = defaultdict(list)
+        for i, index in enumerate(indices):
+            by_shard[calc_index(index, self._variant.shard_size)[0]].append(i)
+        out: dict[int, SampleMeta] = {}
+
+        async def from_shard(shard: int, members: list[int]) -> None:
+            try:
+                async with self._slots:
+                    meta = await self.load_meta(shard)
+            except DatasetDamaged as e:  # whoever asked first, it is this sample that cannot be had
+                raise DatasetDamaged(e.problem, file=e.file, index=indices[members[0]], **self._place()) from None
+            for i in members:
+                position = calc_index(indices[i], self._variant.shard_size)[1]
+                try:
+                    out[i] = meta.sample(position)
+                except (ValueError, IndexError) as e:
+                    path = self._dataset.shard_path(self._name, shard)
+                    raise self._damaged(f"its metadata is wrong: {e}", self._files, path, indices[i]) from None
+
+        await _all(*(from_shard(shard, members) for shard, members in by_shard.items()))
+        return [out[i] for i in range(len(indices))]
+
+    async def load_meta(self, shard: int) -> DatasetShardMeta:
+        """One metadata shard, checked against its digest. Raises as `read` does."""
+        if (kept := self.shards.get(shard)) is not None:
+            return kept
+
+        async def load() -> DatasetShardMeta:
+            path = self._dataset.shard_path(self._name, shard)
+            first = shard * self._variant.shard_size
+            (data,) = await self._fetch(self._files, [FileRange(path)], [first])
+            try:
+                if digest(data) != self._variant.shards[shard]:
+                    raise ValueError("its bytes do not have the digest that the version says")
+                meta = DatasetShardMeta(data)
+                expected = min(self._variant.shard_size, self._variant.samples - first)
+                if (meta.first, meta.count) != (first, expected):
+                    raise ValueError(
+                        f"it has samples from {meta.first}, {meta.count} of them, not {expected} from {first}"
+                    )
+            except (ValueError, KeyError, TypeError) as e:
+                raise self._damaged(f"metadata shard: {e}", self._files, path, first) from None
+            self.shards.put(shard, meta, meta.nbytes)
+            return meta
+
+        found: DatasetShardMeta = await self._once(("meta", shard), load)
+        return found
+
+    async def _load_data(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[Any]:
+        """The parts that these references point at; `indices` says whose they are."""
+        whole = [i for i, ref in enumerate(refs) if ref.inner is None and ref.row is None]
+        inner = [i for i, ref in enumerate(refs) if ref.inner is not None or ref.row is not None]
+        read, *opened = await _all(
+            self._whole([refs[i] for i in whole], [indices[i] for i in whole]),
+            *(self._inside(refs[i], indices[i]) for i in inner),
+        )
+        out = dict(zip(whole, read, strict=True)) | dict(zip(inner, opened, strict=True))
+        return [out[i] for i in range(len(refs))]
+
+    async def _whole(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[bytes]:
+        """What these references store, unpacked where it is packed."""
+        found = await self._stored(refs, indices)
+        packed = [i for i, ref in enumerate(refs) if ref.unpack is not None]
+        thread = asyncio.get_running_loop().run_in_executor
+        for i in packed:
+            try:
+                found[i] = await thread(unpackers(), unpack_bytes, refs[i].unpack or "", found[i])
+            except ValueError as e:
+                raise self._unsound(e, refs[i], indices[i]) from None
+        return found
+
+    async def _stored(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[bytes]:
+        """Bytes as they are stored, in as few requests as is sensible."""
+        requests: list[FileRange] = []
+        served: list[list[tuple[int, int]]] = []  # per request: which references, and where each begins in it
+        by_file: dict[str, list[int]] = defaultdict(list)
+        for i, ref in enumerate(refs):
+            by_file[ref.path].append(i)
+        for path in sorted(by_file):
+            for i in by_file[path]:
+                if refs[i].offset is None:
+                    requests.append(FileRange(self._prefix + path))
+                    served.append([(i, 0)])
+            members = [i for i in by_file[path] if refs[i].offset is not None]
+            bounds = [(refs[i].offset or 0, (refs[i].offset or 0) + (refs[i].length or 0)) for i in members]
+            for span in coalesce(bounds, gap=self._limits.gap_bytes, largest=self._limits.request_bytes):
+                requests.append(FileRange(self._prefix + path, span.start, span.stop - span.start))
+                served.append([(members[m], bounds[m][0] - span.start) for m in span.members])
+        found = await self._fetch(self._data, requests, [indices[group[0][0]] for group in served])
+        out: dict[int, bytes] = {}
+        for data, group in zip(found, served, strict=True):
+            for i, start in group:
+                ref = refs[i]
+                out[i] = data if ref.offset is None else data[start : start + (ref.length or 0)]
+                if ref.length is not None and len(out[i]) != ref.length:
+                    raise self._damaged(_cut_short(ref, len(data)), self._data, self._prefix + ref.path, indices[i])
+        return [out[i] for i in range(len(refs))]
+
+    async def _inside(self, ref: DataRef, index: int) -> Any:
+        """A part of something that was unpacked once, for all its parts."""
+        try:
+            content = await self._unpacked(ref, index)
+            if isinstance(content, Table):
+                return content.pick((ref.row or (0, 0))[1], ref.column)
+            start, length = ref.inner or (0, 0)
+            part = content[start : start + length]
+            if len(part) != length:
+                raise ValueError(f"bytes {start} to {start + length} are wanted of {len(content)} unpacked")
+        except ValueError as e:
+            raise self._unsound(e, ref, index) from None
+        except DatasetDamaged as e:
+            raise DatasetDamaged(e.problem, file=e.file, index=index, **self._place()) from None
+        return part
+
+    async def _unpacked(self, ref: DataRef, index: int) -> bytes | Table:
+        key = (ref.path, ref.offset, ref.unpack, ref.row and ref.row[0], ref.column)
+        if (kept := self.unpacked.get(key)) is not None:
+            return kept
+
+        async def load() -> bytes | Table:
+            async with self._openers:
+                if ref.row is None:
+                    (content,) = await self._whole([ref], [index])
+                    self.unpacked.put(key, content, len(content))
+                    return content
+                path = self._prefix + ref.path
+                size = await self._data.size(path)
+                if size is None:
+                    raise self._damaged("the file is absent", self._data, path, index)
+                thread = asyncio.get_running_loop().run_in_executor
+                table = await thread(unpackers(), row_group, self._data, ref, path, size)
+                self.unpacked.put(key, table, table.nbytes)
+                return table
+
+        found: bytes | Table = await self._once(key, load)
+        return found
+
+    async def _once(self, key: Any, load: Any) -> Any:
+        """What `load` yields; whoever asks while it is under way waits for the same."""
+        task = self._loading.get(key)
+        if task is None:
+            task = self._loading[key] = asyncio.ensure_future(load())
+            task.add_done_callback(lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception()))
+        return await asyncio.shield(task)
+
+    async def _fetch(self, files: Files, requests: Sequence[FileRange], indices: Sequence[int]) -> list[bytes]:
+        if not requests:
+            return []
+        try:
+            return await files.fetch(requests)
+        except FileNotFoundError as e:
+            path = str(e.args[0])
+            index = next((i for r, i in zip(requests, indices, strict=True) if r.path == path), indices[0])
+            raise self._damaged("the file is absent", files, path, index) from None
+        except DatasetUnreachable as e:
+            raise DatasetUnreachable(e.problem, file=e.file, index=indices[0], **self._place()) from e
+
+    def _damaged(self, why: str, files: Files, path: str, index: int) -> DatasetDamaged:
+        return DatasetDamaged(why, index=index, file=f"{files.url}/{path}", **self._place())
+
+    def _unsound(self, e: ValueError, ref: DataRef, index: int) -> DatasetDamaged:
+        return self._damaged(f"{ref.unpack}: {e}", self._data, self._prefix + ref.path, index)
+
+    def _place(self) -> dict[str, Any]:
+        return {"dataset": self._dataset.name, "version": self._dataset.version, "variant": self._name}
+
+
+async def _all(*work: Any) -> list[Any]:
+    """All results; after the first error nothing goes on in the background."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _cut_short(ref: DataRef, nbytes: int) -> str:
+    if ref.offset is None:
+        return f"it has {nbytes} bytes, but had {ref.length} when it was imported"
+    return f"it ends before byte {ref.offset + (ref.length or 0)}, which the sample needs"

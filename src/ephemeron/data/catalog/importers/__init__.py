@@ -1,0 +1,131 @@
+"""Importers: from what people have to metadata. `import_dataset` is all that is needed from outside.
+
+source            folder, URL, archive or file, as entries with references
+base              what an importer is
+files_per_sample  images, coco, librispeech
+records           cifar10, cifar100, idx, npz
+tables            csv, parquet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+from ephemeron.data.catalog.dataset import Dataset, check_id, data_folder
+from ephemeron.data.catalog.files import FileRange, open_files
+from ephemeron.data.catalog.folder import FolderFiles
+from ephemeron.data.catalog.importers import files_per_sample, records, tables
+from ephemeron.data.catalog.importers.base import Found, Importer, Request, Tell, counted
+from ephemeron.data.catalog.importers.source import Source, open_source
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.catalog.store import SHARD_SIZE, DatasetStore, NewVariant
+from ephemeron.data.options import near
+from ephemeron.errors import JobError
+
+__all__ = ["KINDS", "Found", "Importer", "Request", "Source", "Tell", "import_dataset", "open_source"]
+
+KINDS: Mapping[str, Importer] = {
+    importer.kind: importer for importer in (*files_per_sample.IMPORTERS, *records.IMPORTERS, *tables.IMPORTERS)
+}
+"""Importers by kind."""
+
+
+def import_dataset(
+    kind: str,
+    source: str,
+    name: str,
+    store: DatasetStore,
+    *,
+    variant: str | None = None,
+    version: str | None = None,
+    options: Mapping[str, str] | None = None,
+    keep: bool = True,
+    copy: bool = False,
+    shard_size: int = SHARD_SIZE,
+    tell: Tell | None = None,
+) -> Dataset:
+    """Describes a source and publishes the description as a new version. Data stays where it is, unless copied.
+
+    Args:
+        kind: one of `KINDS`.
+        source: folder, archive, file or URL.
+        name: `namespace/name`.
+        store: where the metadata goes.
+        variant: e.g. `train`; by default `train`, or all that the source tells apart.
+        version: its name; by default the next whole number.
+        options: of the kind.
+        keep: whether variants of the version before stay.
+        copy: whether to copy the source's files into the dataset's own `data` folder first.
+        shard_size: samples per metadata shard.
+        tell: told how far it is.
+
+    Raises:
+        JobError: a name, an option or the source is wrong; nothing is published then.
+        MissingExtra: the kind needs a package that is not installed.
+        DatasetUnreachable: a store fails.
+    """
+    check_id(name)
+    if kind not in KINDS:
+        raise JobError(f"import kind {kind!r} is not known", remedy=near(kind, KINDS, what="known kinds"))
+    importer = KINDS[kind]
+    filled = importer.filled(options or {})
+    root, prefix = None, ""
+    place = open_source(source)
+    if copy:
+        prefix = f"{PurePosixPath(unquote(place.files.url)).name}/" if open_files(source).url == place.files.url else ""
+    elif (f"{place.files.url}/").startswith(own := f"{store.files.url}/{data_folder(name)}/"):
+        prefix = f"{place.files.url}/".removeprefix(own)
+    else:
+        root = place.files.url
+    found = importer.find(Request(source=place, variant=variant, options=filled))
+    if copy:
+        _copy(place, store, f"{data_folder(name)}/{prefix}", tell)
+    told = {"kind": kind, "url": source, "options": dict(options or {})}
+    new = {
+        part: NewVariant(
+            samples=_moved(counted(one, part, tell), prefix),
+            decoders=one.decoders,
+            root=root,
+            info=one.info,
+            source=told,
+        )
+        for part, one in found.items()
+    }
+    return store.publish(name, new, version=version, keep=keep, shard_size=shard_size)
+
+
+def _moved(samples: Iterable[SampleMeta], prefix: str) -> Iterator[SampleMeta]:
+    """The samples with their files below `prefix`."""
+
+    def moved(ref: DataRef) -> DataRef:
+        return replace(ref, path=prefix + ref.path)
+
+    for sample in samples:
+        if prefix:
+            at = None if sample.target_at is None else moved(sample.target_at)
+            sample = replace(sample, data={part: moved(ref) for part, ref in sample.data.items()}, target_at=at)
+        yield sample
+
+
+def _copy(place: Source, store: DatasetStore, folder: str, tell: Tell | None) -> None:
+    """The files of a source, whether or not samples use them; a file that is there already has to be the same."""
+    if not isinstance(place.files, FolderFiles):
+        raise JobError(
+            f"{place.url} is not on this machine, and only local files are copied",
+            remedy="leave --copy out, or copy with your cloud's own tool into the dataset's data folder",
+        )
+    paths = sorted({ref.path for ref in place.entries.values()})
+    for done, path in enumerate(paths, 1):
+        local, target = place.files.root / path, folder + path
+        if not run(store.files.create(target, local)):
+            there = run(store.files.fetch([FileRange(target)]))
+            if there != [local.read_bytes()]:
+                raise JobError(
+                    f"{store.files.url}/{target} is there and differs from {local}", remedy="rename the source"
+                )
+        if tell is not None and (done % 100 == 0 or done == len(paths)):
+            tell("copying", done, len(paths))

@@ -1,0 +1,170 @@
+"""Kinds with many samples in a file, all of one size: CIFAR, MNIST's IDX, NumPy's .npz."""
+
+from __future__ import annotations
+
+import io
+import math
+import posixpath
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from ephemeron.data import cifar
+from ephemeron.data.catalog.importers.base import Found, Importer, Request
+from ephemeron.data.catalog.importers.source import Source, enter
+from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.idx import NAME, parse_idx
+from ephemeron.data.options import one_line
+from ephemeron.data.samples import Array
+from ephemeron.errors import JobError
+
+
+def _cifar(kind: str, request: Request) -> dict[str, Found]:
+    """Both published forms; of the pickles each sample is a range of the pixels inside."""
+    source = request.source
+    names = {name for form in cifar.FORMS[kind] for name in form.names}
+    by_name: dict[str, str] = {}
+    for path in source.entries:
+        name = posixpath.basename(path)
+        if name in names and by_name.setdefault(name, path) != path:
+            raise source.wrong(path, f"is there beside {by_name[name]}", "give one folder of the two")
+    choices = cifar.LABELS[kind]
+    wanted = request.options.get("labels", "")
+    if wanted not in choices:
+        raise JobError(f"labels = {wanted!r} is not known", remedy=f"use one of {', '.join(choices)}")
+    for form in cifar.FORMS[kind]:
+        missing = [name for name in form.names if name not in by_name]
+        if not missing:
+            break
+        if len(missing) < len(form.names):
+            raise JobError(f"{source.url} has no {', '.join(missing)}", remedy="fetch the data set again")
+    else:
+        forms = " or ".join(f.folder for f in cifar.FORMS[kind])
+        raise JobError(f"{source.url} is no {kind}", remedy=f"give the unpacked folder {forms}")
+
+    def samples(names: Sequence[str]) -> Iterator[SampleMeta]:
+        for name in names:
+            path = by_name[name]
+            batch = cifar.read_batch(f"{source.url}: {path}", source.read(path), form, choices[wanted])
+            packed = source.packed(path, "cifar-python") if form.pickled else source.entries[path]
+            head = 0 if form.pickled else form.label_bytes
+            for i, label in enumerate(batch.targets.tolist()):
+                ref = packed.within(i * (head + cifar.PIXELS) + head, cifar.PIXELS)
+                yield SampleMeta(key=f"{name}[{i}]", data={"image": ref}, target=label)
+
+    def found(names: Sequence[str]) -> Found:
+        decoder = {"decoder": "array", "dtype": "|u1", "shape": [3, 32, 32]}
+        return Found(samples=samples(names), decoders={"image": decoder}, info={"classes": choices[wanted].classes})
+
+    return request.split({"train": partial(found, form.train), "test": partial(found, (form.test,))})
+
+
+def _idx(request: Request) -> dict[str, Found]:
+    """train-images-idx3-ubyte and so on, perhaps with .gz. Images get a channel axis."""
+    source = request.source
+    found: dict[tuple[str, str], str] = {}
+    for path in source.entries:
+        if match := NAME.fullmatch(posixpath.basename(path)):
+            found.setdefault((match["part"], match["kind"]), path)
+    parts = {name: part for name, part in (("train", "train"), ("test", "t10k")) if any(p == part for p, _ in found)}
+    if not parts:
+        raise JobError(f"{source.url} has no train-images-idx3-ubyte and no t10k-…", remedy="give a folder with them")
+    for part in parts.values():
+        for kind in ("images", "labels"):
+            if (part, kind) not in found:
+                raise JobError(f"{source.url} has no {part}-{kind}", remedy="fetch the data set again")
+    return request.split({
+        name: partial(_idx_pair, source, found[part, "images"], found[part, "labels"]) for name, part in parts.items()
+    })  # fmt: skip
+
+
+def _idx_pair(source: Source, images: str, labels: str) -> Found:
+    data, ref = source.contents(images)
+    inputs, start = parse_idx(data, f"{source.url}: {images}")
+    targets, _ = parse_idx(source.contents(labels)[0], f"{source.url}: {labels}")
+    if targets.ndim != 1 or inputs.ndim == 0 or len(inputs) != len(targets):
+        raise source.wrong(images, f"has shape {inputs.shape}, but {labels} has {targets.shape}", "give a pair")
+    shape = [1, *inputs.shape[1:]] if inputs.ndim == 3 else list(inputs.shape[1:])
+    return Found(
+        samples=_rows("image", ref, start, inputs, targets.tolist(), images),
+        decoders={"image": {"decoder": "array", "dtype": inputs.dtype.newbyteorder(">").str, "shape": shape}},
+        total=len(inputs),
+    )
+
+
+def _rows(part: str, ref: DataRef, start: int, array: Array, targets: Sequence[Any], name: str) -> Iterator[SampleMeta]:
+    size = math.prod(array.shape[1:]) * array.itemsize
+    for i, target in enumerate(targets):
+        yield SampleMeta(key=f"{name}[{i}]", data={part: ref.within(start + i * size, size)}, target=target)
+
+
+def _npz(request: Request) -> dict[str, Found]:
+    """An .npz with an array of inputs and one of targets; targets of more than one number per sample stay in it."""
+    source = request.source
+    (name, *others) = source.only([".npz"], what=".npz file")
+    if others:
+        raise source.wrong(others[0], f"is there beside {name}", "give the URL of one file")
+    inside = enter(source, name)
+    x, y = (_member(inside, request.options[option], option) for option in ("inputs", "targets"))
+    if not x.shape or not y.shape or x.shape[0] != y.shape[0]:
+        raise source.wrong(name, f"has inputs of shape {x.shape} and targets of {y.shape}", "one target per input")
+    targets: list[Any] | None = y.values(inside).tolist() if len(y.shape) == 1 else None
+
+    def samples() -> Iterator[SampleMeta]:
+        for i in range(x.shape[0]):
+            data = {"input": x.row(i)}
+            if targets is not None:
+                yield SampleMeta(key=f"{x.name}[{i}]", data=data, target=targets[i])
+            else:
+                yield SampleMeta(key=f"{x.name}[{i}]", data=data, target_at=y.row(i))
+
+    decoders = {"input": x.decoder()} | ({} if targets is not None else {"target": y.decoder()})
+    return request.single(Found(samples=samples(), decoders=decoders, total=x.shape[0]))
+
+
+class _Member:
+    """An array in an .npz: its header, and where its rows are."""
+
+    def __init__(self, name: str, ref: DataRef, header: tuple[Any, ...], start: int, path: str) -> None:
+        self.name, self._ref, self._start, self._path = name, ref, start, path
+        self.shape, self._fortran, self._dtype = header
+        self._size = math.prod(self.shape[1:]) * self._dtype.itemsize
+
+    def row(self, i: int) -> DataRef:
+        return self._ref.within(self._start + i * self._size, self._size)
+
+    def decoder(self) -> dict[str, Any]:
+        return {"decoder": "array", "dtype": self._dtype.str, "shape": list(self.shape[1:])}
+
+    def values(self, source: Source) -> Array:
+        return np.frombuffer(source.read(self._path), self._dtype, offset=self._start).reshape(self.shape)
+
+
+def _member(source: Source, name: str, option: str) -> _Member:
+    path = f"{name}.npy"
+    if path not in source.entries:
+        known = ", ".join(p.removesuffix(".npy") for p in source.entries)
+        raise JobError(f"{source.url} has no array {name!r}, only {known}", remedy=f"-o {option}=NAME")
+    ref = source.entries[path]
+    opened = source.stream(path) if ref.unpack is None else io.BytesIO(source.read(path))
+    try:
+        header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(opened))
+        if header is None:
+            raise ValueError("an unknown version of the format")
+        shape, fortran, dtype = header(opened)
+    except ValueError as e:
+        raise source.wrong(path, f"is no array: {one_line(e)}") from None
+    if dtype.hasobject or (fortran and len(shape) > 1) or dtype.kind not in "biufc":
+        raise source.wrong(path, f"holds {dtype} in order {'F' if fortran else 'C'}", "save numbers in C order")
+    return _Member(name, ref, (shape, fortran, dtype), opened.tell(), path)
+
+
+IMPORTERS = (
+    Importer(kind="cifar10", find=partial(_cifar, "cifar10")),
+    Importer(kind="cifar100", find=partial(_cifar, "cifar100"), options={"labels": "fine"}),
+    Importer(kind="idx", find=_idx),
+    Importer(kind="npz", find=_npz, options={"inputs": "x", "targets": "y"}),
+)

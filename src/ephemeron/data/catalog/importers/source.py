@@ -1,0 +1,198 @@
+"""What an importer looks at: the files below a folder or URL, the members of a tar or zip archive, or one file.
+
+Members of archives are byte ranges of the archive, so whatever is imported from a folder can be imported from an
+archive, which stays as it is. A compressed tar cannot be entered in the middle and is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
+
+from ephemeron.data.catalog.files import FileRange, FileReader, Files, open_files
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.meta import DataRef
+from ephemeron.data.catalog.unpack import unpack_bytes
+from ephemeron.data.options import one_line
+from ephemeron.errors import JobError
+
+_COMPRESSED_TAR = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_BUFFER = 1 << 20
+_PACKED = {zipfile.ZIP_STORED: None, zipfile.ZIP_DEFLATED: "deflate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Files by path, each with where its bytes are.
+
+    `entries` is sorted by path and leaves out what is hidden (a part of the path begins with a dot).
+    """
+
+    url: str
+    """As given, for messages."""
+    files: Files
+    """`path` of every reference is relative to this."""
+    entries: dict[str, DataRef]
+
+    def read(self, path: str) -> bytes:
+        """The bytes of an entry, unpacked where it is a compressed member.
+
+        Raises:
+            JobError: they are damaged, or fewer than they were a moment ago.
+        """
+        ref = self.entries[path]
+        whole = FileRange(ref.path) if ref.offset is None else FileRange(ref.path, ref.offset, ref.length)
+        (data,) = run(self.files.fetch([whole]))
+        try:
+            if len(data) != ref.length:
+                raise ValueError(f"{len(data)} bytes instead of {ref.length}")
+            return data if ref.unpack is None else unpack_bytes(ref.unpack, data)
+        except ValueError as e:
+            raise self.wrong(path, f"cannot be read: {e}") from None
+
+    def stream(self, path: str) -> BinaryIO:
+        """An entry as a seekable stream that reads only what is asked for, by the megabyte.
+
+        Raises:
+            JobError: it is compressed inside an archive.
+        """
+        ref = self.entries[path]
+        if ref.unpack is not None:
+            raise self.wrong(path, "is compressed inside an archive and cannot be entered", "unpack the archive")
+        reader = FileReader(self.files, ref.path, offset=ref.offset or 0, length=ref.length or 0)
+        return cast(BinaryIO, io.BufferedReader(reader, _BUFFER))
+
+    def contents(self, path: str) -> tuple[bytes, DataRef]:
+        """Bytes without gzip where the name ends in `.gz`, and the reference to be cut for parts of them.
+
+        Raises:
+            JobError: as of `read`, or it is packed twice.
+        """
+        data, ref = self.read(path), self.entries[path]
+        if not path.endswith(".gz"):
+            return data, ref
+        try:
+            return unpack_bytes("gzip", data), self.packed(path, "gzip")
+        except ValueError as e:
+            raise self.wrong(path, f"cannot be unpacked: {e}") from None
+
+    def packed(self, path: str, how: str) -> DataRef:
+        """The reference to what is inside an entry that needs unpacking.
+
+        Raises:
+            JobError: it is compressed inside an archive as well.
+        """
+        if self.entries[path].unpack is not None:
+            raise self.wrong(path, "is packed twice", "unpack the archive around it")
+        return replace(self.entries[path], unpack=how)
+
+    def json(self, path: str) -> Any:
+        """An entry's JSON.
+
+        Raises:
+            JobError: it is none.
+        """
+        try:
+            return json.loads(self.read(path))
+        except (ValueError, RecursionError) as e:
+            raise self.wrong(path, f"is no JSON: {one_line(e)}") from None
+
+    def only(self, suffixes: Iterable[str], *, what: str) -> list[str]:
+        """Paths that end so, of which there has to be one.
+
+        Raises:
+            JobError: there is none.
+        """
+        found = [path for path in self.entries if path.lower().endswith(tuple(suffixes))]
+        if not found:
+            raise JobError(f"{self.url} has no {what}", remedy=f"looked for {', '.join(suffixes)}")
+        return found
+
+    def wrong(self, path: str, why: str, remedy: str = "fetch it again") -> JobError:
+        """An error about an entry."""
+        return JobError(f"{self.url}: {path} {why}", remedy=remedy)
+
+
+def open_source(url: str) -> Source:
+    """Looks at a folder, URL, archive or file.
+
+    Raises:
+        JobError: it does not exist, is empty, or is an archive that cannot be entered.
+        DatasetUnreachable: the store fails.
+    """
+    place = open_files(url)
+    listed = run(place.tree(""))
+    if listed:
+        entries = {path: DataRef(path=path, length=size) for path, size in listed.items()}
+        return _visible(Source(url=url, files=place, entries=entries))
+    folder, _, name = place.url.rpartition("/")
+    name = unquote(name) if folder.startswith("file:") else name
+    above = open_files(folder) if name and not folder.endswith("/") else place
+    size = run(above.size(name)) if name else None
+    if size is None:
+        raise JobError(f"{url} does not exist or is empty", remedy="give a folder, an archive, a file or a URL")
+    if name.lower().endswith(_COMPRESSED_TAR):
+        raise JobError(f"{url} is a compressed tar, which cannot be entered in the middle", remedy="unpack it")
+    whole = Source(url=url, files=above, entries={name: DataRef(path=name, length=size)})
+    return enter(whole, name) if name.lower().endswith((".tar", ".zip")) else whole
+
+
+def enter(source: Source, path: str) -> Source:
+    """The members of an archive: a tar if its name says so, else a zip.
+
+    Raises:
+        JobError: it is damaged, or has members that are no plain ranges.
+    """
+    members = _tar_members if path.lower().endswith(".tar") else _zip_members
+    try:
+        return _visible(replace(source, entries=members(source, path)))
+    except (tarfile.TarError, zipfile.BadZipFile, struct.error, EOFError, OSError, ValueError) as e:
+        raise source.wrong(path, f"is not a sound archive: {one_line(e)}") from None
+
+
+def _tar_members(source: Source, path: str) -> dict[str, DataRef]:
+    """Regular files. Links are left out, as are members that a later one of the same name replaces."""
+    whole, out = source.entries[path], {}
+    with tarfile.open(fileobj=source.stream(path), mode="r:") as archive:
+        for member in archive:
+            if member.isreg():
+                if member.issparse() or member.offset_data + member.size > (whole.length or 0):
+                    raise source.wrong(path, f"ends within its member {member.name}, or that is sparse")
+                out[member.name.removeprefix("./")] = whole.within(member.offset_data, member.size)
+    return out
+
+
+def _zip_members(source: Source, path: str) -> dict[str, DataRef]:
+    whole, out, stream = source.entries[path], {}, source.stream(path)
+    with zipfile.ZipFile(stream) as archive:
+        for member in sorted(archive.infolist(), key=lambda m: m.header_offset):
+            if member.is_dir():
+                continue
+            packed = _PACKED.get(member.compress_type, "")
+            if member.flag_bits & 1 or packed == "":
+                why = f"has an encrypted or unusually compressed member {member.filename}"
+                raise source.wrong(path, why, "unpack it")
+            stream.seek(member.header_offset + 26)  # names and extras may differ from those in the directory
+            start = member.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
+            out[member.filename] = replace(whole.within(start, member.compress_size), unpack=packed)
+    return out
+
+
+def _visible(source: Source) -> Source:
+    """Without what is hidden, and sorted."""
+    kept = {path: source.entries[path] for path in sorted(source.entries) if not _hidden(path)}
+    if not kept:
+        raise JobError(f"{source.url} has no files in it", remedy="give a folder, an archive, a file or a URL")
+    return replace(source, entries=kept)
+
+
+def _hidden(path: str) -> bool:
+    return path.startswith("__MACOSX/") or any(part.startswith(".") for part in PurePosixPath(path).parts)

@@ -1,0 +1,164 @@
+"""The metadata of one sample: where its data lies and what its target is.
+
+DPFlow, section 3.3.1 keeps one `path` per sample (algorithm 3.1, line 11), which fits a folder of images. Here a sample
+has one or more named data parts, each of which may be a whole file, a range of bytes (a record of CIFAR, a row of an
+array, a line of a table, a member of a tar or zip archive), such a range inside something that has to be unpacked
+first (gzip, deflate, CIFAR's pickles), or a row of a Parquet file. Originals stay as they are.
+
+Everything here is what one line of JSON in a metadata shard says. Fields that have nothing to say are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+UNPACKERS = ("gzip", "deflate", "cifar-python", "parquet")
+"""What `DataRef.unpack` may say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRef:
+    """Where the bytes of a data part are.
+
+    Raises:
+        ValueError: the fields contradict each other, or the path leaves its root.
+    """
+
+    path: str
+    """Of the file, relative to the root of the variant."""
+    offset: int | None = None
+    """First byte; None: the part is the whole file."""
+    length: int | None = None
+    """Bytes as stored. Of a whole file it is the size at the time of import, by which truncation is noticed."""
+    unpack: str | None = None
+    """How the stored bytes are unpacked, one of `UNPACKERS`; None: they are the part."""
+    inner: tuple[int, int] | None = None
+    """First byte and number of bytes of the part within what was unpacked; None: all of it."""
+    row: tuple[int, int] | None = None
+    """Parquet: row group, and row within it."""
+    column: str | None = None
+    """Parquet: the column that is the part, with dots for fields of structures; None: the whole row."""
+
+    def __post_init__(self) -> None:
+        parts = self.path.split("/")
+        if not self.path or "\0" in self.path or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"path {self.path!r} is not a plain relative path")
+        if self.unpack is not None and self.unpack not in UNPACKERS:
+            raise ValueError(f"unpack = {self.unpack!r} is not one of {', '.join(UNPACKERS)}")
+        if (self.offset or 0) < 0 or (self.length or 0) < 0 or (self.offset is not None and self.length is None):
+            raise ValueError(f"offset {self.offset} with length {self.length}")
+        if (self.unpack == "parquet") != (self.row is not None) or (self.inner is not None and self.unpack is None):
+            raise ValueError("`row` goes with parquet, `inner` with what is unpacked")
+        for pair in (self.inner, self.row):
+            if pair is not None and min(pair) < 0:
+                raise ValueError(f"negative position {pair}")
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the part, as far as the metadata knows it; else of what is read for it; else 0."""
+        return self.inner[1] if self.inner is not None else self.length or 0
+
+    def within(self, start: int, length: int) -> DataRef:
+        """A range of bytes inside this part."""
+        if self.unpack is not None:
+            return replace(self, inner=((self.inner or (0, 0))[0] + start, length))
+        return replace(self, offset=(self.offset or 0) + start, length=length)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a shard."""
+        out: dict[str, Any] = {"path": self.path}
+        for name in ("offset", "length", "unpack", "column"):
+            if (value := getattr(self, name)) is not None:
+                out[name] = value
+        for name in ("inner", "row"):
+            if (pair := getattr(self, name)) is not None:
+                out[name] = list(pair)
+        return out
+
+    @classmethod
+    def from_json(cls, value: Any) -> DataRef:
+        """Raises ValueError where it is none."""
+        fields = {name: typed(value, name, kind, None) for name, kind in _REF_FIELDS.items()}
+        unknown = set(value) - set(fields)
+        if unknown:
+            raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
+        for name in ("inner", "row"):
+            pair = fields[name]
+            if pair is not None:
+                if len(pair) != 2 or not all(type(n) is int for n in pair):
+                    raise ValueError(f"{name} = {pair!r} is not a pair of whole numbers")
+                fields[name] = tuple(pair)
+        typed(value, "path", str)
+        return cls(**fields)
+
+
+_REF_FIELDS: dict[str, type] = {
+    "path": str, "offset": int, "length": int, "unpack": str, "inner": list, "row": list, "column": str,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleMeta:
+    """One sample, undecoded."""
+
+    key: str
+    """Names the sample for people: a path, an archive's member, an utterance, a record's number."""
+    data: Mapping[str, DataRef]
+    """Its parts by name, at least one; `Variant.decoders` says how each is decoded."""
+    target: Any = None
+    """Small targets themselves, as JSON: a class number, boxes, a transcript."""
+    target_at: DataRef | None = None
+    """Where a target lies that is too large for that; decoded as the part `target`."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else is known of it, as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a shard."""
+        out: dict[str, Any] = {"key": self.key, "data": {name: ref.to_json() for name, ref in self.data.items()}}
+        if self.target_at is not None:
+            out["target_at"] = self.target_at.to_json()
+        elif self.target is not None:
+            out["target"] = self.target
+        if self.extra:
+            out["extra"] = dict(self.extra)
+        return out
+
+    @classmethod
+    def from_json(cls, value: Any) -> SampleMeta:
+        """Raises ValueError where it is none."""
+        parts = typed(value, "data", dict)
+        if not parts:
+            raise ValueError("it has no data")
+        at = value.get("target_at")
+        return cls(
+            key=typed(value, "key", str),
+            data={name: DataRef.from_json(ref) for name, ref in parts.items()},
+            target=value.get("target"),
+            target_at=None if at is None else DataRef.from_json(at),
+            extra=typed(value, "extra", dict, {}),
+        )
+
+    def refs(self) -> dict[str, DataRef]:
+        """Everything to be read, by part; a target that lies somewhere is the part `target`."""
+        return dict(self.data) if self.target_at is None else {**self.data, "target": self.target_at}
+
+
+_REQUIRED = object()
+
+
+def typed(table: Any, name: str, kind: type, default: Any = _REQUIRED) -> Any:
+    """`table[name]`, which is of this kind (a bool is no int).
+
+    Raises:
+        ValueError: the table is none, or the value is absent without a default, or of another kind.
+    """
+    if not isinstance(table, dict):
+        raise ValueError(f"{type(table).__name__} instead of a table")
+    value = table.get(name, default)
+    if value is _REQUIRED:
+        raise ValueError(f"{name!r} is missing")
+    if name in table and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise ValueError(f"{name} = {value!r} is not of type {kind.__name__}")
+    return value

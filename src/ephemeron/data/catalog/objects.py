@@ -1,0 +1,139 @@
+"""Files in S3, Google Cloud Storage, Azure, or any other store of obstore's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+
+from ephemeron.channels.stores import explain, is_missing_bucket
+from ephemeron.data.catalog.files import FileRange, Files, open_files
+from ephemeron.errors import DatasetError, DatasetUnreachable, JobError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_FAILURES = (BaseError, OSError)
+_REQUESTS = 32
+_LARGEST_PUT = 5 * 10**9
+
+_first_used_by = 0
+"""Process id of whoever used an object store first: its forked children cannot."""
+
+
+class ObjectFiles(Files):
+    """Objects below the prefix of a store. Usually made with `open_files`.
+
+    Args:
+        store: any obstore store, with its prefix set.
+        url: how metadata and messages name it; `open_files` has to understand it where this is pickled.
+        requests: most requests at once, per call.
+    """
+
+    def __init__(self, store: ObjectStore, *, url: str, requests: int = _REQUESTS) -> None:
+        self.url = url
+        self._store: Any = store
+        self._requests = requests
+
+    def __repr__(self) -> str:
+        return f"ObjectFiles({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_files, (self.url,)
+
+    async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
+        _refuse_in_forked_child()
+        slots = asyncio.Semaphore(self._requests)
+
+        async def one(wanted: FileRange) -> bytes:
+            async with slots:
+                return await self._fetch(wanted)
+
+        return list(await asyncio.gather(*map(one, ranges)))
+
+    async def _fetch(self, wanted: FileRange) -> bytes:
+        try:
+            if wanted.length is None and not wanted.offset:
+                found = await obstore.get_async(self._store, wanted.path)
+                return bytes(await found.bytes_async())
+            end = await self._end(wanted) if wanted.length is None else wanted.offset + wanted.length
+            if end <= wanted.offset:
+                return b""
+            return bytes(await obstore.get_range_async(self._store, wanted.path, start=wanted.offset, end=end))
+        except _FAILURES as e:
+            if _is_absent(e):
+                raise FileNotFoundError(wanted.path) from None
+            # Stores refuse a range that begins behind the end of the object, each in its own words.
+            size = await self.size(wanted.path)
+            if size is not None and size <= wanted.offset:
+                return b""
+            raise self._unreachable(e, wanted.path) from e
+
+    async def _end(self, wanted: FileRange) -> int:
+        size = await self.size(wanted.path)
+        if size is None:
+            raise FileNotFoundError(wanted.path)
+        return size
+
+    async def size(self, path: str) -> int | None:
+        _refuse_in_forked_child()
+        try:
+            return int((await obstore.head_async(self._store, path))["size"])
+        except _FAILURES as e:
+            if _is_absent(e):
+                return None
+            raise self._unreachable(e, path) from e
+
+    async def tree(self, prefix: str) -> dict[str, int]:
+        _refuse_in_forked_child()
+        try:
+            found = await obstore.list(self._store, prefix.strip("/") or None).collect_async()
+        except _FAILURES as e:
+            raise self._unreachable(e, prefix) from e
+        return dict(sorted((str(meta["path"]), int(meta["size"])) for meta in found))
+
+    async def folders(self, prefix: str) -> list[str]:
+        _refuse_in_forked_child()
+        try:
+            found = await obstore.list_with_delimiter_async(self._store, prefix.strip("/") or None)
+        except _FAILURES as e:
+            raise self._unreachable(e, prefix) from e
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+
+    async def create(self, path: str, data: bytes | Path) -> bool:
+        _refuse_in_forked_child()
+        if isinstance(data, Path) and data.stat().st_size > _LARGEST_PUT:
+            raise JobError(
+                f"{data} has more than 5 GB, the most that stores take create-only",
+                remedy="upload it with your cloud's own tool and import it from its URL",
+            )
+        try:
+            await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except _FAILURES as e:
+            raise self._unreachable(e, path) from e
+        return True
+
+    def _unreachable(self, e: Exception, path: str) -> DatasetUnreachable:
+        return DatasetUnreachable(explain(e), file=f"{self.url}/{path}".rstrip("/"))
+
+
+def _refuse_in_forked_child() -> None:
+    """obstore's threads are not there after a fork, and whoever asks them anything waits for ever."""
+    global _first_used_by
+    _first_used_by = _first_used_by or os.getpid()
+    if _first_used_by != os.getpid():
+        raise DatasetError(
+            "object stores cannot be read in a process forked after they were used; start workers otherwise, "
+            "e.g. DataLoader(multiprocessing_context='forkserver')"
+        )
+
+
+def _is_absent(e: Exception) -> bool:
+    return isinstance(e, FileNotFoundError) and not is_missing_bucket(e)

@@ -1,0 +1,45 @@
+"""Which requests to make for a set of byte ranges: those that lie close together become one.
+
+A request costs a round trip (about 20 ms in a cloud, nothing in a folder), a gap costs its bytes. Reading through a gap
+pays while `gap / bandwidth < latency`, as long as the requests would not have run side by side anyway, which they do
+here; so the gap is far below the 1.4 MB that 20 ms at 70 MB/s suggest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request, and which of the ranges it serves."""
+
+    start: int
+    stop: int
+    members: tuple[int, ...]
+
+
+def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> list[Span]:
+    """Spans that together contain every range whole, each range in exactly one span.
+
+    Args:
+        ranges: (start, stop) in bytes, in any order; they may overlap.
+        gap: most bytes read in vain between two ranges.
+        largest: no span is made longer than this by joining; a single longer range stays whole.
+    """
+    spans: list[Span] = []
+    start = stop = 0
+    members: list[int] = []
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        a, b = ranges[i]
+        if members and a - stop <= gap and max(stop, b) - start <= largest:
+            stop = max(stop, b)
+            members.append(i)
+            continue
+        if members:
+            spans.append(Span(start, stop, tuple(members)))
+        start, stop, members = a, b, [i]
+    if members:
+        spans.append(Span(start, stop, tuple(members)))
+    return spans

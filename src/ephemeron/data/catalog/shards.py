@@ -1,0 +1,99 @@
+"""Metadata in shards, so that nobody reads or holds the index of a whole dataset to get at one sample.
+
+A shard is a JSON file with one sample per line (DPFlow, section 3.3.1, DatasetShardMeta; file names
+`ms-{shard_no}` as there). It is kept as those bytes, and a line is parsed when its sample is asked for: an epoch's worth
+of Python objects would take about eight times the memory, and an access to one sample would parse a thousand.
+
+Names carry a digest of the content. A shard that another version has already is thus the same file, a new
+version of a dataset costs the shards that changed, and damage is noticed before it is believed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ephemeron.data.catalog.meta import SampleMeta
+
+SHARD_FORMAT = 1
+DIGEST_CHARACTERS = 32
+_END = b"]}\n"
+
+
+class DatasetShardMeta:
+    """The metadata of consecutive samples of a variant.
+
+    Args:
+        data: the file's bytes, as `encode_shard` made them.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    __slots__ = ("_data", "_ends", "count", "first", "header", "nbytes")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
+        if len(self._ends) < 2 or not data.endswith(b"\n" + _END):
+            raise ValueError("no metadata shard, or cut short")
+        self.header: dict[str, Any] = json.loads(data[: int(self._ends[0])] + _END)
+        if self.header.get("format") != SHARD_FORMAT:
+            raise ValueError(f"shard of format {self.header.get('format')!r}; this version reads {SHARD_FORMAT}")
+        self.first = int(self.header["first"])
+        """Number of its first sample within the variant."""
+        self.count = len(self._ends) - 2
+        """Samples in it."""
+        self.nbytes = len(data) + self._ends.nbytes
+        """Memory it takes."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def sample(self, position: int) -> SampleMeta:
+        """The sample at this position of the shard.
+
+        Raises:
+            IndexError: there is none.
+            ValueError: its line is no sample.
+        """
+        if not 0 <= position < self.count:
+            raise IndexError(f"position {position} in a shard of {self.count} samples")
+        line = self._data[int(self._ends[position]) + 1 : int(self._ends[position + 1])]
+        return SampleMeta.from_json(json.loads(line.removesuffix(b",")))
+
+
+def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, shard: int, first: int) -> bytes:
+    """The file of a shard. The same samples give the same bytes.
+
+    Raises:
+        ValueError: something in a sample is no JSON, or not finite.
+    """
+    header = {"format": SHARD_FORMAT, "dataset": dataset, "variant": variant, "shard": shard, "first": first}
+    lines = [_compact(sample.to_json()) for sample in samples]
+    return (_compact(header)[:-1] + ',"samples":[\n' + ",\n".join(lines) + "\n").encode() + _END
+
+
+def digest(data: bytes) -> str:
+    """Hex xxh3-128 of a shard's bytes: tells damage and sameness, and is no defence against malice."""
+    return str(xxhash.xxh3_128_hexdigest(data))
+
+
+def cut(samples: Iterable[SampleMeta], size: int) -> Iterator[list[SampleMeta]]:
+    """Lists of `size` consecutive samples; the last may be shorter."""
+    chunk: list[SampleMeta] = []
+    for sample in samples:
+        chunk.append(sample)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

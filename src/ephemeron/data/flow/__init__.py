@@ -1,0 +1,39 @@
+"""Declared once, read anywhere: a data flow from a dataset through map steps to batches (DPFlow, section 3.3.2).
+
+flow      DataLoadFlow: the description: dataset, steps, what may be cached
+loading   one sample through the steps, with its own random numbers, timed, and with errors that say where
+stream    which positions of an epoch go to which rank and batch, also when resumed with other ranks (pure)
+read      DataLoadFlowRead: views of a flow that can be read; `random_split`
+shuffled  batches in order, loaded ahead, resumable in mid-epoch
+pool      loader processes of this machine, which may die
+collate   from samples to a batch, in memory that loader and trainer share
+messages  what loaders and trainer say to each other
+counters  where the time went, and what would help
+
+from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+
+flow = DataLoadFlow("example/digits", version=1).dataset("core/mnist", variant="train").map_data("scale", scale)
+for images, labels in flow.prepare_read(LocalDataLoadFlowReader(workers=2)).to_shuffled(batch_size=128, seed=0):
+    ...
+"""
+
+from ephemeron.data.flow.counters import Counters
+from ephemeron.data.flow.flow import DataLoadFlow, IMapTransform, MapData, MapTarget, Step
+from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader, LocalDataLoadFlowReader, random_split
+from ephemeron.data.flow.shuffled import ShuffledFlow
+from ephemeron.data.flow.stream import Stream
+
+__all__ = [
+    "Counters",
+    "DataLoadFlow",
+    "DataLoadFlowRead",
+    "DataLoadFlowReader",
+    "IMapTransform",
+    "LocalDataLoadFlowReader",
+    "MapData",
+    "MapTarget",
+    "ShuffledFlow",
+    "Step",
+    "Stream",
+    "random_split",
+]

@@ -1,0 +1,84 @@
+"""From samples to a batch, where nobody said how: as PyTorch's default, or stacked arrays without PyTorch.
+
+In loaders arrays are stacked in the memory that the trainer will map, so that a batch is written once and never copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.flow.messages import SHARED, Arena, aligned, can_share
+
+
+class Stacking:
+    """The default `collate_fn`: `torch.utils.data.default_collate` where PyTorch is installed."""
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.data import default_collate
+        except ModuleNotFoundError:
+            self._collate: Callable[[Any], Any] = _stacked
+        else:
+            self._collate = default_collate
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        return self._collate(samples)
+
+    def into_arena(self, samples: list[Any]) -> tuple[Any, Arena | None]:
+        """The same batch, its large arrays in an arena; None where there are none or they cannot be shared."""
+        nbytes = _large(samples)
+        if nbytes < SHARED or not can_share():
+            return self(samples), None
+        arena = Arena(nbytes)
+        try:
+            return self._in(samples, arena), arena
+        except BaseException:
+            arena.close()
+            raise
+
+    def _in(self, samples: Sequence[Any], arena: Arena) -> Any:
+        first = samples[0]
+        if type(first) in (tuple, list) and all(len(s) == len(first) for s in samples):
+            parts = [self._in(part, arena) for part in zip(*samples, strict=True)]
+            return parts if self._collate is not _stacked else tuple(parts)
+        if type(first) is dict and all(s.keys() == first.keys() for s in samples):
+            return {key: self._in([s[key] for s in samples], arena) for key in first}
+        if not _stackable(samples):
+            return self(samples)
+        out = arena.array((len(samples), *first.shape), first.dtype)
+        np.stack([np.asarray(s) for s in samples], out=out)
+        torch: Any = sys.modules.get("torch")
+        return out if self._collate is _stacked else torch.from_numpy(out)
+
+
+def _stackable(samples: Sequence[Any]) -> bool:
+    first = samples[0]
+    return (
+        type(first) is np.ndarray and first.ndim > 0 and first.dtype.kind in "biufc" and first.dtype.isnative
+        and all(type(s) is np.ndarray and s.shape == first.shape and s.dtype == first.dtype for s in samples)
+    )  # fmt: skip
+
+
+def _large(samples: Sequence[Any]) -> int:
+    """Bytes that an arena for these samples needs."""
+    first = samples[0]
+    if type(first) in (tuple, list) and all(len(s) == len(first) for s in samples):
+        return sum(_large(part) for part in zip(*samples, strict=True))
+    if type(first) is dict and all(s.keys() == first.keys() for s in samples):
+        return sum(_large([s[key] for s in samples]) for key in first)
+    return aligned(len(samples) * first.nbytes) if _stackable(samples) else 0
+
+
+def _stacked(samples: Sequence[Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, tuple):
+        return tuple(_stacked(list(part)) for part in zip(*samples, strict=True))
+    if isinstance(first, Mapping):
+        return {key: _stacked([s[key] for s in samples]) for key in first}
+    if isinstance(first, str | bytes):
+        return samples
+    return np.stack([np.asarray(s) for s in samples])

@@ -1,0 +1,71 @@
+"""What holds a trainer up: some batches of a flow, timed by stage."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.data.flow.counters import Counters
+from ephemeron.data.flow.flow import DataLoadFlow
+from ephemeron.data.flow.read import LocalDataLoadFlowReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Of one flow on this machine."""
+
+    flow: str
+    batch_size: int
+    workers: int
+    step_s: float
+    seconds: float
+    """From the second batch on, so that starts do not count."""
+    samples: int
+    """In that time."""
+    counters: Counters
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "flow": self.flow, "batch_size": self.batch_size, "workers": self.workers, "step_s": self.step_s,
+            "samples_per_s": round(self.samples_per_s, 2), **self.counters.to_dict(),
+        }  # fmt: skip
+
+
+def diagnose(
+    flow: DataLoadFlow, *, batch_size: int = 64, batches: int = 20, workers: int = 0, step_s: float = 0.0,
+    on_error: str = "fail",
+) -> Diagnosis:  # fmt: skip
+    """Reads some batches as a trainer would.
+
+    Args:
+        flow: with a dataset.
+        batch_size: samples per batch.
+        batches: how many, at most an epoch.
+        workers: loader processes.
+        step_s: seconds that the trainer takes for a batch; 0: it only reads.
+        on_error: as in `to_shuffled`.
+
+    Raises:
+        JobError, SampleFailed, DatasetError: as reading the flow does.
+    """
+    read = flow.prepare_read(LocalDataLoadFlowReader(workers))
+    samples, first = 0, time.perf_counter()
+    with read.to_shuffled(batch_size, on_error=on_error) as shuffled:
+        for number, _ in enumerate(itertools.islice(shuffled, batches)):
+            if number == 0:
+                first = time.perf_counter()
+                before = shuffled.counters.samples
+            time.sleep(step_s)  # the trainer's own work
+        counters = shuffled.counters
+        samples = counters.samples - (before if counters.batches else 0)
+    return Diagnosis(
+        flow=f"{flow.name}@{flow.version}", batch_size=batch_size, workers=workers, step_s=step_s,
+        seconds=time.perf_counter() - first, samples=samples, counters=counters,
+    )  # fmt: skip

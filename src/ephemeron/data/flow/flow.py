@@ -1,0 +1,211 @@
+"""What to load and how, as a value: dataset, map steps, what may be cached (DPFlow, definition 3.2 and table 3-1).
+
+A flow says nothing of where it runs. `prepare_read` hands it to a reader, which makes it something to iterate: in this
+process, in loader processes, or in a service that many jobs share. Its name and version stand for its content: whoever
+changes a step raises the version, because services keep results by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from ephemeron.errors import JobError
+
+if TYPE_CHECKING:
+    from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
+
+CacheControl: TypeAlias = Literal["can-cache", "no-cache"]
+Pair: TypeAlias = tuple[Any, Any]
+"""Data and target of a sample."""
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class IMapTransform(Protocol):
+    """What of a sample a step's function sees, and what becomes of its result. A sample is `(data, target)`."""
+
+    def process_arg(self, arg: Any) -> Any:
+        """The function's argument, from the sample."""
+
+    def process_ret(self, arg: Any, ret: Any) -> Any:
+        """The new sample, from the old one and what the function returned."""
+
+
+class MapData:
+    """The function maps the data; the target stays."""
+
+    def process_arg(self, arg: Pair) -> Any:
+        return arg[0]
+
+    def process_ret(self, arg: Pair, ret: Any) -> Pair:
+        return ret, arg[1]
+
+
+class MapTarget:
+    """The function maps the target; the data stays."""
+
+    def process_arg(self, arg: Pair) -> Any:
+        return arg[1]
+
+    def process_ret(self, arg: Pair, ret: Any) -> Pair:
+        return arg[0], ret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One map stage."""
+
+    name: str
+    function: Callable[[Any], Any]
+    transform: IMapTransform | None = None
+    """None: the function maps whole samples, `(data, target)` to `(data, target)`."""
+    cache: CacheControl = "no-cache"
+    """`can-cache`: the result after this step is the same in every epoch and for every job, and may be kept."""
+
+    def apply(self, sample: Any) -> Any:
+        """The sample after this step."""
+        if self.transform is None:
+            return self.function(sample)
+        return self.transform.process_ret(sample, self.function(self.transform.process_arg(sample)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where samples come from: a dataset of a store, or any map-style dataset of this process."""
+
+    name: str = ""
+    """`namespace/name` in the store."""
+    version: str = "latest"
+    variant: str = ""
+    store: str | None = None
+    """URL; None: the one of the home folder."""
+    dataset: Any = None
+    """Instead of all these: an object with `__len__` and `__getitem__` that yields `(data, target)`."""
+    decode: bool = True
+    """False: data comes as it is stored, and a step decodes it."""
+
+    def __str__(self) -> str:
+        if self.dataset is not None:
+            return type(self.dataset).__name__
+        return f"{self.name}@{self.version}:{self.variant}"
+
+
+class DataLoadFlow:
+    """A data flow. Methods change it and return it, so that they can be chained; `clone` makes another one.
+
+    Args:
+        name: `namespace/name`.
+        version: of its steps, from 1.
+
+    Raises:
+        JobError: the name or the version makes no sense.
+    """
+
+    def __init__(self, name: str, version: int = 1) -> None:
+        if not _NAME.fullmatch(name):
+            raise JobError(f"flow {name!r}: a name has two parts", remedy="write namespace/name")
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise JobError(f"flow {name}: version {version!r} should be a whole number from 1")
+        self.name, self.version = name, version
+        self.source: Source | None = None
+        self.steps: tuple[Step, ...] = ()
+
+    def __repr__(self) -> str:
+        steps = " → ".join([str(self.source), *(s.name for s in self.steps)])
+        return f"DataLoadFlow({self.name!r}, version={self.version}: {steps})"
+
+    def dataset(
+        self,
+        name: Any,
+        version: str = "latest",
+        variant: str = "train",
+        *,
+        store: str | None = None,
+        decode: bool = True,
+    ) -> DataLoadFlow:
+        """Where samples come from.
+
+        Args:
+            name: of a dataset in a store, `namespace/name`; or a map-style dataset of `(data, target)` samples.
+            version: its version, or `latest`, which is resolved when reading begins.
+            variant: e.g. `train`.
+            store: URL of the store; None: the one of the home folder.
+            decode: False to get data as it is stored, when decoding is one of the steps.
+
+        Raises:
+            JobError: neither a name nor a dataset.
+        """
+        if isinstance(name, str):
+            self.source = Source(name=name, version=version, variant=variant, store=store, decode=decode)
+        elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
+            self.source = Source(dataset=name)
+        else:
+            raise JobError(
+                f"flow {self.name}: {type(name).__name__} is no dataset",
+                remedy="give namespace/name, or an object with __len__ and __getitem__",
+            )
+        return self
+
+    def map(
+        self, name: str, function: Callable[[Any], Any], *, transform: IMapTransform | None = None,
+        cache_control: CacheControl = "no-cache",
+    ) -> DataLoadFlow:  # fmt: skip
+        """Adds a step.
+
+        Args:
+            name: of the step, unique in the flow; errors and counters speak of it.
+            function: one argument. Random numbers from `random`, `numpy.random` and `torch` are seeded for every sample
+                and step, so the result does not depend on which process computes it.
+            transform: what it sees of a sample; None: all of it.
+            cache_control: `can-cache` if the sample after this step is the same in every epoch.
+
+        Raises:
+            JobError: the name is taken, the function is none, or the cache control is unknown.
+        """
+        if not callable(function):
+            raise JobError(f"flow {self.name}: step {name!r} is no function but {function!r}")
+        if any(s.name == name for s in self.steps):
+            raise JobError(f"flow {self.name}: there is a step {name!r} already", remedy="give steps different names")
+        if cache_control not in ("can-cache", "no-cache"):
+            raise JobError(
+                f"flow {self.name}, step {name!r}: cache_control = {cache_control!r}",
+                remedy="use can-cache or no-cache",
+            )
+        self.steps += (Step(name=name, function=function, transform=transform, cache=cache_control),)
+        return self
+
+    def map_data(
+        self, name: str, function: Callable[[Any], Any], *, cache_control: CacheControl = "no-cache"
+    ) -> DataLoadFlow:
+        """A step that maps the data. See `map`."""
+        return self.map(name, function, transform=MapData(), cache_control=cache_control)
+
+    def map_target(
+        self, name: str, function: Callable[[Any], Any], *, cache_control: CacheControl = "no-cache"
+    ) -> DataLoadFlow:
+        """A step that maps the target. See `map`."""
+        return self.map(name, function, transform=MapTarget(), cache_control=cache_control)
+
+    def clone(self, *, name: str | None = None, version: int | None = None) -> DataLoadFlow:
+        """Another flow with the same source and steps, to be changed on its own."""
+        other = DataLoadFlow(name or self.name, version or self.version)
+        other.source, other.steps = None if self.source is None else replace(self.source), self.steps
+        return other
+
+    @property
+    def cached_steps(self) -> int:
+        """How many steps at the beginning give what may be cached: those up to the last `can-cache`."""
+        return max((i + 1 for i, s in enumerate(self.steps) if s.cache == "can-cache"), default=0)
+
+    def prepare_read(self, reader: DataLoadFlowReader | None = None) -> DataLoadFlowRead:
+        """Makes it readable; by default in this process.
+
+        Raises:
+            JobError: it has no dataset.
+            DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
+        """
+        from ephemeron.data.flow.read import LocalDataLoadFlowReader
+
+        return (reader or LocalDataLoadFlowReader()).read(self)

@@ -1,0 +1,119 @@
+"""Which positions of an epoch go to which rank and batch. Pure, and O(1) to resume.
+
+An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front, as
+`ephemeron.data.scheduling.Deal` deals them out: step by step, a batch for every rank. What has been consumed is therefore one
+number, however many ranks or loaders there were, and whoever resumes deals what is left anew among the ranks there are now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.scheduling import Deal, Remainder
+from ephemeron.data.shuffle import Indices, Purpose, permutation
+from ephemeron.errors import JobError
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One rank's batches of one epoch after another.
+
+    Raises:
+        JobError: a number is out of range, or there are fewer samples than ranks and none may be dropped or padded.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    shuffle: bool = True
+    remainder: Remainder = "keep"
+    epoch: int = 0
+    begun_at: int = 0
+    """Positions of this epoch that had been taken when these ranks began to deal."""
+    steps: int = 0
+    """Taken by this rank since then."""
+    _order: tuple[int, Indices] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise JobError(f"batch_size = {self.batch_size} should be at least 1")
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise JobError(f"rank {self.rank} of world_size {self.world_size}", remedy="ranks are 0 to world_size - 1")
+        if 0 < self.samples < self.world_size and self.remainder == "keep":
+            raise JobError(
+                f"{self.samples} samples for {self.world_size} ranks would leave ranks without a batch",
+                remedy="use fewer ranks, remainder='pad' or remainder='drop'",
+            )
+        self._deal()  # refuses an unknown rule
+
+    def _deal(self) -> Deal:
+        return Deal(
+            count=self.samples - self.begun_at, batch=self.batch_size, world_size=self.world_size,
+            remainder=self.remainder,
+        )  # fmt: skip
+
+    @property
+    def consumed(self) -> int:
+        """Positions of this epoch that all ranks together have taken, if they are in step."""
+        if self.steps == 0:
+            return self.begun_at
+        return min(self.begun_at + self._deal().step(self.steps - 1).stop, self.samples)
+
+    def steps_left(self) -> int:
+        """Batches of this epoch that this rank has still to take; the same for every rank."""
+        return self._deal().batches - self.steps
+
+    def next(self) -> Indices | None:
+        """The samples of this rank's next batch, or None at the end of the epoch (then call `next_epoch`).
+
+        Of `batch_size` samples but for the last ones. Empty only where that cannot be avoided: after resuming with fewer
+        samples left than ranks, or with batches of one.
+        """
+        if self.steps_left() == 0:
+            return None
+        part = self._deal().part(self.rank, self.steps)
+        self.steps += 1
+        order = self.order()
+        return order[(np.arange(part.start, part.stop) + self.begun_at) % max(1, self.samples)]
+
+    def next_epoch(self, epoch: int | None = None) -> None:
+        """Begins another epoch, by default the following one."""
+        self.epoch, self.begun_at, self.steps = self.epoch + 1 if epoch is None else epoch, 0, 0
+
+    def order(self) -> Indices:
+        """All samples in this epoch's order; the same for all ranks."""
+        if self._order is None or self._order[0] != self.epoch:
+            order = (
+                permutation(self.samples, seed=self.seed, purpose=Purpose.EPOCH, epoch=self.epoch)
+                if self.shuffle
+                else np.arange(self.samples)
+            )
+            self._order = (self.epoch, order)
+        return self._order[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able; the same for every rank that has taken as many batches."""
+        return {
+            "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "epoch": self.epoch,
+            "consumed": self.consumed,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was called, perhaps with another batch size or number of ranks.
+
+        Raises:
+            JobError: the state is of other samples, another seed, or another order.
+        """
+        for key in ("samples", "seed", "shuffle"):
+            if state.get(key) != getattr(self, key):
+                raise JobError(
+                    f"the state is of {key} = {state.get(key)!r}, this stream has {getattr(self, key)!r}",
+                    remedy="resume with the dataset, seed and order that the state was saved with",
+                )
+        self.epoch, self.begun_at, self.steps = int(state["epoch"]), int(state["consumed"]), 0

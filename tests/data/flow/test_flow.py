@@ -1,0 +1,173 @@
+"""Descriptions, single samples, and views."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from flows import Numbers, flow, noisy, pairs, read
+
+from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader, random_split
+from ephemeron.errors import JobError, SampleFailed
+
+
+def test_steps_see_what_their_transform_shows():
+    f = DataLoadFlow("a/b").dataset(Numbers(5))
+    f.map_data("double", lambda x: x * 2).map_target("name", lambda t: f"no {t}").map("swap", lambda s: (s[1], s[0]))
+    name, data = f.prepare_read().to_mapped()[3]
+    assert name == "no 3"
+    assert data.tolist() == [6, 6, 6]
+
+
+def test_a_clone_goes_its_own_way():
+    f = flow()
+    other = f.clone(version=2).map_data("more", lambda x: x)
+    assert [s.name for s in f.steps] == ["noisy"]
+    assert [s.name for s in other.steps] == ["noisy", "more"]
+    assert (other.name, other.version) == ("test/numbers", 2)
+
+
+def test_what_was_read_does_not_change_with_the_flow():
+    f = DataLoadFlow("a/b").dataset(Numbers(5))
+    before = f.prepare_read()
+    f.map_data("double", lambda x: x * 2)
+    assert before.to_mapped()[2][0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: DataLoadFlow("numbers"), "namespace/name"),
+        (lambda: DataLoadFlow("a/b", version=0), "version 0"),
+        (lambda: DataLoadFlow("a/b").dataset(3), "int is no dataset"),
+        (lambda: DataLoadFlow("a/b").prepare_read(), "no dataset"),
+        (lambda: flow().map_data("noisy", abs), "noisy"),
+        (lambda: flow().map("x", 3), "no function"),
+        (lambda: flow().map_data("x", abs, cache_control="always"), "always"),
+        (lambda: LocalDataLoadFlowReader(-1), "workers = -1"),
+        (lambda: read().to_shuffled(4, on_error="ignore"), "ignore"),
+        (lambda: read().to_shuffled(4, prefetch=0), "prefetch = 0"),
+    ],
+)
+def test_nonsense_is_refused(make, match):
+    with pytest.raises(JobError, match=match):
+        make()
+
+
+def test_a_failure_says_where():
+    def broken(data):
+        if data[0] == 7:
+            raise ValueError("no\nsuch colour")
+        return data
+
+    f = DataLoadFlow("vision/birds", version=3).dataset(Numbers(10)).map_data("colour", broken)
+    with pytest.raises(SampleFailed) as caught:
+        f.prepare_read().to_mapped()[7]
+    e = caught.value
+    assert (e.flow, e.dataset, e.index, e.step) == ("vision/birds@3", "Numbers", 7, "colour")
+    assert "ValueError: no such colour" in str(e)
+
+
+def test_a_sample_that_cannot_be_read_is_found_among_many():
+    class Holes(Numbers):
+        def __getitems__(self, indices):
+            return [self[i] for i in indices]
+
+        def __getitem__(self, i):
+            if i == 4:
+                raise OSError("gone")
+            return super().__getitem__(i)
+
+    loading = DataLoadFlow("a/b").dataset(Holes(9)).prepare_read().to_shuffled(9, on_error="skip")
+    assert sorted(n for n, _ in pairs(loading)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert loading.counters.skipped == 1
+
+
+def test_random_steps_are_fixed_by_seed_epoch_and_index():
+    view = read()
+    a, b = view.to_mapped(seed=1), view.to_mapped(seed=1)
+    assert np.array_equal(a[5][0], b[5][0])
+    assert not np.array_equal(a[5][0], a[6][0] - 1)
+    b.set_epoch(1)
+    assert not np.array_equal(a[5][0], b[5][0])
+    assert not np.array_equal(a[5][0], view.to_mapped(seed=2)[5][0])
+
+
+def test_seeding_leaves_the_callers_generators_alone():
+    import torch
+
+    def state():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = state()
+    read().to_mapped(seed=3)[4]
+    assert state() == before
+
+
+def test_without_a_seed_random_steps_draw_as_anywhere():
+    random.seed(1)
+    np.random.seed(1)
+    import torch
+
+    torch.manual_seed(1)
+    (first, second), (expected, _) = read().to_mapped()[0], (noisy(np.zeros(3, dtype=np.float32)), None)
+    assert first.shape == expected.shape
+    assert second == 0
+    assert not np.array_equal(first, read().to_mapped()[0][0])
+
+
+def test_what_may_be_cached_is_the_same_in_every_epoch_and_job():
+    f = flow().map_data("again", noisy)
+    cached = flow().clone()
+    cached.steps = tuple(
+        s.__class__(name=s.name, function=s.function, transform=s.transform, cache="can-cache") for s in f.steps[:1]
+    )
+    view = cached.prepare_read()
+    assert cached.cached_steps == 1
+    assert np.array_equal(view.to_mapped(seed=1, epoch=0)[3][0], view.to_mapped(seed=2, epoch=5)[3][0])
+
+
+def test_views_of_views():
+    view = read().subset([5, 3, 8]).subset([2, 0])
+    assert len(view) == 2
+    assert [view.to_mapped()[i][1] for i in (0, 1)] == [8, 5]
+    with pytest.raises(IndexError):
+        view.to_mapped()[2]
+    with pytest.raises(IndexError):
+        view.subset([2])
+
+
+def test_local_map_runs_here():
+    seen = []
+    view = read(workers=2).local_map(lambda s: (seen.append(s[1]), s)[1])
+    with view.to_shuffled(8) as batches:
+        got = pairs(batches)
+    assert sorted(seen) == sorted(n for n, _ in got) == list(range(40))
+
+
+def test_random_split_is_disjoint_and_whole():
+    train, val = random_split([read(), flow().clone(name="test/val").prepare_read()], [0.8, 0.2], seed=4)
+    a, b = ({view.index(i) for i in range(len(view))} for view in (train, val))
+    assert (len(a), len(b)) == (32, 8)
+    assert not a & b
+    assert val.loading.flow.name == "test/val"
+    again, _ = random_split([read(), read()], [32, 8], seed=4)
+    assert {again.index(i) for i in range(32)} == a
+
+
+def test_random_split_of_one_flow_gives_every_part():
+    parts = random_split([read()], [0.5, 0.25, 0.25])
+    assert [len(p[0]) for p in parts] == [20, 10, 10]
+    for lengths in ([0.5, 0.6], [], [-0.5, 1.5]):
+        with pytest.raises(JobError):
+            random_split([read()], lengths)
+    with pytest.raises(JobError, match="samples"):
+        random_split([read(4), read(5)], [0.5, 0.5])
+
+
+def test_it_is_a_dataset_for_dataloader():
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(read().to_mapped(seed=0), batch_size=16, num_workers=0)
+    assert sorted(n for n, _ in pairs(loader)) == list(range(40))

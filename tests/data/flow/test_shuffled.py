@@ -1,0 +1,240 @@
+"""Exactly once, whatever dies; the same bytes, however many loaders."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from flows import Numbers, Once, flow, pairs, read
+
+from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.errors import JobError, SampleFailed
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Two epochs of 101 samples, loaded in this process."""
+    shuffled = read(101).to_shuffled(8, seed=5)
+    return [pairs(shuffled), pairs(shuffled)]
+
+
+def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(undisturbed):
+    first, second = ([n for n, _ in epoch] for epoch in undisturbed)
+    assert sorted(first) == sorted(second) == list(range(101))
+    assert first != second
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_loaders_change_nothing(workers, undisturbed):
+    with read(101, workers).to_shuffled(8, seed=5) as shuffled:
+        assert len(shuffled) == 13
+        assert [pairs(shuffled), pairs(shuffled)] == undisturbed
+        assert shuffled.counters.samples == 202
+        assert shuffled.counters.lost_loaders == 0
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 13])
+def test_small_and_prime(samples):
+    with read(samples, 2).to_shuffled(8) as shuffled:
+        assert sorted(n for n, _ in pairs(shuffled)) == list(range(samples))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("times", [1, 2])
+def test_loaders_that_die_or_stand_still_lose_and_double_nothing(tmp_path, undisturbed, times, sign):
+    f = flow(101).map("harm", Once(tmp_path, 50, times, sign))
+    with f.prepare_read(LocalDataLoadFlowReader(2, lease_s=0.3)).to_shuffled(8, seed=5) as shuffled:
+        assert [pairs(shuffled), pairs(shuffled)] == undisturbed
+        if sign == signal.SIGKILL:
+            assert shuffled.counters.lost_loaders == times
+    assert len(list(tmp_path.iterdir())) == times
+
+
+def test_killing_every_loader_at_every_batch(undisturbed):
+    with read(101, 3).to_shuffled(8, seed=5) as shuffled:
+        got = []
+        for batch in shuffled:
+            got += pairs([batch])
+            for pid in shuffled._pool.pids:
+                os.kill(pid, signal.SIGKILL)
+        assert got == undisturbed[0]
+        assert shuffled.counters.lost_loaders > 3
+
+
+@pytest.mark.parametrize(("policy", "left"), [("skip", 100), ("fail", None)])
+def test_a_sample_that_always_kills_its_loader_is_found(tmp_path, policy, left):
+    f = flow(101).map("harm", Once(tmp_path, 50, 1000))
+    with f.prepare_read(LocalDataLoadFlowReader(2)).to_shuffled(8, seed=5, on_error=policy) as shuffled:
+        if left is None:
+            with pytest.raises(SampleFailed, match="killed its loader"):
+                pairs(shuffled)
+        else:
+            assert sorted(n for n, _ in pairs(shuffled)) == [i for i in range(101) if i != 50]
+            assert shuffled.counters.skipped == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_in_mid_epoch_with_other_loaders_ranks_and_batches(workers, undisturbed):
+    with read(101, workers).to_shuffled(8, seed=5) as first:
+        got = pairs(itertools.islice(first, 5))
+        state = json.loads(json.dumps(first.state_dict()))
+    assert state["consumed"] == 40
+    for rank in range(3):
+        with read(101, 2 - workers).to_shuffled(4, seed=5, rank=rank, world_size=3) as other:
+            other.load_state_dict(state)
+            steps = len(other)
+            mine = list(other)
+            assert len(mine) == steps
+            got += pairs(mine)
+    assert sorted(got) == sorted(undisturbed[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_for_which_nothing_is_left_gets_none(workers):
+    with read(10).to_shuffled(9) as first:
+        next(iter(first))
+        state = first.state_dict()
+    got = []
+    for rank in range(3):
+        with read(10, workers).to_shuffled(4, rank=rank, world_size=3) as other:
+            other.load_state_dict(state)
+            got.append(list(other))
+    assert [len(mine) for mine in got] == [1, 1, 1]
+    assert [mine[0] is None for mine in got] == [False, True, True]
+
+
+def test_a_whole_epoch_resumed_begins_the_next_one(undisturbed):
+    first = read(101).to_shuffled(8, seed=5)
+    pairs(first)
+    second = read(101).to_shuffled(8, seed=5)
+    second.load_state_dict(first.state_dict())
+    assert second.epoch == 1
+    assert pairs(second) == undisturbed[1]
+
+
+def test_an_iteration_that_was_left_goes_on_where_it_was_left(undisturbed):
+    with read(101, 2).to_shuffled(8, seed=5) as shuffled:
+        got = []
+        for batch in shuffled:
+            got += pairs([batch])
+            if len(got) == 24:
+                break
+        got += pairs(shuffled)
+        assert got == undisturbed[0]
+
+
+def test_two_iterations_at_once_are_refused():
+    shuffled = read(40).to_shuffled(8)
+    one, two = iter(shuffled), iter(shuffled)
+    next(one)
+    next(two)
+    with pytest.raises(JobError, match="another iteration"):
+        next(one)
+
+
+def test_ranks_share_an_epoch(undisturbed):
+    got = []
+    for rank in range(2):
+        got += pairs(read(101).to_shuffled(4, seed=5, rank=rank, world_size=2))
+    assert sorted(got) == sorted(undisturbed[0])
+
+
+class Flaky:
+    """Fails the first time for some samples."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, sample):
+        mark = self.folder / str(sample[1])
+        if sample[1] % 10 == 3 and not mark.exists():
+            mark.touch()
+            raise OSError("try again")
+        return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_retried(tmp_path, workers):
+    f = flow(40).map("flaky", Flaky(tmp_path))
+    with f.prepare_read(LocalDataLoadFlowReader(workers)).to_shuffled(8, on_error="retry:1") as shuffled:
+        assert sorted(n for n, _ in pairs(shuffled)) == list(range(40))
+        assert shuffled.counters.retried == 4
+
+
+def test_a_batch_of_nothing_but_failures_fails():
+    def broken(data):
+        raise ValueError("never")
+
+    f = DataLoadFlow("a/b").dataset(Numbers(8)).map_data("broken", broken)
+    with pytest.raises(SampleFailed, match="never"):
+        list(f.prepare_read().to_shuffled(4, on_error="skip"))
+
+
+def test_what_cannot_be_sent_says_so():
+    f = DataLoadFlow("a/b").dataset(Numbers(8)).map_data("local", lambda x: lambda: x)
+    with (
+        f.prepare_read(LocalDataLoadFlowReader(1)).to_shuffled(4) as shuffled,
+        pytest.raises(SampleFailed, match="cannot be sent"),
+    ):
+        list(shuffled)
+
+
+def test_what_is_loaded_ahead_is_bounded_in_bytes():
+    def large(data):
+        return np.zeros(250_000, dtype=np.float32)  # a megabyte
+
+    f = DataLoadFlow("a/b").dataset(Numbers(64)).map_data("large", large)
+    with f.prepare_read(LocalDataLoadFlowReader(2)).to_shuffled(4, prefetch=16, prefetch_mb=9) as shuffled:
+        batches = shuffled._batches(shuffled._iteration)
+        most = 0
+        plan = shuffled._plan
+
+        def watched(ahead, window):
+            nonlocal most
+            plan(ahead, window)
+            most = max(most, window.nbytes)
+
+        shuffled._plan = watched
+        assert sum(len(targets) for _, targets in batches) == 64
+    assert most < 9e6 + 16 * 1.1e6  # before the first size is known, what `prefetch` allows
+
+
+def test_tensors_keep_their_types():
+    import torch
+
+    def as_tensor(data):
+        return {
+            "f": torch.from_numpy(data),
+            "b": torch.tensor([True]),
+            "h": torch.zeros(2, dtype=torch.bfloat16),
+            "s": "x",
+        }
+
+    f = DataLoadFlow("a/b").dataset(Numbers(8)).map_data("tensor", as_tensor)
+    with f.prepare_read(LocalDataLoadFlowReader(1)).to_shuffled(8, shuffle=False) as shuffled:
+        ((data, targets),) = list(shuffled)
+    assert data["f"].tolist() == [[float(i)] * 3 for i in range(8)]
+    assert (data["b"].dtype, data["h"].dtype, data["s"]) == (torch.bool, torch.bfloat16, ["x"] * 8)
+    assert targets.tolist() == list(range(8))
+
+
+def test_counters_name_the_stage_that_bounds():
+    def slow(data):
+        total = 0.0
+        for i in range(20_000):
+            total += i
+        return data
+
+    f = DataLoadFlow("a/b").dataset(Numbers(32)).map_data("slow", slow).map_data("quick", lambda x: x)
+    shuffled = f.prepare_read().to_shuffled(8)
+    list(shuffled)
+    told = shuffled.counters.to_dict()
+    assert told["bound_by"] == "slow"
+    assert "slow" in told["advice"]
+    assert told["samples"] == 32
+    assert 0 < told["waited_s"] <= told["elapsed_s"]
+    assert set(told["stages_s"]) == {"read", "slow", "quick", "collate"}
