@@ -80,7 +80,7 @@ def can_share() -> bool:
     return hasattr(os, "memfd_create")
 
 
-class _Pickler(pickle.Pickler):
+class TensorPickler(pickle.Pickler):
     """Tensors travel as arrays, whose memory is sent as it is."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -108,7 +108,7 @@ def send(sock: socket.socket, value: Any, arena: Arena | None = None) -> None:
     buffers: list[pickle.PickleBuffer] = []
     head = io.BytesIO()
     try:
-        _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
+        TensorPickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
         parts = [b.raw() for b in buffers]
         places = [None if arena is None else arena.offset(part) for part in parts]
         loose = [part for part, place in zip(parts, places, strict=True) if place is None]

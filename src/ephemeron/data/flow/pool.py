@@ -141,6 +141,9 @@ class LoaderPool:
             self._todo.append(_Chunk(number, items))
         self._wake.send(b"w")
 
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Any]) -> None:
+        """Nothing is kept here for which that would matter."""
+
     def result(self) -> Done:
         """The next chunk that is finished, in whatever order.
 

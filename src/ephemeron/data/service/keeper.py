@@ -1,0 +1,184 @@
+"""Processes of the service: started, found again by whoever comes later, ended.
+
+A part of the service outlives the one that started it: a router that was killed must not take its shards along. So each
+part writes where it listens into its folder, holds a lock there while it lives, and whoever wants it looks there first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ephemeron.data.service.address import TOKEN_VARIABLE, Address
+from ephemeron.errors import ServiceUnreachable
+from ephemeron.rpc import BlockingClient
+
+Kind: TypeAlias = Literal["coordinator", "router", "shard"]
+START_S = 30.0
+_SETTINGS, _READY, _LOCK, _LOG = "settings.json", "ready.json", "lock", "log"
+
+
+class Part:
+    """A process of the service, from outside.
+
+    Args:
+        kind: what it is.
+        folder: its own.
+        token: shared secret of the service.
+    """
+
+    def __init__(self, kind: Kind, folder: Path, token: str) -> None:
+        self.kind, self.folder, self._token = kind, folder, token
+        self._client: BlockingClient | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, whoever started it."""
+        if self._process is not None:
+            self._process.poll()  # or it would stay a zombie, which is no matter to the lock
+        return (self.folder / _LOCK).exists() and _held(self.folder / _LOCK)
+
+    def address(self) -> Address:
+        """Where it listens.
+
+        Raises:
+            ServiceUnreachable: it does not run.
+        """
+        if self.alive:
+            with contextlib.suppress(OSError, ValueError):
+                return Address.from_dict(json.loads((self.folder / _READY).read_text())["address"])
+        raise ServiceUnreachable(f"the {self.kind} in {self.folder} does not run")
+
+    def ensure(self, settings: Mapping[str, Any]) -> Address:
+        """Where it listens; started, with these settings, if it does not run.
+
+        Raises:
+            ServiceUnreachable: it does not start; says why.
+        """
+        end = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(ServiceUnreachable):
+                return self.address()
+            if not self.alive:
+                self._start(settings)
+            while self._process is not None and self._process.poll() is None and not self._ready():
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.01)
+            if self._process is not None and self._process.poll() not in (None, 0):
+                raise ServiceUnreachable(f"the {self.kind} does not start: {self._last_words()}")
+            if time.monotonic() > end:
+                raise ServiceUnreachable(f"the {self.kind} does not answer within {START_S:g} s: {self._last_words()}")
+
+    def call(self, method: str, params: Mapping[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
+        """Asks it something.
+
+        Raises:
+            ServiceUnreachable, ConnectionLost, CallTimedOut: it does not run, died meanwhile, or does not answer.
+            RemoteError: it refuses.
+        """
+        if self._client is None or not self._client.connected:
+            self._client = self.address().connect(self._token, timeout_s=timeout_s)
+        reply, _ = self._client.call(method, params or {}, timeout_s=timeout_s)
+        return reply
+
+    def forget(self) -> None:
+        """Ends the connection, not the process."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def kill(self, *, wait_s: float = 10.0, gently: bool = False) -> None:
+        """Ends it, with what it has started if it is gone in good order."""
+        self.forget()
+        end = time.monotonic() + wait_s
+        if gently and self.alive:
+            self._signal(signal.SIGTERM)
+            while self.alive and time.monotonic() < end:
+                time.sleep(0.02)
+        self._signal(signal.SIGKILL)
+        while self.alive and time.monotonic() < end:
+            time.sleep(0.01)
+        (self.folder / _READY).unlink(missing_ok=True)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1)
+            self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self.alive:
+                os.kill(int(json.loads((self.folder / _READY).read_text())["pid"]), number)
+
+    def _start(self, settings: Mapping[str, Any]) -> None:
+        self.forget()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _READY).unlink(missing_ok=True)
+        write_json(self.folder / _SETTINGS, dict(settings))
+        with (self.folder / _LOG).open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ephemeron.data.service.process", self.kind, str(self.folder)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                env={**os.environ, TOKEN_VARIABLE: self._token},
+            )  # fmt: skip
+
+    def _ready(self) -> bool:
+        return (self.folder / _READY).exists()
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = (self.folder / _LOG).read_text(errors="replace").strip().splitlines()
+            return lines[-1] if lines else "it said nothing"
+        return "it said nothing"
+
+
+class Presence:
+    """That this process is the part in its folder: a lock while it lives, and where it listens.
+
+    Raises:
+        BlockingIOError: another process is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = (folder / _LOCK).open("ab")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def settings(self) -> dict[str, Any]:
+        """What it was started with."""
+        loaded: dict[str, Any] = json.loads((self.folder / _SETTINGS).read_text())
+        return loaded
+
+    def announce(self, address: Address) -> None:
+        """From now on others find it."""
+        write_json(self.folder / _READY, {"pid": os.getpid(), "address": address.to_dict()})
+
+    def withdraw(self) -> None:
+        (self.folder / _READY).unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all, and for this user only."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.touch(mode=0o600)
+    part.write_text(json.dumps(value))
+    part.replace(path)
+
+
+def _held(lock: Path) -> bool:
+    try:
+        with lock.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
