@@ -71,10 +71,8 @@ def test_views_outlive_both_ends(ends: tuple[Segments, Mappings]) -> None:
     assert bytes(view) == b"x" * SIZE
 
 
-def test_when_all_is_in_use_the_socket_must_do(
-    ends: tuple[Segments, Mappings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_LIMIT_BYTES", 5 * SIZE)
+def test_when_all_is_in_use_the_socket_must_do(ends: tuple[Segments, Mappings]) -> None:
+    ends[0]._limit = 5 * SIZE
     kept = [carry(ends, bytes([n]) * SIZE)[1] for n in range(4)]
     assert ends[0].put([memoryview(bytes(SIZE))], [0], SIZE) == (0, None)
     del kept[1:]

@@ -32,6 +32,8 @@ class Options:
     """Whether data may be compressed where the link is slower than the codec; TCP only."""
     shared: bool = True
     """A server's: whether Unix clients that ask for it may share memory."""
+    shared_bytes: int = segments.LIMIT_BYTES
+    """Memory that this end may share with the other end of one connection, for what it sends."""
     pool: Pool = field(default_factory=lambda: POOL)
     """Memory for what arrives."""
     clock: Callable[[], float] = time.monotonic
@@ -50,7 +52,7 @@ class Options:
 
     def wire(self, sock: socket.socket) -> Wire:
         """Frames through a connected socket."""
-        return Wire(sock, limits=self.limits, pool=self.pool, clock=self.clock)
+        return Wire(sock, limits=self.limits, pool=self.pool, clock=self.clock, shared_bytes=self.shared_bytes)
 
     def offer(self, *, shared: bool) -> Offer:
         """What to say after the proof."""

@@ -26,7 +26,7 @@ from ephemeron.rpc.errors import ProtocolError
 from ephemeron.rpc.pool import size_class
 
 _DATA_AT = 64
-_LIMIT_BYTES = 256 << 20
+LIMIT_BYTES = 256 << 20
 _MOST = 64
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4) | getattr(fcntl, "F_SEAL_SEAL", 1)
 
@@ -37,9 +37,14 @@ def available() -> bool:
 
 
 class Segments:
-    """The segments that this end writes. For one thread at a time."""
+    """The segments that this end writes. For one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        limit_bytes: of all segments together; where it does not suffice, data goes through the socket.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
         self._maps: dict[int, mmap.mmap] = {}
 
     def put(self, parts: Sequence[memoryview], at: Sequence[int], nbytes: int) -> tuple[int, int | None]:
@@ -72,9 +77,9 @@ class Segments:
         if fitting:
             return min(fitting, key=lambda number: len(self._maps[number])), None
         size = size_class(nbytes)
-        while free and (self._held() + size > _LIMIT_BYTES or len(self._maps) == _MOST):
+        while free and (self._held() + size > self._limit or len(self._maps) == _MOST):
             del self._maps[free.pop()]  # the number may be given anew: the receiver then forgets the old one
-        if self._held() + size > _LIMIT_BYTES or len(self._maps) == _MOST:
+        if self._held() + size > self._limit or len(self._maps) == _MOST:
             return 0, None
         try:
             handle = _create(size)

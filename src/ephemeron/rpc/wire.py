@@ -70,9 +70,13 @@ class Wire:
         limits: what is accepted.
         pool: memory for what arrives.
         clock: seconds; measures the link.
+        shared_bytes: of memory to share with the other end at most, where that is possible.
     """
 
-    def __init__(self, sock: socket.socket, *, limits: Limits, pool: Pool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, sock: socket.socket, *, limits: Limits, pool: Pool, clock: Callable[[], float],
+        shared_bytes: int = segments.LIMIT_BYTES,
+    ) -> None:  # fmt: skip
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             _tune(sock)
         not_in_children(sock)
@@ -85,6 +89,7 @@ class Wire:
         self._blocking = sock.getblocking()
         self._pool = pool
         self._clock = clock
+        self._shared_bytes = shared_bytes
         self._arrival_bps = 0.0
         self._patience: dict[int, float] = {}
         self._squeezer: compression.Squeezer | None = None
@@ -128,7 +133,7 @@ class Wire:
             codec = compression.common(offer.codecs, theirs.codecs)
             self._squeezer = compression.Squeezer(codec, clock=self._clock) if codec else None
         elif offer.shared and theirs.shared and segments.available():
-            self._segments, self._mappings = segments.Segments(), segments.Mappings()
+            self._segments, self._mappings = segments.Segments(self._shared_bytes), segments.Mappings()
         return theirs
 
     def receiving(self, receives: Callable[[Kind, int], Receive]) -> Steps[Frame]:

@@ -19,8 +19,8 @@ from ephemeron.rpc import BlockingClient, BlockingHandler, BlockingServer, Limit
 
 TOKEN_VARIABLE = "EPHEMERON_DATA_TOKEN"
 """Holds the token where it is handed on: never in an argument, a settings file or a log."""
-OPTIONS = Options(limits=Limits(max_frame=2 << 30, max_buffers=1 << 17, max_tag=16 << 20))
-"""A batch may be large, and of many samples."""
+OPTIONS = Options(limits=Limits(max_frame=2 << 30, max_buffers=1 << 17, max_tag=16 << 20), shared_bytes=1 << 30)
+"""A batch may be large, and of many samples, and some of them are on their way at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

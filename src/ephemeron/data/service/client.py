@@ -7,6 +7,7 @@ answers, `ServiceUnreachable` is raised.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -27,6 +28,7 @@ from ephemeron.rpc import BlockingClient, CallTimedOut, ConnectionLost, RemoteEr
 CALL_S = 10.0
 """After so long a call is made again, in case its answer was lost."""
 PAUSE_S = 0.1
+LEAVE_S = 0.5
 T = TypeVar("T")
 _RAISED: dict[str, type[EphemeronError]] = {"JobError": JobError, "LoadersLost": LoadersLost}
 
@@ -222,6 +224,16 @@ class FlowClient:
         """Somebody said that this is the present generation."""
         if self._routes is not None and generation != self._routes["generation"]:
             self.refresh(self._routes["generation"])
+
+    def say_leave(self, reader: str) -> None:
+        """A reader has ended. Those who do not hear of it give it up soon, being silent."""
+        calls: list[tuple[BlockingClient | None, dict[str, Any]]] = [
+            (client, {"consumer": reader}) for client in self._shards.values()
+        ]
+        for client, params in [*calls, (self._router, {"reader": reader})]:
+            if client is not None and client.connected:
+                with contextlib.suppress(EphemeronError):
+                    client.call("leave", params, timeout_s=LEAVE_S)
 
     def close(self) -> None:
         """Ends the connections."""

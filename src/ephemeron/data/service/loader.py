@@ -26,8 +26,8 @@ from ephemeron.rpc import BlockingClient, CallTimedOut, ConnectionLost
 
 AHEAD = 16
 """Samples read ahead."""
-LARGE_BYTES = 128 << 10
-"""Results of this size are brought one by one."""
+REPORT_BYTES = 4 << 20
+"""Results are brought together, up to about so much: each message wakes a process."""
 BEFORE_END_S = 5.0
 HEARTBEAT_S = 1.0
 SYNC_S = 30.0
@@ -140,7 +140,8 @@ class _Work:
             self._results[name] = (done, half)
             self._queue.finish()
             self._sizes.append(done.nbytes)
-            self._queue.batch = 1 if sum(self._sizes) > LARGE_BYTES * len(self._sizes) else self._most
+            usual = sum(self._sizes) / len(self._sizes)
+            self._queue.batch = max(1, min(self._most, int(REPORT_BYTES / max(1.0, usual))))
             self.loaded += 1
             self._changed.notify_all()
 

@@ -12,6 +12,7 @@ import secrets
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,6 @@ from ephemeron.errors import EphemeronError, SampleFailed
 
 HEARTBEAT_S = 1.0
 MOST_THREADS = 32
-LEAVE_S = 0.5
 WAITING_S = 0.05
 """A trainer that has waited for so long for one chunk is said to wait."""
 
@@ -156,6 +156,7 @@ class RemotePool:
         self._threads.append(threading.Thread(target=self._beat, daemon=True))
         for thread in self._threads:
             thread.start()
+        weakref.finalize(self, _leave, self._over, client, self._consumer)  # also when the program ends
 
     def submit(self, number: int, items: Sequence[Item]) -> None:
         indices = np.array([item.index for item in items], dtype=np.int64)
@@ -194,17 +195,8 @@ class RemotePool:
         self._over.set()
         for _ in self._threads:
             self._asks.put(None)
-        leaving = threading.Thread(target=self._leave, daemon=True)
-        leaving.start()
-        leaving.join(timeout=LEAVE_S)  # should nobody answer, it is given up soon, being silent
-
-    def _leave(self) -> None:
-        try:
-            for shard in range(len(self._edges) - 1):
-                self._client.shard(shard, "leave", {"consumer": self._consumer}, over=_finalizing)
-            self._client.router("leave", {"reader": self._consumer}, timeout_s=1.0)
-        except (EphemeronError, Stale, RuntimeError):
-            pass
+        if not sys.is_finalizing():
+            self._client.say_leave(self._consumer)
 
     # -- threads ------------------------------------------------------------------------------------------
 
@@ -270,8 +262,10 @@ class RemotePool:
                 continue  # those who read find out what is wrong
 
 
-def _finalizing() -> bool:
-    return sys.is_finalizing()
+def _leave(over: threading.Event, client: FlowClient, consumer: str) -> None:
+    if not over.is_set():
+        over.set()
+        client.say_leave(consumer)
 
 
 __all__ = ["RemoteLoaders", "RemoteLoading", "RemotePool", "Sampling", "by_shard"]

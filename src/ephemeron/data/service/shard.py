@@ -34,6 +34,8 @@ ORDER_S = 1.0
 READER_LEASE_S = 15.0
 ORPHAN_S = 60.0
 """A shard that its router has forgotten ends after so long, once nobody reads."""
+LEAST_LOADERS = 2
+"""While anything is to do; a cold start takes as long for two as for one."""
 ENDS_IN_A_ROW = 5
 """Loaders that may end badly without having made anything."""
 
@@ -77,8 +79,9 @@ class Shard:
         keep_freed(1 << 28)
         self.settings = settings
         self._payload = Path(settings.payload).read_bytes()
-        self._pool = Pool(idle_limit_bytes=256 << 20)
-        self._options = QueueOptions()
+        # Fresh memory costs more than a copy into it: what samples have left is used for the next ones.
+        self._pool = Pool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
+        self._options = QueueOptions(window=24, batch=8)
         self._core = Core(
             random=settings.random, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
             options=self._options, gave_up=self._gave_up,
@@ -243,13 +246,12 @@ class Shard:
 
     def _results(self, done: list[Any], buffers: list[Any]) -> dict[Name, Result]:
         results, at = {}, 0
-        alone = len(done) == 1 and not done[0][4]
         for name, count, cost_s, failed, halves, half_cost_s in done:
             sample = _packed(buffers[at : at + count], cost_s, failed)
             half = _packed(buffers[at + count : at + count + halves], half_cost_s, False) if halves else None
             at += count + halves
             results[Name(*name)] = Result(
-                sample=sample if alone else owned(sample, self._pool),
+                sample=owned(sample, self._pool),
                 half=None if half is None else owned(half, self._pool),
             )
         return results
@@ -302,7 +304,9 @@ class Shard:
 
     def _control(self) -> None:
         """Leases, and how many loaders there should be."""
-        limits = ElasticLimits(most=self.settings.loaders)
+        limits = ElasticLimits(
+            most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0
+        )
         while not self._over.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
