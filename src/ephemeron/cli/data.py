@@ -1,4 +1,4 @@
-"""`ephemeron data import | ls | check | doctor`: describe data where it lies, verify it, find what holds a trainer up."""
+"""`ephemeron data import | ls | check | doctor | serve | flows`: describe data, verify it, load it for many jobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from ephemeron.cli.service import flows, serve
 
 if TYPE_CHECKING:
     from ephemeron.data.catalog import Dataset
@@ -39,6 +41,8 @@ def data() -> None:
     ephemeron data ls                                              all datasets; with a name: its versions and variants
     ephemeron data check core/mnist                                is everything where the metadata says?
     ephemeron data doctor flows:train --workers 2                  which stage of a data flow holds a trainer up?
+    ephemeron data serve --port 7070                               load for many training jobs, until Ctrl-C
+    ephemeron data flows                                           what that service is doing
 
     An import reads the data and writes a description of it (where each sample lies, its target, how it is decoded) into
     a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
@@ -215,6 +219,10 @@ def doctor(
         if count:
             click.echo(f"  {count} {what}")
     click.echo(c.advice())
+
+
+data.add_command(serve)
+data.add_command(flows)
 
 
 def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:

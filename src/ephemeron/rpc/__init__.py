@@ -37,6 +37,7 @@ from ephemeron.rpc.client import Client
 from ephemeron.rpc.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, StreamEnded, TokenRefused
 from ephemeron.rpc.frame import Buffer, Limits, Receive
 from ephemeron.rpc.link import BlockingStream
+from ephemeron.rpc.listening import is_loopback
 from ephemeron.rpc.options import Options
 from ephemeron.rpc.peer import Stream
 from ephemeron.rpc.pool import Pool, keep_freed
@@ -67,5 +68,6 @@ __all__ = [
     "StreamEnded",
     "TokenRefused",
     "cancelled",
+    "is_loopback",
     "keep_freed",
 ]

@@ -22,8 +22,8 @@ started anew; shards are found again, the journal says what was drawn. Killed co
 it (this machine's own) or by whoever keeps it; nothing else stands still. Everything stops by itself when nobody reads.
 """
 
-from ephemeron.data.service.client import Service
+from ephemeron.data.service.client import Service, own_token
 from ephemeron.data.service.coordinator import ServiceSettings
 from ephemeron.data.service.reader import RemoteDataLoadFlowReader
 
-__all__ = ["RemoteDataLoadFlowReader", "Service", "ServiceSettings"]
+__all__ = ["RemoteDataLoadFlowReader", "Service", "ServiceSettings", "own_token"]
