@@ -62,7 +62,7 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
     """
     check_data(data)
     assert data.flow is not None
-    arguments = {**({} if data.path is None else {"path": data.path}), **data.options}
+    arguments = arguments_of(data)
     train, part = _pinned(data.flow, arguments, code)
     if len(train) == 0:
         raise JobError(f"data.flow {data.flow}: its dataset {train.flow.source} is empty", remedy="give it samples")
@@ -90,6 +90,11 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
         sample_nbytes=nbytes(batch) // len(samples),
     )  # fmt: skip
     return NamedFlow(spec=spec, train=train, train_indices=chosen, test_indices=tested, collate=collate, tried=samples)
+
+
+def arguments_of(data: DataSpec) -> dict[str, Any]:
+    """What a job's flow functions are called with."""
+    return {**({} if data.path is None else {"path": data.path}), **data.options}
 
 
 def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> Loading:
@@ -120,11 +125,9 @@ def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> D
     """
     made = call(target, resolve(target, code), arguments, code)
     if not isinstance(made, DataLoadFlow):
-        raise JobError(f"data.flow {target} returned {type(made).__name__}", remedy="return a DataLoadFlow")
+        raise JobError(f"{target} returned {type(made).__name__}", remedy="return a DataLoadFlow")
     if made.source is None:
-        raise JobError(
-            f"data.flow {target}: flow {made.name} has no dataset", remedy="call .dataset(name, version, variant)"
-        )
+        raise JobError(f"{target}: flow {made.name} has no dataset", remedy="call .dataset(name, version, variant)")
     return made.clone()
 
 
