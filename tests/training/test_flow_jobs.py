@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flow_job(store: Path, flow: str = "shaken", **data: Any) -> Any:
-    spec = DataSpec(flow=f"tiny_flows:{flow}", path=store, **data)
+    spec = DataSpec(**{"flow": f"tiny_flows:{flow}", "path": store, **data})
     return make_job(data=spec, epochs=2, optimizer=Target(target="SGD", options={"lr": 0.3, "momentum": 0.9}))
 
 
@@ -191,6 +191,25 @@ def test_functions_of_this_machine_die_and_hand_over(store, undisturbed, home):
     assert "lost" in [e.status for e in ended]
     assert "relayed" in [e.outcome for e in ended]
     assert no_function_left()  # loaders are forked, and are called as functions are
+
+
+def test_functions_of_this_machine_read_a_bucket(store, s3, home):
+    """Fetched in a thread, since an object store's client does not survive a fork."""
+    address = f"{s3}/flows"
+    import_dataset(
+        "npz",
+        str(store.parent / "store-train-0.npz"),
+        "test/digits",
+        DatasetStore.open(address),
+        variant="train",
+        copy=True,
+    )
+    job = dataclasses.replace(flow_job(store, "in_bucket", path=None, options={"url": address}), epochs=1)
+    expected = real(dataclasses.replace(flow_job(store), epochs=1), workers=2, **HOW).sha
+    result = train(job, configure(job, platform="local", workers=2, memory_mb=704, **HOW))
+    assert result.finished, result.causes
+    assert result.summary["weights_sha256"] == expected
+    assert no_function_left()
 
 
 # -- what fails ---------------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ def shaken(path: Path) -> DataLoadFlow:
     return plain(path).map_data("jitter", jitter)
 
 
+def in_bucket(url: str) -> DataLoadFlow:
+    flow = DataLoadFlow("test/bucket").dataset("test/digits", variant="train", store=url)
+    return flow.map_data("scale", scale).map_data("jitter", jitter)
+
+
 def held_out(path: Path) -> DataLoadFlow:
     return DataLoadFlow("test/held-out").dataset("test/digits", variant="val", store=str(path)).map_data("scale", scale)
 
