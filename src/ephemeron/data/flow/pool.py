@@ -122,7 +122,7 @@ class LoaderPool:
         self._results: queue.SimpleQueue[Done | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
-        self._nursery = _nursery(loading, collate)
+        self._nursery, self._nursery_pid = _nursery(loading, collate)
         self._loaders = [self._start() for _ in range(loaders)]
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="ephemeron-loaders", daemon=True)
@@ -167,8 +167,12 @@ class LoaderPool:
             loader.sock.close()
             _kill(loader.pid)
         self._nursery.close()
+        _kill(self._nursery_pid)  # pools made later hold its connection open
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._nursery_pid, 0)
         self._wake.close()
         self._woken.close()
+        self._results.put(LoadersLost("the loaders have been closed"))  # for whoever still waits in another thread
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -313,14 +317,15 @@ def _kill(pid: int) -> None:
 # -- processes ----------------------------------------------------------------------------------------------
 
 
-def _nursery(loading: Loading, collate: Collate) -> socket.socket:
+def _nursery(loading: Loading, collate: Collate) -> tuple[socket.socket, int]:
     """A process that forks loaders on request, as it is now."""
     with _FORKING:
         ours, theirs = socket.socketpair()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             _child(lambda: _bear(theirs, loading, collate), [ours])
         theirs.close()
-    return ours
+    return ours, pid
 
 
 def _bear(sock: socket.socket, loading: Loading, collate: Collate) -> None:

@@ -157,7 +157,7 @@ class _Work:
         if found is not None:
             raw, read_s = found
             return raw, read_s
-        (raw,) = self._loading.read([item])
+        (raw,) = self._loading.fetch([item])
         return raw, time.perf_counter() - began
 
     def _read_ahead(self) -> None:
@@ -172,7 +172,7 @@ class _Work:
                     return
                 self._reading.update(coming)
             began = time.perf_counter()
-            found = self._loading.read([Item(index=n.sample) for n in coming])
+            found = self._loading.fetch([Item(index=n.sample) for n in coming])
             each_s = (time.perf_counter() - began) / len(coming)
             with self._changed:
                 wanted: Any = {*self._queue.coming(10 * AHEAD), self._queue.running}
