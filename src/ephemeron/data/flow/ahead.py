@@ -38,10 +38,6 @@ class Way(ABC):
     ahead: int = 0
     """Batches worth submitting beyond the one that is waited for."""
 
-    def pids(self) -> list[int]:
-        """Processes that it started and that live."""
-        return []
-
     @abstractmethod
     def submit(self, number: int, items: Sequence[Item]) -> None:
         """Begins to load a batch. Earlier ones come first."""
@@ -101,9 +97,6 @@ class Processes(Way):
     def __init__(self, loading: Loading, loaders: int, collate: Collate) -> None:
         self._pool = LoaderPool(loading, loaders, collate=collate)
         self.ahead = loaders + 1
-
-    def pids(self) -> list[int]:
-        return self._pool.pids
 
     def submit(self, number: int, items: Sequence[Item]) -> None:
         self._pool.submit(number, items)

@@ -78,10 +78,6 @@ class FlowFeed:
     def test_samples(self) -> int:
         return len(self._test_indices)
 
-    def pids(self) -> list[int]:
-        """Of the loader processes."""
-        return self._ahead.way.pids()
-
     def batch(self, positions: Positions, iteration: int) -> Batch:
         if positions is not self._positions:
             self._positions, self._known = positions, {}
