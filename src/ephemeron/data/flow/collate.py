@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.flow.messages import SHARED, Arena, aligned, can_share
+from ephemeron.data.flow.messages import SHARED, Arena, Line, aligned, can_share
 
 
 class Stacking:
@@ -41,16 +41,16 @@ class Stacking:
         torch: Any = sys.modules.get("torch")
         return whole if self._collate is _stacked else torch.from_numpy(whole)
 
-    def into_arena(self, samples: list[Any]) -> tuple[Any, Arena | None]:
-        """The same batch, its large arrays in an arena; None where there are none or they cannot be shared."""
+    def into_arena(self, samples: list[Any], line: Line) -> tuple[Any, Arena | None]:
+        """The same batch, its large arrays in an arena of a connection; None where there are none or cannot be shared."""
         nbytes = _large(samples)
         if nbytes < SHARED or not can_share():
             return self(samples), None
-        arena = Arena(nbytes)
+        arena = line.arena(nbytes)
         try:
             return self._in(samples, arena), arena
         except BaseException:
-            arena.close()
+            arena.memory[0] = 0
             raise
 
     def _in(self, samples: Sequence[Any], arena: Arena) -> Any:
