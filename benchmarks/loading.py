@@ -1,6 +1,6 @@
 """JPEG decoding and augmentation: flows, alone and as a service, beside PyTorch's DataLoader and living peers.
 
-    python -m benchmarks.loading [--json] [--images 512] [--workers 2] [--rounds 5]
+    python -m benchmarks.loading [--json] [--images 1536] [--workers 2] [--rounds 5]
 
 Photos of 256 × 256 (made here, about 20 kB each) are decoded, cropped, flipped and normalised to 224 × 224 × 3 float32. All
 sides run the same functions on the same files with batches of 64; each is a process of its own, sides take turns, the first
@@ -108,10 +108,10 @@ def ratios(found: dict[str, Any], name: str, base: str, key: str) -> list[float]
 
 
 @click.command()
-@click.option("--images", default=512, show_default=True)
+@click.option("--images", default=1536, show_default=True)
 @click.option("--workers", default=2, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--epochs", default=2, show_default=True, help="In each turn.")
+@click.option("--epochs", default=1, show_default=True, help="In each turn.")
 @click.option("--json", "as_json", is_flag=True)
 def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> None:
     """Measures how fast samples come, and how long a trainer waits for them."""

@@ -88,16 +88,20 @@ class Core:
         options: of QMOWS.
         policy: how often a sample may kill its loader.
         gave_up: makes the error that is delivered in place of such a sample.
+        own: makes a sample that is to be kept independent of the memory that it came in.
     """
 
     def __init__(
         self, *, random: bool, buffer_nbytes: int, cache_nbytes: int, options: QueueOptions | None = None,
         policy: RetryPolicy | None = None, gave_up: Callable[[Name, str], Packed],
+        own: Callable[[Packed], Packed] = lambda packed: packed,
     ) -> None:  # fmt: skip
         self.random = random
+        self._own = own
         self.scheduler = Scheduler(options)
         self.buffer = RemoteBuffer(limit_nbytes=buffer_nbytes)
-        self.cache = Cache(cache_nbytes, NextUse(cost_aware=True)) if cache_nbytes else None
+        self._foresight = NextUse(cost_aware=True)
+        self.cache = Cache(cache_nbytes, self._foresight) if cache_nbytes else None
         self.hits = self.half_hits = self.loaded = 0
         """Samples found in the cache, found half-finished, and loaded from the beginning."""
         self._policy = policy or RetryPolicy(retries=2)
@@ -306,20 +310,26 @@ class Core:
     def _made(self, name: Any, result: Result) -> None:
         self.loaded += 1
         self._arrived(name, result.sample)
-        if self.cache is None or result.sample.failed:
-            return
-        if not name.once:
-            self._keep(("whole", name), result.sample)
-        if result.half is not None and self.random:
+        if self.cache is not None and result.half is not None and self.random:
             self._keep(("half", name.sample), result.half)
+
+    def _is_wanted_later(self, name: Name, thing: Packed) -> bool:
+        """Whether a sample that leaves the buffer will be used again: in every epoch, or by another job in this one."""
+        if self.cache is None or thing.failed or name.once:
+            return False
+        if not self.random:
+            return True
+        key = ("whole", name)
+        jobs = [(job, name.epoch) for job in self._futures]
+        return any(job in self._foresight.jobs and self._foresight.jobs[job].awaits(key) for job in jobs)
 
     def _keep(self, key: tuple[str, Any], thing: Packed) -> None:
         assert self.cache is not None
         admission = self.cache.admit(key, nbytes=max(1, thing.nbytes), cost_s=thing.cost_s)
         for old in admission.evicted:
             self._kept.pop(old, None)  # type: ignore[call-overload]
-        if admission.admitted:
-            self._kept.setdefault(key, thing)
+        if admission.admitted and key not in self._kept:
+            self._kept[key] = self._own(thing)
 
     def _arrived(self, name: Name, thing: Packed) -> None:
         gone = self.buffer.arrived(name, max(1, thing.nbytes))
@@ -334,7 +344,9 @@ class Core:
 
     def _drop(self, names: Iterable[Any]) -> None:
         for name in names:
-            self._held.pop(name, None)
+            thing = self._held.pop(name, None)
+            if thing is not None and self._is_wanted_later(name, thing):
+                self._keep(("whole", name), thing)
             for consumer, ticket in self._awaited.get(name, ()):
                 self._readers[consumer].lacking[ticket].add(name)
                 self.ready.discard((consumer, ticket))

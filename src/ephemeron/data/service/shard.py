@@ -84,7 +84,7 @@ class Shard:
         self._options = QueueOptions(window=24, batch=8)
         self._core = Core(
             random=settings.random, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
-            options=self._options, gave_up=self._gave_up,
+            options=self._options, gave_up=self._gave_up, own=lambda packed: owned(packed, self._pool),
         )  # fmt: skip
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -250,10 +250,7 @@ class Shard:
             sample = _packed(buffers[at : at + count], cost_s, failed)
             half = _packed(buffers[at + count : at + count + halves], half_cost_s, False) if halves else None
             at += count + halves
-            results[Name(*name)] = Result(
-                sample=owned(sample, self._pool),
-                half=None if half is None else owned(half, self._pool),
-            )
+            results[Name(*name)] = Result(sample=sample, half=half)
         return results
 
     def _heartbeat(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
