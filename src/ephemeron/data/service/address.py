@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable
-from ephemeron.rpc import BlockingClient, BlockingHandler, BlockingServer, Limits, Options, TokenRefused
+from ephemeron.rpc import (
+    BlockingClient,
+    BlockingHandler,
+    BlockingServer,
+    Limits,
+    Options,
+    ProtocolError,
+    TokenRefused,
+)
 
 TOKEN_VARIABLE = "EPHEMERON_DATA_TOKEN"
 """Holds the token where it is handed on: never in an argument, a settings file or a log."""
@@ -71,7 +79,7 @@ class Address:
                 f"the data service at {self} refuses this token; give the one that it was started with "
                 f"(token=…, or the variable {TOKEN_VARIABLE})"
             ) from e
-        except (ConnectionError, OSError) as e:
+        except (OSError, ProtocolError) as e:  # of which ConnectionError is one
             raise ServiceUnreachable(f"no data service answers at {self} within {timeout_s:g} s ({e})") from e
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +26,18 @@ from ephemeron.errors import EphemeronError, JobError, LoadersLost, ServiceRefus
 from ephemeron.home import home
 from ephemeron.rpc import BlockingClient, CallTimedOut, ConnectionLost, RemoteError
 
+CONNECT_S = 5.0
 CALL_S = 10.0
 """After so long a call is made again, in case its answer was lost."""
 PAUSE_S = 0.1
+LEAST_S = 0.1
 LEAVE_S = 0.5
 T = TypeVar("T")
 _RAISED: dict[str, type[EphemeronError]] = {"JobError": JobError, "LoadersLost": LoadersLost}
+
+
+_FORKED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""What has locks that a fork may find taken."""
 
 
 class Stale(Exception):
@@ -67,6 +74,10 @@ class Service:
         self.token = token if self._address is not None and token else own_token(place)
         self._part = Part("coordinator", place, self.token)
         self._lock = threading.Lock()
+        _FORKED.add(self)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def call(self, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
         """Asks the coordinator.
@@ -76,12 +87,15 @@ class Service:
             JobError: it refuses, and says why.
         """
 
+        end = time.monotonic() + self.timeout_s
+
         def ask() -> dict[str, Any]:
             with self._lock:
                 where = self._address or self._part.ensure(asdict(self._settings))
-            client = where.connect(self.token)
+            left_s = max(LEAST_S, end - time.monotonic())
+            client = where.connect(self.token, timeout_s=min(CONNECT_S, left_s))
             try:
-                return client.call(method, params, buffers, timeout_s=self.timeout_s)[0]
+                return client.call(method, params, buffers, timeout_s=left_s)[0]
             finally:
                 client.close()
 
@@ -112,17 +126,15 @@ def trying(work: Callable[[], T], timeout_s: float, *, again: Callable[[], None]
     while True:
         try:
             return work()
-        except (ServiceUnreachable, ConnectionLost, CallTimedOut, Stale) as e:
+        except (ServiceUnreachable, ConnectionLost, CallTimedOut) as e:
             if time.monotonic() > end:
                 if isinstance(e, ServiceUnreachable):
                     raise
                 raise ServiceUnreachable(f"the data service does not answer within {timeout_s:g} s: {e}") from e
         except RemoteError as e:
-            if e.type == "StaleRoute":
+            if e.type == "ServiceUnreachable":  # whom we asked has asked another one in vain
                 if time.monotonic() > end:
-                    raise ServiceUnreachable(f"the data service does not settle within {timeout_s:g} s: {e}") from e
-            elif e.type == "ServiceUnreachable" and time.monotonic() < end:
-                pass
+                    raise ServiceUnreachable(f"{e.text} (for {timeout_s:g} s)") from None
             elif e.type in _RAISED:
                 raise _RAISED[e.type](e.text) from None
             else:
@@ -148,10 +160,10 @@ class FlowClient:
         self._service = service
         self._definition = definition
         self._lock = threading.RLock()
-        self._process = os.getpid()
         self._router: BlockingClient | None = None
         self._routes: dict[str, Any] | None = None
         self._shards: dict[int, BlockingClient] = {}
+        _FORKED.add(self)
         self._register()
 
     @property
@@ -238,31 +250,31 @@ class FlowClient:
     def close(self) -> None:
         """Ends the connections."""
         with self._lock:
-            if os.getpid() == self._process:
-                for client in (*self._shards.values(), *filter(None, [self._router])):
-                    client.close()
+            for client in (*self._shards.values(), *filter(None, [self._router])):
+                client.close()
             self._forget()
 
     # -- connections --------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self._process = os.getpid()
         self._router, self._routes, self._shards = None, None, {}
+
+    def _after_fork(self) -> None:
+        """A child makes connections of its own, and waits for no thread that was not forked."""
+        self._lock = threading.RLock()
+        self._forget()
 
     def _register(self) -> None:
         d = self._definition
         self._service.call(
             "register",
             {"name": d.name, "version": d.version, "signature": d.signature, "samples": d.samples, "random": d.random,
-             "paths": list(d.paths)},
+             "dataset": d.dataset, "paths": list(d.paths)},
             [d.payload],
         )  # fmt: skip
 
     def _router_client(self) -> BlockingClient:
         with self._lock:
-            if os.getpid() != self._process:  # a forked child makes connections of its own
-                self._lock = threading.RLock()
-                self._forget()
             if self._router is None or not self._router.connected:
                 try:
                     found = self._service.call("access", {"flow": self.name})
@@ -279,7 +291,7 @@ class FlowClient:
 
     def _known_routes(self) -> dict[str, Any]:
         with self._lock:
-            if self._routes is None or os.getpid() != self._process:
+            if self._routes is None:
                 self._routes = self.router("routes", {})
             return self._routes
 
@@ -291,5 +303,12 @@ class FlowClient:
             client = self._shards[number] = address.connect(self._service.token)
         return client
 
+
+def _after_fork() -> None:
+    for each in list(_FORKED):
+        each._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = ["FlowClient", "Service", "ServiceRefused", "Stale", "own_token", "trying"]

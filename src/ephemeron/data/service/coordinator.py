@@ -8,23 +8,24 @@ A flow that nobody reads loses its router and with it everything that runs; the 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.keeper import Part, write_json
 from ephemeron.data.service.lifecycle import Registry
+from ephemeron.data.service.patience import Patience
 from ephemeron.data.service.router import RouterSettings
 from ephemeron.errors import EphemeronError, JobError
 
 TICK_S = 0.5
-SILENT_S = 15.0
-"""A router that lives and does not answer for so long is ended."""
+JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,9 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 0
     allow_remote: bool = False
+    preload: str = "torch,PIL.Image"
+    """Modules that loaders import before their first call, with commas; those not installed are passed over."""
+    patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         for name, least in (("shards", 1), ("loaders", 1), ("loader_memory_mb", 1), ("cache_mb", 0), ("port", 0)):
@@ -91,9 +95,9 @@ class Coordinator:
     def close(self) -> None:
         """Ends all routers, and with them everything, and stops serving."""
         self._over.set()
-        self._controller.join(timeout=SILENT_S)
-        for router in self._routers.values():
-            router.kill(gently=True, wait_s=20)
+        self._controller.join(timeout=JOIN_S)
+        for name in self._registry.flows:
+            self._router(name).kill(gently=True, wait_s=20)
         self.endpoint.close()
 
     def _answer(self, method: str, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -106,9 +110,7 @@ class Coordinator:
                 case "list":
                     return {"flows": self._registry.state_dict()["flows"], "routers": self._status}, []
                 case "delete":
-                    self._registry.delete(p["flow"])
-                    self._definitions.pop(p["flow"], None)
-                    self._save()
+                    self._delete(p["flow"])
                     return {}, []
                 case "ping":
                     return {"settings": asdict(self.settings)}, []
@@ -122,22 +124,39 @@ class Coordinator:
         if result == "updated":
             self._router(name).kill(gently=True)
         if result != "same" or name not in self._definitions:
+            old = self._definitions.get(name)
             place = self._folder / "payloads" / f"{_slug(name)}@{p['version']}.pickle"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(payload)
             self._definitions[name] = {
-                "payload": str(place), "paths": p["paths"], "random": p["random"], "samples": p["samples"]
+                "payload": str(place), "paths": p["paths"], "random": p["random"], "samples": p["samples"],
+                "dataset": p["dataset"],
             }  # fmt: skip
             self._save()
+            if old is not None and old["payload"] != str(place):
+                Path(old["payload"]).unlink(missing_ok=True)
         return {"result": result}
+
+    def _delete(self, name: str) -> None:
+        self._registry.delete(name)
+        definition = self._definitions.pop(name, None)
+        self._save()
+        self._router(name).kill()
+        del self._routers[name]
+        shutil.rmtree(self._folder / "flows" / _slug(name), ignore_errors=True)
+        if definition is not None:
+            Path(definition["payload"]).unlink(missing_ok=True)
 
     def _access(self, name: str) -> dict[str, Any]:
         """Where the flow's router is; started if it does not run."""
         self._registry[name]  # raises if there is none
         definition = self._definitions[name]
-        if time.monotonic() - self._answered.get(name, time.monotonic()) > SILENT_S:
-            self._router(name).kill()
-        address = self._router(name).ensure(asdict(self._router_settings(name, definition)))
+        router, wanted = self._router(name), asdict(self._router_settings(name, definition))
+        silent = time.monotonic() - self._answered.get(name, time.monotonic()) > self.settings.patience.router_s
+        # Or an earlier coordinator, with other settings or an older version of the flow, has left it behind.
+        if silent or router.settings() not in (None, json.loads(json.dumps(wanted))):
+            router.kill(gently=not silent)
+        address = router.ensure(wanted)
         self._registry.serving(name, now=time.monotonic())
         self._answered[name] = time.monotonic()
         self._save()
@@ -150,7 +169,8 @@ class Coordinator:
             shards=max(1, min(s.shards, definition["samples"])), random=definition["random"],
             paths=tuple(definition["paths"]), payload=definition["payload"], loaders=s.loaders,
             loader_memory_mb=s.loader_memory_mb, loader_lifetime_s=s.loader_lifetime_s, buffer_mb=s.buffer_mb,
-            cache_mb=s.cache_mb, host=s.host, allow_remote=s.allow_remote,
+            cache_mb=s.cache_mb, host=s.host, allow_remote=s.allow_remote, dataset=definition.get("dataset", ""), preload=s.preload,
+            patience=s.patience,
         )  # fmt: skip
 
     def _router(self, name: str) -> Part:
@@ -163,7 +183,9 @@ class Coordinator:
         quiet_since = time.monotonic()
         while not self._over.wait(TICK_S):
             now = time.monotonic()
-            for name in self._registry.busy:
+            with self._lock:
+                busy = self._registry.busy
+            for name in busy:
                 self._look_after(name, now)
             with self._lock:
                 idle = self._registry.tick(now=now)
@@ -185,11 +207,11 @@ class Coordinator:
             status = router.call("guard", timeout_s=2.0)
         except (EphemeronError, OSError):
             router.forget()
-            if router.alive:
-                if now - self._answered.get(name, now) > SILENT_S:
-                    router.kill()
-            elif self._registry[name].state == "accessed":
-                with self._lock, suppress(EphemeronError):
+            with self._lock, suppress(EphemeronError):  # it will be tried again; readers are told when they ask
+                if router.alive:
+                    if now - self._answered.get(name, now) > self.settings.patience.router_s:
+                        router.kill()
+                elif self._registry[name].state == "accessed":
                     self._access(name)
             return
         with self._lock:

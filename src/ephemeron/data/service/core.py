@@ -24,6 +24,10 @@ from ephemeron.data.caching import Announced, Cache, Joined, Left, NextUse
 from ephemeron.data.scheduling import QueueOptions, RemoteBuffer, Reply, Report, RetryPolicy, Scheduler, Verdict
 
 
+class Over(Exception):
+    """What is asked for is a thing of the past."""
+
+
 class Name(NamedTuple):
     """Of a sample."""
 
@@ -64,6 +68,10 @@ class _Reader:
     heard_at: float
     waiting: bool = False
     """Its trainer has nothing to do."""
+    received: int = -1
+    """The last batch that it has for good."""
+    given: set[int] = field(default_factory=set)
+    """Batches that were handed out, perhaps in vain."""
     lacking: dict[int, set[Name]] = field(default_factory=dict)
     """What is not here yet of its batches."""
     names: dict[int, tuple[Name, ...]] = field(default_factory=dict)
@@ -116,23 +124,32 @@ class Core:
         self.ready: set[tuple[str, int]] = set()
         """Batches that have become complete, until the caller takes note."""
 
+    def name(self, sample: int, epoch: int, seed: int | None, once: str = "") -> Name:
+        """Of a sample, for whoever asks so: where nothing is random, the same for all (and seeded, as steps draw then)."""
+        return Name(sample, epoch, seed, once) if self.random or once else Name(sample, 0, 0)
+
     # -- readers ------------------------------------------------------------------------------------------
 
     def want(self, consumer: str, job: str, ticket: int, names: Sequence[Name], *, now: float) -> bool:
         """A reader asks for a batch, perhaps again. Returns whether it is all here.
 
+        Batches should be asked for in order; one that comes late costs, and may make others incomplete again.
+
         Raises:
-            ValueError: a later batch of the consumer was asked for before this one.
+            Over: the reader has it already.
         """
         reader = self._readers.setdefault(consumer, _Reader(job, now))
         reader.heard_at = now
+        if ticket <= reader.received:
+            raise Over(f"batch {ticket} of {consumer} was received")
         if ticket not in reader.names:
-            self.buffer.announce(consumer, ticket, names)
-            reader.names[ticket] = tuple(names)
-            missing: Any = self.buffer.missing(consumer, ticket)
-            reader.lacking[ticket] = set(missing)
-            for name in set(names):
-                self._awaited.setdefault(name, set()).add((consumer, ticket))
+            later = {t: reader.names[t] for t in sorted(reader.names) if t > ticket}
+            if later:  # the buffer wants them in order: those go, and come again behind this one
+                for each in reader.names.keys() - later.keys():
+                    later[each] = reader.names[each]
+                self._withdraw(consumer, reader)
+            for each, its in sorted({**later, ticket: tuple(names)}.items()):
+                self._announce(consumer, reader, each, its)
         self.pump()
         if ticket == self.head(consumer):
             self._hurry(consumer, ticket)
@@ -154,7 +171,8 @@ class Core:
         if reader is None or ticket not in reader.names or reader.lacking[ticket]:
             return None
         names = reader.names[ticket]
-        if self.cache is not None:
+        if self.cache is not None and ticket not in reader.given:
+            reader.given.add(ticket)
             for name in names:
                 for job, key in self._uses(reader.job, name):
                     self.cache.lookup(job, key, now_s=now)
@@ -165,6 +183,7 @@ class Core:
         reader = self._readers.get(consumer)
         if reader is None:
             return
+        reader.received = max(reader.received, ticket)
         for old in [t for t in reader.names if t <= ticket]:
             self._forget_batch(consumer, reader, old)
         self._drop(self.buffer.release(consumer, ticket))
@@ -184,9 +203,7 @@ class Core:
         reader = self._readers.pop(consumer, None)
         if reader is None:
             return
-        for ticket in list(reader.names):
-            self._forget_batch(consumer, reader, ticket)
-        self._drop(self.buffer.leave(consumer))
+        self._withdraw(consumer, reader)
         if all(other.job != reader.job for other in self._readers.values()):
             self._forget_job(reader.job)
         self.pump()
@@ -212,7 +229,7 @@ class Core:
         if future.epochs and epoch <= future.epochs[-1]:
             return
         future.epochs.append(epoch)
-        names = [("whole", Name(i, epoch, seed) if self.random else Name(i)) for i in indices]
+        names = [("whole", self.name(i, epoch, seed)) for i in indices]
         if not self.random:
             self._foresee_same(job, future, names)
             return
@@ -276,6 +293,11 @@ class Core:
         self._settle(self.scheduler.lose(loader))
         self._told.pop(loader, None)
         self.pump()
+
+    def at_work(self, loader: str) -> bool:
+        """Whether a loader may have samples in hand."""
+        mirror = self.scheduler.mirrors.get(loader)
+        return mirror is not None and bool(mirror.in_hand)
 
     def tick(self, *, now: float) -> tuple[str, ...]:
         """Gives up silent loaders, and names them."""
@@ -352,6 +374,21 @@ class Core:
                 self.ready.discard((consumer, ticket))
         self.scheduler.forget(names)
 
+    def _announce(self, consumer: str, reader: _Reader, ticket: int, names: tuple[Name, ...]) -> None:
+        self.buffer.announce(consumer, ticket, names)
+        reader.names[ticket] = names
+        missing: Any = self.buffer.missing(consumer, ticket)
+        reader.lacking[ticket] = set(missing)
+        for name in set(names):
+            self._awaited.setdefault(name, set()).add((consumer, ticket))
+        if not missing:
+            self.ready.add((consumer, ticket))
+
+    def _withdraw(self, consumer: str, reader: _Reader) -> None:
+        for ticket in list(reader.names):
+            self._forget_batch(consumer, reader, ticket)
+        self._drop(self.buffer.leave(consumer))
+
     def _forget_batch(self, consumer: str, reader: _Reader, ticket: int) -> None:
         for name in set(reader.names.pop(ticket)):
             places = self._awaited[name]
@@ -359,6 +396,7 @@ class Core:
             if not places:
                 del self._awaited[name]
         del reader.lacking[ticket]
+        reader.given.discard(ticket)
         self.ready.discard((consumer, ticket))
 
     def _settle(self, verdicts: Iterable[Verdict]) -> None:

@@ -11,23 +11,23 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, Address
-from ephemeron.errors import PlatformError
+from ephemeron.errors import InvocationRefused
 from ephemeron.platforms.base import Call, Invocation, Outcome, Platform
 from ephemeron.platforms.local import LocalPlatform
 
 ENTRY = "ephemeron.data.service.loader:run_loader"
-PRELOAD = "torch,PIL.Image,ephemeron.data.flow,ephemeron.data.catalog,ephemeron.data.service.loader"
+PRELOAD = "ephemeron.data.flow,ephemeron.data.catalog,ephemeron.data.service.loader"
+"""Imported by every loader before its first call, after what the settings name."""
 RUN = "loading"
 
 
-async def local_platform(folder: Path, token: str) -> Platform:
+async def local_platform(folder: Path, env: Mapping[str, str]) -> Platform:
     """Functions of this machine."""
-    env = {"EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD, TOKEN_VARIABLE: token}
     return await LocalPlatform.start(folder, env=env, linger_s=0.5)
 
 
@@ -40,16 +40,21 @@ class Crew:
         token: that they prove.
         memory_mb: quota of each.
         lifetime_s: of each.
+        preload: modules that they import before their first call, with commas; those not installed are passed over.
         ended: told of each that has ended, and how; in the crew's thread.
-        platform: makes the platform from folder and token.
+        platform: makes the platform from folder and the functions' environment.
     """
 
     def __init__(
         self, folder: Path, *, shard: Address, token: str, memory_mb: int, lifetime_s: float,
-        ended: Callable[[str, Outcome], None],
-        platform: Callable[[Path, str], Coroutine[Any, Any, Platform]] = local_platform,
+        preload: str, ended: Callable[[str, Outcome], None],
+        platform: Callable[[Path, Mapping[str, str]], Coroutine[Any, Any, Platform]] = local_platform,
     ) -> None:  # fmt: skip
-        self._folder, self._shard, self._token = folder, shard, token
+        self._folder, self._shard = folder, shard
+        self._env = {
+            "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": ",".join(filter(None, (preload, PRELOAD))),
+            TOKEN_VARIABLE: token,
+        }  # fmt: skip
         self._memory_mb, self._lifetime_s = memory_mb, lifetime_s
         self._ended = ended
         self._make_platform = platform
@@ -100,14 +105,16 @@ class Crew:
         )  # fmt: skip
         try:
             if self._platform is None:
-                self._platform = await self._make_platform(self._folder, self._token)
+                self._platform = await self._make_platform(self._folder, self._env)
             invocation = await self._platform.invoke(call)
             with self._lock:
                 self._invocations[name] = invocation
             outcome = await invocation.wait()
-        except PlatformError as e:
-            self._platform = None
+        except InvocationRefused as e:  # the platform is there, and others run on it
             outcome = Outcome(status="error", error=str(e))
+        except Exception as e:  # noqa: BLE001 - a loader that is never said to have ended would never be replaced
+            self._platform = None
+            outcome = Outcome(status="error", error=str(e) or type(e).__name__)
         with self._lock:
             del self._invocations[name]
         self._ended(name, outcome)

@@ -27,6 +27,8 @@ class Definition:
     name: str
     version: int
     signature: str
+    dataset: str
+    """In words, for errors."""
     samples: int
     random: bool
     """Whether steps follow those that may be cached: then samples differ between epochs."""
@@ -53,8 +55,9 @@ def define(flow: DataLoadFlow, samples: int) -> Definition:
         )
     steps = [f"{s.name}={_words(s.function)}/{s.cache}/{_words(s.transform)}" for s in flow.steps]
     return Definition(
-        name=flow.name, version=flow.version, signature=" → ".join([str(flow.source), *steps]), samples=samples,
-        random=flow.cached_steps < len(flow.steps), paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
+        name=flow.name, version=flow.version, signature=" → ".join([str(flow.source), *steps]),
+        dataset=str(flow.source), samples=samples, random=flow.cached_steps < len(flow.steps),
+        paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
     )  # fmt: skip
 
 

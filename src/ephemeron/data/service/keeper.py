@@ -2,6 +2,7 @@
 
 A part of the service outlives the one that started it: a router that was killed must not take its shards along. So each
 part writes where it listens into its folder, holds a lock there while it lives, and whoever wants it looks there first.
+The lock's file says whose it is: what a dead process has left behind is thereby told from what a living one has said.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from ephemeron.rpc import BlockingClient
 
 Kind: TypeAlias = Literal["coordinator", "router", "shard"]
 START_S = 30.0
+TRIES = 20
+"""To take a lock that others look at for a moment."""
 _SETTINGS, _READY, _LOCK, _LOG = "settings.json", "ready.json", "lock", "log"
 
 
@@ -54,9 +58,8 @@ class Part:
         Raises:
             ServiceUnreachable: it does not run.
         """
-        if self.alive:
-            with contextlib.suppress(OSError, ValueError):
-                return Address.from_dict(json.loads((self.folder / _READY).read_text())["address"])
+        if self.alive and (ready := self._ready()) is not None:
+            return ready
         raise ServiceUnreachable(f"the {self.kind} in {self.folder} does not run")
 
     def ensure(self, settings: Mapping[str, Any]) -> Address:
@@ -65,20 +68,34 @@ class Part:
         Raises:
             ServiceUnreachable: it does not start; says why.
         """
-        end = time.monotonic() + START_S
+        end, started = time.monotonic() + START_S, False
         while True:
             with contextlib.suppress(ServiceUnreachable):
-                return self.address()
-            if not self.alive:
+                found = self.address()
+                if self._process is not None and self._process.pid != self._pid():
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(
+                            max(0.0, end - time.monotonic())
+                        )  # another one was faster: it goes by itself
+                return found
+            last = self._pid()  # before we look whether it lives, or it might be the next one's
+            if not self.alive and not self._is_starting():
+                if started and self._process is not None and self._process.poll() != 0:  # 0: another one was faster
+                    raise ServiceUnreachable(f"the {self.kind} does not start: {self._last_words()}")
+                self._clear(last)
                 self._start(settings)
-            while self._process is not None and self._process.poll() is None and not self._ready():
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.01)
-            if self._process is not None and self._process.poll() not in (None, 0):
-                raise ServiceUnreachable(f"the {self.kind} does not start: {self._last_words()}")
+                started = True
             if time.monotonic() > end:
                 raise ServiceUnreachable(f"the {self.kind} does not answer within {START_S:g} s: {self._last_words()}")
+            time.sleep(0.01)
+
+    def settings(self) -> dict[str, Any] | None:
+        """What it was started with, if it runs."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.alive:
+                loaded: dict[str, Any] = json.loads((self.folder / _SETTINGS).read_text())
+                return loaded
+        return None
 
     def call(self, method: str, params: Mapping[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
         """Asks it something.
@@ -109,21 +126,29 @@ class Part:
         self._signal(signal.SIGKILL)
         while self.alive and time.monotonic() < end:
             time.sleep(0.01)
-        (self.folder / _READY).unlink(missing_ok=True)
+            self._signal(signal.SIGKILL)  # somebody else's may have come in its place
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1)
             self._process = None
 
     def _signal(self, number: signal.Signals) -> None:
+        if self.alive and (pid := self._pid()) is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+    def _pid(self) -> int | None:
+        """Of the process that holds the lock, or was the last to hold it."""
         with contextlib.suppress(OSError, ValueError):
-            if self.alive:
-                os.kill(int(json.loads((self.folder / _READY).read_text())["pid"]), number)
+            return int((self.folder / _LOCK).read_text())
+        return None
+
+    def _is_starting(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def _start(self, settings: Mapping[str, Any]) -> None:
         self.forget()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / _READY).unlink(missing_ok=True)
         write_json(self.folder / _SETTINGS, dict(settings))
         with (self.folder / _LOG).open("ab") as log:
             self._process = subprocess.Popen(
@@ -132,8 +157,22 @@ class Part:
                 env={**os.environ, TOKEN_VARIABLE: self._token},
             )  # fmt: skip
 
-    def _ready(self) -> bool:
-        return (self.folder / _READY).exists()
+    def _ready(self) -> Address | None:
+        """What the process that holds the lock has announced, and not one before it."""
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads((self.folder / _READY).read_text())
+            if said["pid"] == self._pid():
+                return Address.from_dict(said["address"])
+        return None
+
+    def _clear(self, dead: int | None) -> None:
+        """Removes the socket of one that was killed."""
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads((self.folder / _READY).read_text())
+            if said["pid"] == dead and said["address"]["unix"]:
+                place = Path(said["address"]["unix"])
+                place.unlink(missing_ok=True)
+                place.parent.rmdir()
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
@@ -151,8 +190,18 @@ class Presence:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = (folder / _LOCK).open("ab")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+        for left in reversed(range(TRIES)):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # perhaps somebody was just looking whether it is held
+                if not left:
+                    raise
+                time.sleep(0.01)
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()).encode())
+        self._lock.flush()
 
     def settings(self) -> dict[str, Any]:
         """What it was started with."""
@@ -169,7 +218,7 @@ class Presence:
 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all, and for this user only."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    part = path.with_suffix(f".{secrets.token_hex(6)}.part")
     part.touch(mode=0o600)
     part.write_text(json.dumps(value))
     part.replace(path)

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 from ephemeron.data.flow.loading import Item, Loading, Seconds, nobody_else_draws, open_source
@@ -70,7 +71,8 @@ class _Work:
         self._read: dict[Name, Any] = {}
         self._reading: set[Name] = set()
         self._results: dict[Name, tuple[Packed, Packed | None]] = {}
-        self._failed_at: float | None = None
+        # A dataset of the store can be read by many threads; of others nobody knows.
+        self._one_reads: Any = nullcontext() if flow.source.dataset is None else threading.Lock()
         self._over = False
         self._sizes: deque[int] = deque(maxlen=16)
 
@@ -157,7 +159,8 @@ class _Work:
         if found is not None:
             raw, read_s = found
             return raw, read_s
-        (raw,) = self._loading.fetch([item])
+        with self._one_reads:
+            (raw,) = self._loading.fetch([item])
         return raw, time.perf_counter() - began
 
     def _read_ahead(self) -> None:
@@ -172,14 +175,17 @@ class _Work:
                     return
                 self._reading.update(coming)
             began = time.perf_counter()
-            found = self._loading.fetch([Item(index=n.sample) for n in coming])
+            with self._one_reads:
+                found = self._loading.fetch([Item(index=n.sample) for n in coming])
             each_s = (time.perf_counter() - began) / len(coming)
             with self._changed:
+                self._reading.clear()
+                self._changed.notify_all()
+                if len(found) != len(coming):
+                    return  # it does not keep to what it says; alone, each sample can be trusted
                 wanted: Any = {*self._queue.coming(10 * AHEAD), self._queue.running}
                 self._read = {n: r for n, r in self._read.items() if n in wanted}
                 self._read.update((n, (raw, each_s)) for n, raw in zip(coming, found, strict=True) if n in wanted)
-                self._reading.clear()
-                self._changed.notify_all()
 
     def _unread(self) -> list[Name]:
         coming: Any = self._queue.coming(AHEAD)
@@ -188,13 +194,20 @@ class _Work:
     # -- talking ------------------------------------------------------------------------------------------
 
     def _talk(self) -> None:
+        try:
+            self._converse()
+        finally:
+            self.stop()  # without a word to the shard there is nothing to do
+
+    def _converse(self) -> None:
         while True:
             with self._changed:
                 while (report := self._queue.under_way or self._queue.report()) is None and not self._over:
                     self._changed.wait()
                 if report is None:
                     return
-                results = {name: self._results[name] for name in report.done}  # type: ignore[index]
+                done: Any = report.done
+                results = {name: self._results[name] for name in done if name in self._results}
                 seconds, self._loading.seconds = self._loading.seconds, Seconds()
             method, params, parts = _request(self._name, report, results)
             params["seconds"] = seconds.by_stage
@@ -202,11 +215,15 @@ class _Work:
                 reply, buffers = self._client.call(method, params, parts, timeout_s=SYNC_S)
             except (ConnectionLost, CallTimedOut):
                 if not self._reconnect():
-                    return self.stop()
+                    return
                 continue
             if reply.get("over"):
-                return self.stop()
-            if not reply.get("hold"):
+                return
+            if reply.get("hold"):  # they have arrived, and need not be sent with each repetition
+                with self._changed:
+                    for name in done:
+                        self._results.pop(name, None)
+            else:
                 self._sync(report, reply, buffers)
             if self._over:
                 return

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
 from ephemeron.data.service.keeper import Presence
+from ephemeron.data.service.patience import Patience
 
 
 class Served(Protocol):
@@ -46,6 +47,7 @@ def main() -> None:
 
 def _make(kind: str, presence: Presence, token: str, ending: Callable[[], None]) -> Served:
     settings = presence.settings()
+    settings["patience"] = Patience(**settings["patience"])
     if kind == "shard":
         from ephemeron.data.service.shard import Shard, ShardSettings
 

@@ -7,23 +7,23 @@ that come with another one, and they ask here again. No data passes through here
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.keeper import Part, write_json
-from ephemeron.data.service.shard import ORPHAN_S, ShardSettings
+from ephemeron.data.service.patience import Patience
+from ephemeron.data.service.shard import ShardSettings
 from ephemeron.data.service.traversal import Traversals
 from ephemeron.errors import EphemeronError
 
 TICK_S = 0.5
-PATIENCE_S = 10.0
-"""A shard that lives and does not answer for so long is ended and started anew."""
-READER_LEASE_S = 15.0
+JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,10 @@ class RouterSettings:
     """For samples kept beyond that, in all shards together."""
     host: str = "127.0.0.1"
     allow_remote: bool = False
+    dataset: str = ""
+    """In words, for errors."""
+    preload: str = ""
+    patience: Patience = field(default_factory=Patience)
 
     def shard(self, number: int, generation: int) -> ShardSettings:
         """Of one of the shards."""
@@ -54,7 +58,7 @@ class RouterSettings:
             payload=self.payload, loaders=max(1, (self.loaders + number) // self.shards),
             loader_memory_mb=self.loader_memory_mb, loader_lifetime_s=self.loader_lifetime_s,
             buffer_mb=self.buffer_mb / self.shards, cache_mb=self.cache_mb / self.shards, host=self.host,
-            allow_remote=self.allow_remote,
+            allow_remote=self.allow_remote, dataset=self.dataset, preload=self.preload, patience=self.patience,
         )  # fmt: skip
 
     def edges(self) -> list[int]:
@@ -86,8 +90,11 @@ class Router:
         self._ending = ending
         self._readers: dict[str, float] = {}
         window = max(1, settings.samples // 2)
-        self._traversals = Traversals(folder / "traversals", window=window)
-        self._look_after(starting=True)
+        self._traversals = Traversals(folder / "traversals", window=window, now=time.time())
+        for number, shard in enumerate(self._shards):
+            if not self._is_of_now(shard.settings(), number):
+                shard.kill()
+        self._look_after()
         self.endpoint = Endpoint(self._answer, token=token, host=settings.host, allow_remote=settings.allow_remote)
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
@@ -95,7 +102,7 @@ class Router:
     def close(self) -> None:
         """Ends the shards and stops serving."""
         self._over.set()
-        self._controller.join(timeout=PATIENCE_S)
+        self._controller.join(timeout=JOIN_S)
         for shard in self._shards:
             shard.kill(gently=True)
         self.endpoint.close()
@@ -136,7 +143,9 @@ class Router:
     def _guard(self) -> dict[str, Any]:
         with self._lock:
             now = self._guarded_at = time.monotonic()
-            self._readers = {r: at for r, at in self._readers.items() if now - at < READER_LEASE_S}
+            self._readers = {
+                r: at for r, at in self._readers.items() if now - at < self.settings.patience.reader_lease_s
+            }
             return {"readers": len(self._readers), "generation": self._generation, "shards": self._status}
 
     def _control(self) -> None:
@@ -146,13 +155,20 @@ class Router:
             except EphemeronError:
                 continue  # it will be tried again; readers are told when they ask
             with self._lock:
-                self._traversals.settle(alive=set(self._readers), now=time.time())
-                unused = not self._readers and time.monotonic() - self._guarded_at > ORPHAN_S
+                alive = {reader.rpartition("/")[0] for reader in self._readers}
+                self._traversals.settle(alive=alive, now=time.time())
+                unused = not self._readers and time.monotonic() - self._guarded_at > self.settings.patience.orphan_s
             if unused:
                 self._ending()
                 return
 
-    def _look_after(self, *, starting: bool = False) -> None:
+    def _is_of_now(self, found: dict[str, Any] | None, number: int) -> bool:
+        """Whether what an earlier router has left behind is a shard as this one would start it, or nothing."""
+        if found is None:
+            return True
+        return bool(found == json.loads(json.dumps(asdict(self.settings.shard(number, found["generation"])))))
+
+    def _look_after(self) -> None:
         """Starts shards that are gone, and tells all of the generation."""
         with self._lock:
             gone = [k for k, shard in enumerate(self._shards) if not shard.alive or self._is_silent(k)]
@@ -171,4 +187,4 @@ class Router:
                     shard.forget()
 
     def _is_silent(self, k: int) -> bool:
-        return time.monotonic() - self._answered[k] > PATIENCE_S
+        return time.monotonic() - self._answered[k] > self.settings.patience.shard_s

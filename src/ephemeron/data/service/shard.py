@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.core import Core, Name, Packed, Result
 from ephemeron.data.service.crew import Crew
 from ephemeron.data.service.packing import layout, owned, pack
+from ephemeron.data.service.patience import Patience
 from ephemeron.errors import LoadersLost, SampleFailed
 from ephemeron.platforms.base import Outcome
 from ephemeron.rpc import Pool, cancelled, keep_freed
@@ -31,9 +32,6 @@ HOLD_S = 2.0
 """After so long a loader without work is answered that there is none, and asks again."""
 ORDER_S = 1.0
 """A batch waits so long for the one before it to be asked for."""
-READER_LEASE_S = 15.0
-ORPHAN_S = 60.0
-"""A shard that its router has forgotten ends after so long, once nobody reads."""
 LEAST_LOADERS = 2
 """While anything is to do; a cold start takes as long for two as for one."""
 ENDS_IN_A_ROW = 5
@@ -63,6 +61,11 @@ class ShardSettings:
     cache_mb: float
     host: str = "127.0.0.1"
     allow_remote: bool = False
+    dataset: str = ""
+    """In words, for errors."""
+    preload: str = ""
+    """Modules that loaders import before their first call, with commas."""
+    patience: Patience = field(default_factory=Patience)
 
 
 class Shard:
@@ -81,7 +84,7 @@ class Shard:
         self._payload = Path(settings.payload).read_bytes()
         # Fresh memory costs more than a copy into it: what samples have left is used for the next ones.
         self._pool = Pool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
-        self._options = QueueOptions(window=24, batch=8)
+        self._options = QueueOptions(window=24, batch=8, lease_s=settings.patience.loader_lease_s)
         self._core = Core(
             random=settings.random, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
             options=self._options, gave_up=self._gave_up, own=lambda packed: owned(packed, self._pool),
@@ -109,7 +112,7 @@ class Shard:
         self.endpoint = Endpoint(self._answer, token=token, host=settings.host, allow_remote=settings.allow_remote)
         self._crew = Crew(
             folder, shard=self.endpoint.address, token=token, memory_mb=settings.loader_memory_mb,
-            lifetime_s=settings.loader_lifetime_s, ended=self._ended,
+            lifetime_s=settings.loader_lifetime_s, preload=settings.preload, ended=self._ended,
         )  # fmt: skip
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
@@ -130,10 +133,7 @@ class Shard:
         """A batch, once it is complete."""
         consumer, ticket = p["consumer"], p["ticket"]
         indices = np.frombuffer(buffers[0], np.int64).tolist()
-        if not self.settings.random and not p["once"]:
-            names = [Name(i) for i in indices]
-        else:
-            names = [Name(i, p["epoch"], p["seed"], p["once"]) for i in indices]
+        names = [self._core.name(i, p["epoch"], p["seed"], p["once"]) for i in indices]
         with self._lock:
             self._check(p["generation"])
             end = time.monotonic() + ORDER_S
@@ -142,12 +142,8 @@ class Shard:
                     break
             if p["received"] is not None:
                 self._core.received(consumer, p["received"])
+            complete = self._core.want(consumer, p["job"], ticket, names, now=time.monotonic())
             bell = self._reads.setdefault((consumer, ticket), threading.Event())
-            try:
-                complete = self._core.want(consumer, p["job"], ticket, names, now=time.monotonic())
-            except ValueError:  # a batch of before was lost on the way: this reader starts over
-                self._core.leave(consumer)
-                complete = self._core.want(consumer, p["job"], ticket, names, now=time.monotonic())
             self._changed.notify_all()
             self._ring()
             if complete:
@@ -187,6 +183,8 @@ class Shard:
     def _leave(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
             self._core.leave(p["consumer"])
+            if not self._core.readers:
+                self._bad_ends = 0  # the next one may find the world mended
             for read in [read for read in self._reads if read[0] == p["consumer"]]:
                 del self._reads[read]
         return {}, []
@@ -267,11 +265,12 @@ class Shard:
 
     def _ended(self, loader: str, outcome: Outcome) -> None:
         with self._lock:
+            if outcome.status != "ok":
+                # Whoever dies of a sample is that sample's affair; those who never get so far might go on for ever.
+                self._bad_ends += not self._core.at_work(loader)
+                self._why = outcome.error or outcome.status
             self._core.lose(loader)  # harmless after a goodbye
             self._forget_loader(loader)
-            if outcome.status != "ok":
-                self._bad_ends += 1
-                self._why = outcome.error or outcome.status
             self._ring()
 
     def _forget_loader(self, loader: str) -> None:
@@ -281,7 +280,7 @@ class Shard:
 
     def _gave_up(self, name: Name, reason: str) -> Packed:
         return pack(
-            SampleFailed(reason, flow=self.settings.flow, dataset="", index=name.sample, step="?"), failed=True
+            SampleFailed(f"{reason} ({last_line(self._why)})" if self._why else reason, flow=self.settings.flow, dataset=self.settings.dataset, index=name.sample, step="?"), failed=True
         )  # fmt: skip
 
     # -- control ------------------------------------------------------------------------------------------
@@ -301,16 +300,18 @@ class Shard:
 
     def _control(self) -> None:
         """Leases, and how many loaders there should be."""
+        patience = self.settings.patience
         limits = ElasticLimits(
-            most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0
-        )
+            most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0,
+            idle_s=patience.loaders_idle_s,
+        )  # fmt: skip
         while not self._over.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
                 for loader in self._core.tick(now=now):
                     self._crew.cancel(loader)
                     self._forget_loader(loader)
-                for consumer in self._core.silent(READER_LEASE_S, now=now):
+                for consumer in self._core.silent(patience.reader_lease_s, now=now):
                     self._leave({"consumer": consumer}, [])
                 self._ring()
                 seen = Counters(
@@ -326,7 +327,7 @@ class Shard:
                     self._leaving.add(loader)
                     if loader in self._bells:
                         self._bells[loader].set()
-                unused = not self._core.readers and now - self._guarded_at > ORPHAN_S
+                unused = not self._core.readers and now - self._guarded_at > patience.orphan_s
             if unused:
                 self._ending()
                 return
@@ -350,6 +351,11 @@ class Shard:
     def _check(self, generation: int) -> None:
         if generation != self._generation:
             raise StaleRoute(f"routes of generation {generation}; those of now are of {self._generation}")
+
+
+def last_line(text: str) -> str:
+    """Of a traceback, what it says."""
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def _packed(buffers: list[Any], cost_s: float, failed: bool) -> Packed:

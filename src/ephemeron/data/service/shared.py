@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ class _Drawn:
         self.batches: dict[tuple[int, int], Indices] = {}
         self.left: dict[int, int] = {}
         self.joined: str | None = None
+        self.reader = secrets.token_hex(8)
         self.lock = threading.Lock()
         places = None if chosen is None else {int(index): place for place, index in enumerate(chosen)}
         self.place_of = places
@@ -106,27 +108,22 @@ class SharedStream(Stream):
     @property
     def _name(self) -> str:
         """Of the job as it is now: one that was resumed is another one, which no late request of before can disturb."""
-        return self.drawn.joined or self.drawn.job
+        assert self.drawn.joined is not None
+        return self.drawn.joined
 
     def _join(self) -> None:
         drawn = self.drawn
         with drawn.lock:
             if drawn.joined is not None:
                 return
-            if self.resumed:
-                import xxhash
-
-                name = f"{drawn.job}+{self.epoch}.{xxhash.xxh3_64_hexdigest(self.resumed.encode())}.{self.world_size}"
-            else:
-                name = drawn.job
-            drawn.client.router(
+            found = drawn.client.router(
                 "join",
-                {"job": name, "samples": self.samples, "seed": self.seed, "batch": self.batch_size,
+                {"job": drawn.job, "rank": self.rank, "reader": drawn.reader, "samples": self.samples, "seed": self.seed, "batch": self.batch_size,
                  "world_size": self.world_size, "remainder": self.remainder, "epoch": self.epoch,
                  "consumed": self.resumed},
                 [] if drawn.chosen is None else [np.asarray(drawn.chosen, dtype=np.int64)],
             )  # fmt: skip
-            drawn.joined = name
+            drawn.joined = found["job"]
 
     def _fetch(self) -> None:
         self._join()
