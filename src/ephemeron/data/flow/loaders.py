@@ -47,8 +47,8 @@ class Pool(Protocol):
             LoadersLost, ServiceUnreachable: there is nobody who loads.
         """
 
-    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices]) -> None:
-        """What this job will use of an epoch, in order, if anybody wants to know."""
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
+        """What this job will use of an epoch, if anybody wants to know; `ordered`: in this order."""
 
     def close(self) -> None:
         """Ends it."""

@@ -142,7 +142,7 @@ class LoaderPool:
             self._todo.append(_Chunk(number, items))
         self._wake.send(b"w")
 
-    def foresee(self, epoch: int, seed: int, order: Callable[[], Any]) -> None:
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Any], *, ordered: bool) -> None:
         """Nothing is kept here for which that would matter."""
 
     def result(self) -> Done:

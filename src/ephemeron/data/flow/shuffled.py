@@ -148,8 +148,8 @@ class ShuffledFlow:
             self._pool = self.read.loaders.pool(self.read.loading, collate, prefetch=self._prefetch)
         if self._pool is not None:
             stream, indices = self._stream.copy(), self.read.indices
-            self._pool.foresee(self.epoch, stream.seed, lambda: indices(stream.rest()))
-            self._pool.foresee(self.epoch + 1, stream.seed, lambda: indices(stream.following()))
+            self._pool.foresee(self.epoch, stream.seed, lambda: indices(stream.rest()), ordered=stream.ordered)
+            self._pool.foresee(self.epoch + 1, stream.seed, lambda: indices(stream.following()), ordered=stream.ordered)
         while True:
             began = time.perf_counter()
             self._began = began if self._began is None else self._began

@@ -82,6 +82,11 @@ class Stream:
         order = self.order()
         return order[(np.arange(part.start, part.stop) + self.begun_at) % max(1, self.samples)]
 
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of an epoch is known when it begins."""
+        return True
+
     def copy(self) -> Stream:
         """Another one that stands at the same place."""
         return replace(self)

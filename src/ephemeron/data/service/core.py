@@ -70,6 +70,8 @@ class _Reader:
     """Its trainer has nothing to do."""
     received: int = -1
     """The last batch that it has for good."""
+    told: int = -1
+    """The last batch of which the cache knows."""
     given: set[int] = field(default_factory=set)
     """Batches that were handed out, perhaps in vain."""
     lacking: dict[int, set[Name]] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class _Future:
     epochs: list[int] = field(default_factory=list)
     keys: frozenset[tuple[str, Any]] = frozenset()
     """Of the cache, the same in every epoch."""
+    ordered: bool = True
+    """Whether the order of an epoch is known when it begins; else it is as batches are asked for."""
 
 
 class Core:
@@ -221,20 +225,28 @@ class Core:
         """Readers whose trainer stands still."""
         return sum(reader.waiting for reader in self._readers.values())
 
-    def foresee(self, job: str, epoch: int, seed: int | None, indices: Sequence[int]) -> None:
-        """A job will use these samples in an epoch, in this order. Said by each of its ranks, heard once."""
+    def foresee(
+        self, job: str, epoch: int, seed: int | None, indices: Sequence[int], *, ordered: bool = True
+    ) -> None:  # fmt: skip
+        """A job will use these samples in an epoch. Said by each of its ranks, heard once.
+
+        Args:
+            ordered: in this order; False: in one that is drawn as it goes.
+        """
         if self.cache is None or not len(indices):
             return
         future = self._futures.setdefault(job, _Future())
         if future.epochs and epoch <= future.epochs[-1]:
             return
         future.epochs.append(epoch)
+        future.ordered = ordered
         names = [("whole", self.name(i, epoch, seed)) for i in indices]
         if not self.random:
             self._foresee_same(job, future, names)
             return
         self.cache.observe(Joined(job=(job, epoch), keys=names))  # of use to jobs of the same seed in this epoch only
-        self.cache.observe(Announced(job=(job, epoch), keys=names))
+        if ordered:
+            self.cache.observe(Announced(job=(job, epoch), keys=names))
         while len(future.epochs) > 2:  # of the epoch before the present one nothing is to come
             self.cache.observe(Left(job=(job, future.epochs.pop(0))))
         self._foresee_same(job, future, [("half", i) for i in indices])
@@ -247,7 +259,8 @@ class Core:
                 self.cache.observe(Left(job=job))
             future.keys = frozenset(keys)
             self.cache.observe(Joined(job=job, keys=future.keys))
-        self.cache.observe(Announced(job=job, keys=keys))
+        if future.ordered:
+            self.cache.observe(Announced(job=job, keys=keys))
 
     # -- loaders ------------------------------------------------------------------------------------------
 
@@ -383,6 +396,12 @@ class Core:
             self._awaited.setdefault(name, set()).add((consumer, ticket))
         if not missing:
             self.ready.add((consumer, ticket))
+        future = self._futures.get(reader.job)
+        if self.cache is not None and future is not None and not future.ordered and ticket > reader.told:
+            reader.told = ticket
+            uses = [use for name in names for use in self._uses(reader.job, name)]
+            for who in dict.fromkeys(job for job, _ in uses):
+                self.cache.observe(Announced(job=who, keys=[key for job, key in uses if job == who]))
 
     def _withdraw(self, consumer: str, reader: _Reader) -> None:
         for ticket in list(reader.names):

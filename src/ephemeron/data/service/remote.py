@@ -171,11 +171,11 @@ class RemotePool:
         if not parts:
             self._finish(chunk)
 
-    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices]) -> None:
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
         indices = order().astype(np.int64)
         for shard, places in by_shard(self._edges, indices):
             self._client.shard(
-                shard, "foresee", {"job": self._job, "epoch": epoch, "seed": seed}, [indices[places]]
+                shard, "foresee", {"job": self._job, "epoch": epoch, "seed": seed, "ordered": ordered}, [indices[places]]
             )  # fmt: skip
 
     def result(self) -> Done:

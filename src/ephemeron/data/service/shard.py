@@ -172,7 +172,8 @@ class Shard:
 
     def _foresee(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            self._core.foresee(p["job"], p["epoch"], p["seed"], np.frombuffer(buffers[0], np.int64).tolist())
+            indices = np.frombuffer(buffers[0], np.int64).tolist()
+            self._core.foresee(p["job"], p["epoch"], p["seed"], indices, ordered=p["ordered"])
         return {}, []
 
     def _attend(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:

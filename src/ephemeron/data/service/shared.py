@@ -59,12 +59,16 @@ class SharedStream(Stream):
     def copy(self) -> SharedStream:
         return replace(self)
 
+    @property
+    def ordered(self) -> bool:
+        return False
+
     def rest(self) -> Indices:
-        """Nothing that is known here."""
-        return np.zeros(0, dtype=np.intp)
+        """All samples, in no order."""
+        return np.arange(self.samples)
 
     def following(self) -> Indices:
-        return np.zeros(0, dtype=np.intp)
+        return np.arange(self.samples)
 
     def steps_left(self) -> int:
         if self.epoch not in self.drawn.left:
