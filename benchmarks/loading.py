@@ -117,6 +117,7 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
     """Measures how fast samples come, and how long a trainer waits for them."""
     from ephemeron.data.catalog import DatasetStore
     from ephemeron.data.catalog.importers import import_dataset
+    from ephemeron.data.service.keeper import Part
 
     peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
     out: dict[str, Any] = {
@@ -124,7 +125,7 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
         "rounds": rounds, "epochs_per_turn": epochs, "goals": GOALS,
         "peers": {name: version(name) if name in peers else "not installed" for name in PEERS},
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         folder = Path(home)
         photos(folder / "photos", images)
         import_dataset("images", str(folder / "photos"), "bench/photos", DatasetStore.open(str(folder / "store")))
@@ -162,6 +163,8 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
             "latency_ms": LATENCY_MS, "workers": LATENCY_WORKERS, "step_s": round(step_s, 4),
             **_shown(waits, "dataloader", "waited_s"),
         }  # fmt: skip
+        for place in folder.glob("service-*"):
+            Part("coordinator", place, "").kill(gently=True)
     if as_json:
         write(out)
     else:
