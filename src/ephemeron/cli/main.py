@@ -81,6 +81,9 @@ def _output_options(command: F) -> F:
 @main.command()
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Where functions run.  [default: local]")
+@click.option("--aws-function", metavar="NAME", help="The function that `deploy aws` has made.  [default: ephemeron]")
+@click.option("--aws-region", metavar="REGION", help="Where it is.  [default: as for all AWS clients]")
+@click.option("--aws-endpoint", metavar="URL", help="A Lambda service elsewhere, such as the local one.")
 @click.option(
     "--channel",
     metavar="ADDRESS",
@@ -127,7 +130,8 @@ def _output_options(command: F) -> F:
 )
 @_output_options
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
-          budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+          budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
+          aws_endpoint: str | None, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -150,6 +154,15 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
     configuration = api.configure(wanted, **{**flags, **chosen})
+    aws = None
+    if configuration.platform == "aws":
+        from ephemeron.platforms.aws.settings import FUNCTION, AwsSettings
+
+        aws = AwsSettings(function=aws_function or FUNCTION, region=aws_region, endpoint=aws_endpoint)
+    elif aws_function or aws_region or aws_endpoint:
+        raise UserError(
+            f"--aws-function, --aws-region and --aws-endpoint are not for platform {configuration.platform}"
+        )
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -160,6 +173,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             out=out,
             plan=plan,
             profile=profile,
+            aws=aws,
         ),
         as_json=as_json,
     )
@@ -183,6 +197,9 @@ def _planned(
     from ephemeron.training import planned
 
     platform = flags.get("platform") or job.run.get("platform") or "local"
+    if platform == "aws":
+        raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
+                        "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)

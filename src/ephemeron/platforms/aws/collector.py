@@ -79,6 +79,8 @@ class Collector:
         self._booked = Traffic()
         self._wake = asyncio.Event()
         self._stopping = False
+        self.looked = asyncio.Event()
+        """Set when all that was there at the beginning is known, or somebody else collects."""
         self._fetching = asyncio.Semaphore(_AT_ONCE)
         self._complaints: set[str] = set()
         self._latest = 0.0
@@ -87,11 +89,16 @@ class Collector:
         """Waits for its turn, and collects until it is cancelled."""
         with (self._run_dir / LOCK_FILE).open("ab") as lock:
             while not _taken(lock.fileno()):
+                self.looked.set()
                 if await self._paused():
                     return
             self._remember()
             while True:
-                await self.round()
+                try:
+                    await self.round()
+                except Exception as e:  # noqa: BLE001 - whatever it is, watching goes on
+                    self._complain(f"a round of collecting failed: {type(e).__name__}: {e}")
+                self.looked.set()
                 if await self._paused():
                     return
 

@@ -20,7 +20,15 @@ from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.aws.collector import CALLS_FILE, CLIENT, EVENTS_FILE, Collector, collecting
 from ephemeron.platforms.aws.logs import LogReader
 from ephemeron.platforms.aws.records import (
-    Names, Record, calls_prefix, cancellation, cancelled_ids, encode, line_of, new_id, record_of,
+    Names,
+    Record,
+    calls_prefix,
+    cancellation,
+    cancelled_ids,
+    encode,
+    line_of,
+    new_id,
+    record_of,
 )
 from ephemeron.platforms.aws.sending import INLINE_BYTES, Sender
 from ephemeron.platforms.aws.settings import AwsSettings, client
@@ -86,6 +94,7 @@ class AwsPlatform(Platform):
         self._changed = asyncio.Condition()
         self._voice = f"{CLIENT}{secrets.token_hex(4)}"
         self._number = 0
+        self._offset = 0
         self._telling = asyncio.Lock()
         self._collector: Collector | None = None
         self._stack = AsyncExitStack()
@@ -125,6 +134,8 @@ class AwsPlatform(Platform):
         own = await self._stack.enter_async_context(open_channel(channel))
         collector = Collector(run_dir, own, names, logs, every_s=settings.every_s)
         self._collector = await self._stack.enter_async_context(collecting(collector))
+        await self._collector.looked.wait()
+        await self._read_on()
         reading = asyncio.create_task(self._read())
         self._stack.callback(reading.cancel)
         return self
@@ -230,19 +241,20 @@ class AwsPlatform(Platform):
 
     async def _read(self) -> None:
         """Follows `calls.jsonl`."""
-        offset = 0
-        path = self.run_dir / CALLS_FILE
         while True:
-            data = await asyncio.to_thread(_complete, path, offset)
-            offset += len(data)
-            for line in data.decode(errors="replace").splitlines():
-                record = record_of(line)
-                if record is not None:
-                    self._learn(record)
-            if data:
-                async with self._changed:
-                    self._changed.notify_all()
+            await self._read_on()
             await asyncio.sleep(_POLL_S)
+
+    async def _read_on(self) -> None:
+        data = await asyncio.to_thread(_complete, self.run_dir / CALLS_FILE, self._offset)
+        self._offset += len(data)
+        for line in data.decode(errors="replace").splitlines():
+            record = record_of(line)
+            if record is not None:
+                self._learn(record)
+        if data:
+            async with self._changed:
+                self._changed.notify_all()
 
     def _learn(self, record: Record) -> None:
         self._known.feed(record, now=0.0)
@@ -261,4 +273,3 @@ def _complete(path: Path, offset: int) -> bytes:
     except FileNotFoundError:
         return b""
     return data[: data.rfind(b"\n") + 1]
-

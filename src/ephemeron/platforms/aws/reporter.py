@@ -150,7 +150,7 @@ class Reporter:
                     await self._end(self._channel, "cancelled", "cancelled before it began")
                 self._begun.set_result(payload)
                 await self._report(self._channel)
-        except Exception as e:  # noqa: BLE001 - whoever waits has to learn of it
+        except Exception as e:
             if self._begun.done():
                 raise
             self._begun.set_exception(e)

@@ -92,7 +92,11 @@ def write_image_recipe(folder: Path) -> list[Path]:
             target = folder / "ephemeron" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, TORCH, ""]), "build.sh": BUILD}
+        written = {
+            "Dockerfile": DOCKERFILE,
+            "requirements.txt": "\n".join([*REQUIREMENTS, TORCH, ""]),
+            "build.sh": BUILD,
+        }
         for name, text in written.items():
             (folder / name).write_text(text)
         (folder / "build.sh").chmod(0o755)
