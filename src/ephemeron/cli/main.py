@@ -1,4 +1,4 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ephemeron.cli.data import data as data_group
+from ephemeron.cli.deploy import clean as clean_group
+from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
@@ -55,6 +57,7 @@ def main() -> None:
     ephemeron plan examples/digits/job.toml             measure a little, predict everything, prove the optimum
     ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
+    ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
@@ -277,6 +280,8 @@ def report(run: str, out: Path | None, show: bool) -> None:
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(data_group)
+main.add_command(deploy_group)
+main.add_command(clean_group)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

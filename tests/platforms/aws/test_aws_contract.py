@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
 
-from aws_world import deployed, keys, opened  # noqa: E402
+from aws_world import deployed, keys, opened
 
-from ephemeron.platforms.aws.settings import AwsSettings  # noqa: E402
-from ephemeron.platforms.base import Call, Limits, Platform  # noqa: E402
-from ephemeron.testing.lambda_service import LambdaService  # noqa: E402
-from ephemeron.testing.platform_contract import PlatformContract  # noqa: E402
-
-KIT = Path(__file__).parents[3] / "src"
+from ephemeron.platforms.aws.settings import AwsSettings
+from ephemeron.platforms.base import Limits, Platform
+from ephemeron.testing.lambda_service import LambdaService
+from ephemeron.testing.platform_contract import PlatformContract
 
 
 @pytest.fixture(scope="module")
-def settings() -> Iterator[AwsSettings]:
+def service() -> Iterator[LambdaService]:
     with keys(), LambdaService(concurrency=20) as service:
-        # The deployed code leaves the kit out: functions find it where this interpreter does.
-        yield deployed(service, entry="kit_entry:dispatch", folder=Path(__file__).parent)
+        yield service
+
+
+@pytest.fixture(scope="module")
+def settings(service: LambdaService) -> AwsSettings:
+    # The deployed code leaves the kit out: functions find it where this interpreter does.
+    return deployed(service, entry="kit_entry:dispatch", folder=Path(__file__).parent)
 
 
 class TestAwsContract(PlatformContract):
     @pytest.fixture(autouse=True)
-    def _world(self, settings: AwsSettings, tmp_path: Path) -> None:
-        self.settings, self.folder = settings, tmp_path / "run"
+    def _world(self, service: LambdaService, settings: AwsSettings, tmp_path: Path) -> None:
+        self.service, self.settings, self.folder = service, settings, tmp_path / "run"
         self.channel = (self.folder / "objects").as_uri()
 
     @asynccontextmanager
@@ -40,5 +42,8 @@ class TestAwsContract(PlatformContract):
         async with opened(self.settings, self.folder, limits=limits) as platform:
             yield platform
 
-    def call(self, run: str, entry: str, **changes: Any) -> Call:
-        return super().call(run, entry, **changes)
+    def throttle(self, requests: int) -> None:
+        self.service.throttle(requests)
+
+    def deliver_twice(self) -> None:
+        self.service.deliver_twice(1)

@@ -4,7 +4,8 @@
     calls.jsonl     the records, and a `final` for each end: enough to go on after this process has died
 
 One process collects for a run, whoever holds the lock of the folder; others read the files. What was written down
-is deleted from the store, so that a list brings what is new and nothing grows. A collector that dies between writing
+is deleted from the store, so that a list brings what is new and nothing grows; only the claims of deliveries stay until Lambda
+cannot deliver the same call again. A collector that dies between writing
 and deleting leaves segments that the next one reads again: records may be fed twice, ends are not written twice, and
 of the workers' own events some may be, which readers of a stream expect.
 """
@@ -28,7 +29,7 @@ from ephemeron.events import Ended, Note, Traffic, from_json, to_json
 from ephemeron.platforms._journal import Journal
 from ephemeron.platforms.aws.logs import LogReader
 from ephemeron.platforms.aws.records import Names, Record, cancelled_ids, decode, line_of, record_of
-from ephemeron.platforms.aws.state import Calls, Final
+from ephemeron.platforms.aws.state import NOT_BEGUN_S, Calls, Final
 from ephemeron.platforms.base import Outcome, ended_event
 
 CALLS_FILE = "calls.jsonl"
@@ -136,12 +137,15 @@ class Collector:
     # -- the store ------------------------------------------------------------------------------------------
 
     async def _collect(self) -> None:
-        found = []
+        found, stale = [], []
         for key in await self._channel.list(self._names.all):
             if key == self._names.cancel:
                 await self._hear_cancellation()
-            elif (parsed := self._names.parse(key)) is not None:
-                found.append((parsed, key))
+            elif (at := self._names.parse(key)) is not None:
+                if not self._is_known_claim(at):
+                    found.append((at, key))
+                elif self._is_old(at[0]):
+                    stale.append(key)
         segments = await asyncio.gather(*(self._segment(*at, key) for at, key in sorted(found)))
         # Causes before effects: a function is announced in another voice's segment than its own.
         for segment in segments:
@@ -150,8 +154,8 @@ class Collector:
                 if record is not None and record["record"] == "sending":
                     self._take(record, line)
         done = [segment.key for segment in segments if self._digest(segment)]
-        if done:
-            await self._channel.delete(done)
+        if done or stale:
+            await self._channel.delete([*done, *stale])
 
     async def _segment(self, voice: str, delivery: int, number: int, key: str) -> _Segment:
         async with self._fetching:
@@ -160,11 +164,25 @@ class Collector:
             voice=voice, delivery=delivery, number=number, key=key, lines=() if data is None else decode(data)
         )
 
+    def _is_known_claim(self, at: tuple[str, int, int]) -> bool:
+        """Whether it is the `begun` of a delivery that is known: it stays, so that the next delivery finds it."""
+        voice, delivery, number = at
+        sent = self.calls.sent.get(voice)
+        return number == 0 and sent is not None and delivery in sent.deliveries
+
+    def _is_old(self, voice: str) -> bool:
+        """Whether a call has ended, and Lambda would not deliver it again."""
+        sent = self.calls.sent[voice]
+        return not sent.open and self._clock() > sent.seen_at + NOT_BEGUN_S
+
     def _digest(self, segment: _Segment) -> bool:
         """Takes a segment in, if it is its turn and its voice is known. Whether it may be deleted."""
+        ours = segment.voice.startswith(CLIENT)
+        if not (ours or segment.voice in self.calls.sent):
+            return False
         voice = segment.voice, segment.delivery
         number = self._next.get(voice, segment.number)
-        if number < segment.number or not (segment.voice.startswith(CLIENT) or segment.voice in self.calls.sent):
+        if number < segment.number:
             return False
         if number == segment.number:
             for line in segment.lines:
@@ -174,7 +192,7 @@ class Collector:
                 elif record["record"] != "sending":
                     self._take(record, line)
             self._next[voice] = number + 1
-        return True
+        return ours or segment.number > 0
 
     def _take(self, record: Record, line: str) -> None:
         self._records.append(line)
@@ -185,6 +203,7 @@ class Collector:
                 self._events.append(to_json(event))
 
     async def _hear_cancellation(self) -> None:
+        # `EVERYTHING` is for deliveries that come after the end; nobody waits for those.
         for id in cancelled_ids(await self._channel.fetch(self._names.cancel)):
             sent = self.calls.sent.get(id)
             if sent is not None and sent.open:

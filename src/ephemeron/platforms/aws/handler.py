@@ -14,7 +14,9 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +32,8 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 _served = 0
 _entry: Any = None
+_client: Any = None
+_making = threading.Lock()
 
 
 def handle(event: Any, context: Any) -> dict[str, Any]:
@@ -108,7 +112,7 @@ async def _run(
     vcpus: float, cold: bool,
 ) -> Any:  # fmt: skip
     from ephemeron.platforms.aws.sending import Sender
-    from ephemeron.platforms.aws.settings import AwsSettings, client
+    from ephemeron.platforms.aws.settings import AwsSettings
     from ephemeron.platforms.context import Context, ThreadCompute
 
     loop = asyncio.get_running_loop()
@@ -127,15 +131,22 @@ async def _run(
 
     compute = ThreadCompute(max(1, int(vcpus)))
     try:
-        async with _channel(call.channel) as channel:
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(_channel(call.channel))
             sender = Sender(
-                settings, lambda: client(settings, "lambda"), channel=channel, names=Names(envelope.calls),
-                announce=reporter.announce,
+                settings, lambda: _made_once(settings), channel=channel, names=Names(envelope.calls),
+                announce=reporter.announce, by=reporter.name,
             )  # fmt: skip
+            sending: set[asyncio.Task[str]] = set()
 
             async def invoke(successor: Call) -> None:
-                await sender.send(successor)
+                # What is being sent is sent, also when whoever wanted it is cancelled: its claim has been taken.
+                task = asyncio.create_task(sender.send(successor))
+                sending.add(task)
+                await asyncio.shield(task)
 
+            stack.callback(asyncio.create_task(_ahead(settings, envelope.lifetime_s)).cancel)
+            stack.push_async_callback(_all_sent, sending)
             return await entry(
                 Context(
                     call=call, invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}", channel=channel,
@@ -146,6 +157,27 @@ async def _run(
             )  # fmt: skip
     finally:
         compute.close()
+
+
+async def _ahead(settings: Any, lifetime_s: float) -> None:
+    """Makes the client in time: near the end of a life its import could take longer than is left."""
+    await asyncio.sleep(0.5 * lifetime_s)
+    await asyncio.to_thread(_made_once, settings)
+
+
+async def _all_sent(sending: set[asyncio.Task[str]]) -> None:
+    await asyncio.gather(*sending, return_exceptions=True)
+
+
+def _made_once(settings: Any) -> Any:
+    """The boto3 client, kept for later invocations of this process."""
+    global _client
+    from ephemeron.platforms.aws.settings import client
+
+    with _making:
+        if _client is None:
+            _client = client(settings, "lambda")
+        return _client
 
 
 def _origin(call: Call, loop_time: float) -> float:

@@ -20,19 +20,21 @@ from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.aws.collector import CALLS_FILE, CLIENT, EVENTS_FILE, Collector, collecting
 from ephemeron.platforms.aws.logs import LogReader
 from ephemeron.platforms.aws.records import (
+    EVERYTHING,
     Names,
     Record,
     calls_prefix,
     cancellation,
     cancelled_ids,
     encode,
+    invocation_of,
     line_of,
     new_id,
     record_of,
 )
 from ephemeron.platforms.aws.sending import INLINE_BYTES, Sender
 from ephemeron.platforms.aws.settings import AwsSettings, client
-from ephemeron.platforms.aws.state import Calls, invocation_of
+from ephemeron.platforms.aws.state import Calls
 from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform
 
 LIMITS = Limits(payload_bytes=16_000_000)
@@ -95,6 +97,7 @@ class AwsPlatform(Platform):
         self._voice = f"{CLIENT}{secrets.token_hex(4)}"
         self._number = 0
         self._offset = 0
+        self._reopened = False
         self._telling = asyncio.Lock()
         self._collector: Collector | None = None
         self._stack = AsyncExitStack()
@@ -153,6 +156,7 @@ class AwsPlatform(Platform):
         id = new_id(call)
         self._mine.add(id)
         try:
+            await self._reopen()
             await self._sender.send(call, id=id, copies=2 if twice else 1)
         except BaseException:
             self._mine.discard(id)
@@ -211,11 +215,14 @@ class AwsPlatform(Platform):
         await self._stack.aclose()
 
     async def shutdown(self) -> None:
-        """Ends all functions, clears what they have left in the store, and detaches."""
+        """Ends all functions, clears what their records have left in the store, and detaches."""
         try:
             await self.cancel_all("")
             async with asyncio.timeout(_SWEEP_S):
-                await self._channel.delete(await self._channel.list(self._names.all))
+                # The one object that stays: Lambda may deliver a call again when nothing else is left of the run.
+                await self._channel.put(self._names.cancel, [cancellation([EVERYTHING])])
+                left = await self._channel.list(self._names.all)
+                await self._channel.delete([key for key in left if key != self._names.cancel])
         except (ChannelError, TimeoutError):
             pass  # the store is gone: so is what lay in it, or a lifecycle rule removes it
         finally:
@@ -235,6 +242,13 @@ class AwsPlatform(Platform):
             key = self._names.segment(self._voice, 0, self._number)
             await self._channel.put(key, [encode([line_of(record)])])
             self._number += 1
+
+    async def _reopen(self) -> None:
+        """A run that was over goes on."""
+        if not self._reopened:
+            if EVERYTHING in cancelled_ids(await self._channel.fetch(self._names.cancel)):
+                await self._channel.delete([self._names.cancel])
+            self._reopened = True
 
     def _open(self) -> set[str]:
         return set(self._known.open) | self._mine

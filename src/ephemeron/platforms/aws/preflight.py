@@ -47,7 +47,7 @@ def inspect(settings: AwsSettings) -> Deployed:
         JobError: no credentials, expired or unknown ones, a permission that is missing, no such function, or one
             that is set up so that runs would break. Names what, and what to do.
     """
-    api = client(settings, "lambda")
+    api = client(settings, "lambda", tries=6)
     name = settings.function
 
     def ask(action: str, request: Callable[[], Any]) -> Any:

@@ -54,13 +54,18 @@ def new_id(call: Call) -> str:
     return f"{call.rank}.{call.attempt}.{secrets.token_hex(4)}"
 
 
-def sending(id: str, call: Call, *, at: float, copies: int = 1) -> Record:
+def invocation_of(id: str, delivery: int) -> str:
+    """The name of a delivery: that of its call, and a number for all but the first."""
+    return id if delivery == 0 else f"{id}.{delivery}"
+
+
+def sending(id: str, call: Call, *, at: float, copies: int = 1, by: str = "") -> Record:
     """Before a call is sent: what will be needed to watch it."""
     return {
         "record": "sending", "id": id, "run": call.run, "rank": call.rank, "attempt": call.attempt,
         "reason": call.reason, "memory_mb": call.memory_mb, "lifetime_s": call.lifetime_s,
         "origin": float(call.options.get("origin", 0.0)), "at": round(at, 3),
-        "copies": copies,
+        "copies": copies, "by": by,
     }  # fmt: skip
 
 
@@ -120,6 +125,10 @@ class Envelope:
             return cls(**{name: event[name] for name in cls.__slots__})
         except KeyError as e:
             raise CorruptMessage(f"a call of ephemeron without {e}") from None
+
+
+EVERYTHING = "*"
+"""Instead of an id: the run is over, and whatever Lambda still delivers has nothing to do."""
 
 
 def cancelled_ids(data: memoryview | bytes | None) -> frozenset[str]:

@@ -24,7 +24,18 @@ from ephemeron.channels.base import Channel
 from ephemeron.channels.wrappers import Metered
 from ephemeron.errors import ChannelError, KeyExists
 from ephemeron.events import Traffic
-from ephemeron.platforms.aws.records import Envelope, Names, Record, cancelled_ids, decode, encode, line_of, record_of
+from ephemeron.platforms.aws.records import (
+    EVERYTHING,
+    Envelope,
+    Names,
+    Record,
+    cancelled_ids,
+    decode,
+    encode,
+    invocation_of,
+    line_of,
+    record_of,
+)
 
 _START_S = 60.0
 _CLOSE_S = 30.0
@@ -74,6 +85,11 @@ class Reporter:
         """
         self._thread.start()
         return self._begun.result(_START_S)
+
+    @property
+    def name(self) -> str:
+        """Of this delivery, as events call it."""
+        return invocation_of(self._envelope.id, self.delivery)
 
     @property
     def took_s(self) -> float:
@@ -144,6 +160,8 @@ class Reporter:
         try:
             async with self._open_channel() as channel:
                 self._channel = Metered(channel)
+                if EVERYTHING in await self._cancelled(self._channel):
+                    self._leave(1)  # delivered again when the run was over: not even a word about it
                 await self._begin(self._channel)
                 payload = await self._payload(self._channel)
                 if await self._is_cancelled(self._channel):
@@ -223,9 +241,12 @@ class Reporter:
 
     async def _is_cancelled(self, channel: Channel) -> bool:
         try:
-            return self._envelope.id in cancelled_ids(await channel.fetch(self._names.cancel))
+            return not {self._envelope.id, EVERYTHING}.isdisjoint(await self._cancelled(channel))
         except ChannelError:
             return False
+
+    async def _cancelled(self, channel: Channel) -> frozenset[str]:
+        return cancelled_ids(await channel.fetch(self._names.cancel))
 
     async def _end(self, channel: Channel, status: str, error: str) -> None:
         """Ends the process, after a last word that may fail but not hang."""

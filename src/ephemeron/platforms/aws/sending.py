@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from ephemeron.channels.base import Channel
 from ephemeron.errors import InvocationRefused
 from ephemeron.platforms.aws.records import Envelope, Names, Record, new_id, sending
-from ephemeron.platforms.aws.settings import THROTTLED, AwsSettings, code_of, explain
+from ephemeron.platforms.aws.settings import THROTTLED, UNANSWERED, AwsSettings, code_of, explain
 from ephemeron.platforms.base import Call
 
 INLINE_BYTES = 1_000_000
@@ -41,6 +41,7 @@ class Sender:
         channel: for calls that are too large; used in the loop that sends.
         names: of the records.
         announce: takes a record, and returns when it is in the store.
+        by: the invocation that sends; empty for clients.
         clock: Unix time.
         rng: of the pauses.
         inline_bytes: larger events go through the store.
@@ -48,10 +49,11 @@ class Sender:
 
     def __init__(
         self, settings: AwsSettings, client: Callable[[], Any], *, channel: Channel, names: Names, announce: Announce,
-        clock: Callable[[], float] = time.time, rng: random.Random | None = None, inline_bytes: int = INLINE_BYTES,
+        by: str = "", clock: Callable[[], float] = time.time, rng: random.Random | None = None,
+        inline_bytes: int = INLINE_BYTES,
     ) -> None:  # fmt: skip
         self._settings, self._make_client = settings, client
-        self._channel, self._names, self._announce = channel, names, announce
+        self._channel, self._names, self._announce, self._by = channel, names, announce, by
         self._clock, self._rng, self._inline_bytes = clock, rng or random.Random(), inline_bytes
         self._client: Any = None
         self._first = asyncio.Lock()
@@ -69,7 +71,7 @@ class Sender:
             ChannelError: the store does not take the record; then nothing was sent.
         """
         id = id or new_id(call)
-        await self._announce(sending(id, call, at=self._clock(), copies=copies))
+        await self._announce(sending(id, call, at=self._clock(), copies=copies, by=self._by))
         try:
             event = await self._event(id, call)
             for _ in range(copies):
@@ -104,7 +106,8 @@ class Sender:
                 )
                 return str(answer["ResponseMetadata"]["RequestId"])
             except Exception as e:
-                pause = next(waits, None) if code_of(e) in THROTTLED else None
+                # A request that was heard although nobody answered starts the call twice, which does no harm.
+                pause = next(waits, None) if code_of(e) in THROTTLED | UNANSWERED else None
                 if pause is None:
                     problem, remedy = explain(e, self._settings, doing="lambda:InvokeFunction")
                     binding = "concurrency" if code_of(e) in THROTTLED else "authorisation"

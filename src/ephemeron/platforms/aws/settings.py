@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ THROTTLED = frozenset({
     "ServiceException", "InternalFailure", "ServiceUnavailable", "ServiceUnavailableException",
 })  # fmt: skip
 """Error codes after which the same request may succeed."""
+UNANSWERED = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"})
+"""Nobody knows whether such a request was heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +39,8 @@ class AwsSettings:
             JobError: there is none, or AWS knows no such region.
             MissingExtra: boto3 is not installed.
         """
-        import dataclasses
-
-        session = _boto3().Session()
-        region = self.region or session.region_name
+        session = _boto3().Session()  # which knows AWS_DEFAULT_REGION and the configuration's, not AWS_REGION
+        region = self.region or os.environ.get("AWS_REGION") or session.region_name
         if not region:
             raise JobError("no AWS region is set", remedy="give --aws-region, or set AWS_REGION")
         known = sorted({r for part in session.get_available_partitions()
@@ -55,10 +57,13 @@ class AwsSettings:
         return f"/aws/lambda/{self.function}"
 
 
-def client(settings: AwsSettings, service: str) -> Any:
+def client(settings: AwsSettings, service: str, *, tries: int = 1) -> Any:
     """A boto3 client for `lambda` or `logs`. Safe to use from many threads.
 
-    Requests are tried once: who sends decides about trying again.
+    Args:
+        settings: where.
+        service: as boto3 calls it.
+        tries: of each request, where AWS throttles or does not answer; 1: who sends decides about trying again.
 
     Raises:
         MissingExtra: boto3 is not installed.
@@ -68,8 +73,8 @@ def client(settings: AwsSettings, service: str) -> Any:
 
     config = Config(
         connect_timeout=5,
-        read_timeout=60,
-        retries={"mode": "standard", "total_max_attempts": 1},
+        read_timeout=30,
+        retries={"mode": "standard", "total_max_attempts": tries},
         max_pool_connections=32,
     )
     # A session of its own: the default one may not be made in two threads at once.
@@ -110,7 +115,7 @@ def explain(e: Exception, settings: AwsSettings, *, doing: str) -> tuple[str, st
     if code in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
                 "TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError"):  # fmt: skip
         return "no AWS credentials were found", "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    if code in ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ReadTimeoutError"):
+    if code in UNANSWERED:
         return f"AWS Lambda in {settings.region} does not answer: {_line(e)}", "check the network, region and endpoint"
     if code in THROTTLED:
         return f"AWS throttles {doing} ({code})", "try again, or ask for a higher quota"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ephemeron.events import Invoked, Status, Traffic
 from ephemeron.platforms.aws.logs import Death, Report
-from ephemeron.platforms.aws.records import Record
+from ephemeron.platforms.aws.records import Record, invocation_of
 from ephemeron.platforms.base import Call, Outcome
 
 REPORT_S = 4.0
@@ -29,6 +29,10 @@ EVENT_AGE_S = 60.0
 NOT_BEGUN_S = EVENT_AGE_S + 60.0
 """The age, and a minute in which a large image may start."""
 CANCELLED_S = 5.0
+ORPHANED_S = 5.0
+"""After the end of whoever was about to send it: by then it would have begun, or a cold start takes longer."""
+_LATE = 1_000
+"""Numbers of deliveries that begin after they were given up; they are billed all the same."""
 _REMEMBERED = 10_000
 """Requests of which logs have told, and nobody else: other runs may share the log group."""
 
@@ -60,6 +64,8 @@ class Sent:
     unsent: str = ""
     cancelled_at: float = math.inf
     copies: int = 1
+    by: str = ""
+    """The invocation that sends it; empty for clients."""
     deliveries: dict[int, Delivery] = field(default_factory=dict)
 
     @property
@@ -90,11 +96,6 @@ class Final:
         return invocation_of(self.id, self.delivery)
 
 
-def invocation_of(id: str, delivery: int) -> str:
-    """The name of a delivery: that of its call, and a number for all but the first."""
-    return id if delivery == 0 else f"{id}.{delivery}"
-
-
 class Calls:
     """Everything known of a run's calls. Feeding a record twice changes nothing."""
 
@@ -103,6 +104,8 @@ class Calls:
         self._heard: dict[str, list[tuple[Report | Death, float]]] = {}
         """Per request, log lines of which no delivery is known: not yet begun, or of another run."""
         self._of_request: dict[str, list[Delivery]] = {}
+        self._ended_at: dict[str, float] = {}
+        """Per invocation, when its end was learned of."""
 
     @property
     def open(self) -> list[str]:
@@ -130,8 +133,8 @@ class Calls:
             sent.cancelled_at = min(sent.cancelled_at, now)
         elif kind == "begun":
             return self._begun(sent, record, now)
-        elif kind == "outcome" and record["delivery"] in sent.deliveries:
-            delivery = sent.deliveries[record["delivery"]]
+        elif kind == "outcome" and (number := _number(sent, record["delivery"])) in sent.deliveries:
+            delivery = sent.deliveries[number]
             if delivery.outcome is None:
                 delivery.outcome, delivery.outcome_at = record, now
         elif kind == "final":
@@ -154,14 +157,21 @@ class Calls:
                     sent.copies = min(sent.copies, len(sent.deliveries))
             elif (delivery := self._dead_unbegun(sent, now)) is not None:
                 sent.deliveries[0] = delivery
-            elif (final := _never_begun(sent, now)) is not None:
+            elif (final := _never_begun(sent, now, self._orphaned_at(sent, now))) is not None:
                 sent.deliveries[0], sent.copies = Delivery(request="", stream="", seen_at=now, ended=True), 1
                 out.append(final)
             for number, delivery in sent.deliveries.items():
                 if not delivery.ended and (end := _end_of(sent, number, delivery, now)) is not None:
                     delivery.ended = True
+                    self._ended_at[end.invocation] = now
                     out.append(end)
         return out
+
+    def _orphaned_at(self, sent: Sent, now: float) -> float:
+        """When whoever was about to send a call ended without having said that it did; infinity if it may still."""
+        if not sent.by or sent.requests:
+            return math.inf
+        return self._ended_at.get(sent.by, math.inf)
 
     def _sending(self, record: Record, now: float) -> list[Invoked]:
         id = record["id"]
@@ -171,12 +181,12 @@ class Calls:
             run=record["run"], rank=record["rank"], attempt=record["attempt"], memory_mb=record["memory_mb"],
             lifetime_s=record["lifetime_s"], channel="", reason=record["reason"], options={"origin": record["origin"]},
         )  # fmt: skip
-        self.sent[id] = Sent(id=id, call=call, seen_at=now, copies=record["copies"])
+        self.sent[id] = Sent(id=id, call=call, seen_at=now, copies=record["copies"], by=record["by"])
         t = record["at"] - record["origin"]
         return [Invoked(t=t, rank=call.rank, attempt=call.attempt, invocation=id, reason=call.reason)]
 
     def _begun(self, sent: Sent, record: Record, now: float) -> list[Invoked]:
-        number = record["delivery"]
+        number = _number(sent, record["delivery"])
         if number in sent.deliveries:
             return []
         request = record["request"]
@@ -190,12 +200,12 @@ class Calls:
         return [Invoked(t=t, rank=sent.call.rank, attempt=sent.call.attempt,
                         invocation=invocation_of(sent.id, number), reason="duplicate")]  # fmt: skip
 
-    @staticmethod
-    def _final(sent: Sent, record: Record, now: float) -> None:
+    def _final(self, sent: Sent, record: Record, now: float) -> None:
         """An end that was decided by an earlier collector."""
         number = record["delivery"]
         blank = Delivery(request="", stream="", seen_at=now)
         sent.deliveries.setdefault(number, blank).ended = True
+        self._ended_at.setdefault(invocation_of(sent.id, number), now)
         if not record["request"]:
             sent.copies = 1
 
@@ -264,10 +274,19 @@ def _dead(sent: Sent, number: int, delivery: Delivery) -> Final:
     return _final(sent, number, delivery, status, text, billed_s=billed, peak_mb=peak, billed_by=by)
 
 
-def _never_begun(sent: Sent, now: float) -> Final | None:
+def _number(sent: Sent, number: int) -> int:
+    """A delivery's number, or another one if it had been given up before it began."""
+    known = sent.deliveries.get(number)
+    return number + _LATE if known is not None and known.ended and not known.request else number
+
+
+def _never_begun(sent: Sent, now: float, orphaned_at: float) -> Final | None:
     blank = Delivery(request="", stream="", seen_at=now)
     if sent.unsent:
         return _final(sent, 0, blank, "lost", f"it could not be sent: {sent.unsent}", billed_by="handler")
+    if now >= orphaned_at + ORPHANED_S:
+        text = f"{sent.by} ended before it had sent it"
+        return _final(sent, 0, blank, "lost", text, billed_by="nobody")
     if now >= sent.cancelled_at + CANCELLED_S:
         return _final(sent, 0, blank, "cancelled", "cancelled before it began", billed_by="nobody")
     if now >= sent.seen_at + NOT_BEGUN_S:
