@@ -1,4 +1,4 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ephemeron.cli.data import data as data_group
+from ephemeron.cli.deploy import clean as clean_group
+from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
@@ -55,6 +57,7 @@ def main() -> None:
     ephemeron plan examples/digits/job.toml             measure a little, predict everything, prove the optimum
     ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
+    ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
@@ -81,6 +84,9 @@ def _output_options(command: F) -> F:
 @main.command()
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Where functions run.  [default: local]")
+@click.option("--aws-function", metavar="NAME", help="The function that `deploy aws` has made.  [default: ephemeron]")
+@click.option("--aws-region", metavar="REGION", help="Where it is.  [default: as for all AWS clients]")
+@click.option("--aws-endpoint", metavar="URL", help="A Lambda service elsewhere, such as the local one.")
 @click.option(
     "--channel",
     metavar="ADDRESS",
@@ -127,7 +133,8 @@ def _output_options(command: F) -> F:
 )
 @_output_options
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
-          budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+          budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
+          aws_endpoint: str | None, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -150,6 +157,15 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
     configuration = api.configure(wanted, **{**flags, **chosen})
+    aws = None
+    if configuration.platform == "aws":
+        from ephemeron.platforms.aws.settings import FUNCTION, AwsSettings
+
+        aws = AwsSettings(function=aws_function or FUNCTION, region=aws_region, endpoint=aws_endpoint)
+    elif aws_function or aws_region or aws_endpoint:
+        raise UserError(
+            f"--aws-function, --aws-region and --aws-endpoint are not for platform {configuration.platform}"
+        )
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -160,6 +176,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             out=out,
             plan=plan,
             profile=profile,
+            aws=aws,
         ),
         as_json=as_json,
     )
@@ -183,6 +200,9 @@ def _planned(
     from ephemeron.training import planned
 
     platform = flags.get("platform") or job.run.get("platform") or "local"
+    if platform == "aws":
+        raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
+                        "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
@@ -260,6 +280,8 @@ def report(run: str, out: Path | None, show: bool) -> None:
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(data_group)
+main.add_command(deploy_group)
+main.add_command(clean_group)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.job import PLATFORMS
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,7 +16,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job", type=click.Path(path_type=Path))
-@click.option("--platform", type=click.Choice(PLATFORMS), default="local", show_default=True, help="What to probe.")
+@click.option(
+    "--platform", type=click.Choice(["local", "simulated"]), default="local", show_default=True, help="What to probe."
+)
 @click.option(
     "--channel", metavar="ADDRESS", default="folder", show_default=True, help="Where functions exchange parameters."
 )

@@ -140,9 +140,9 @@ def main() -> None:
     line = HostLine(sock)
     line.calls.get()
     try:
-        entry = _prepare()
+        entry = prepare_entry()
     except Exception as e:  # noqa: BLE001 - whatever an import raises is the function's failure
-        line.send(_failure("failed", e))
+        line.send(failure("failed", e))
         line.flush()
         sys.exit(1)
     gc.collect()
@@ -153,7 +153,8 @@ def main() -> None:
         gc.collect()
 
 
-def _prepare() -> Entry:
+def prepare_entry() -> Entry:
+    """Imports what `EPHEMERON_PRELOAD` names, and the code that `EPHEMERON_ENTRY` names."""
     for name in filter(None, os.environ.get("EPHEMERON_PRELOAD", DEFAULT_PRELOAD).split(",")):
         try:
             importlib.import_module(name)
@@ -175,7 +176,7 @@ def _serve(line: HostLine, entry: Entry, message: dict[str, Any]) -> None:
             raise TypeError(f"a function returns a dict, not {type(reply['ok']).__name__}")
         json.dumps(reply)
     except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - it is the user's
-        reply = _failure("error", e)
+        reply = failure("error", e)
     sys.stdout.flush()
     sys.stderr.flush()
     line.send({**reply, "reusable": before.restore()})
@@ -220,7 +221,8 @@ async def _handle(line: HostLine, entry: Entry, message: dict[str, Any], scratch
         compute.close()
 
 
-def _failure(kind: str, e: BaseException) -> dict[str, Any]:
+def failure(kind: str, e: BaseException) -> dict[str, Any]:
+    """What was raised, as a line and as a traceback."""
     trace = "".join(traceback.format_exception(e))[-_TRACEBACK:]
     while isinstance(e, BaseExceptionGroup) and len(e.exceptions) == 1:
         e = e.exceptions[0]

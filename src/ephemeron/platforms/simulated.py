@@ -132,6 +132,7 @@ class SimulatedInvocation(Invocation):
         self.id, self.call = id, call
         self._platform = platform
         self._why: Outcome | None = None
+        self._body: asyncio.Task[dict[str, Any]] | None = None
         self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def wait(self) -> Outcome:
@@ -144,7 +145,8 @@ class SimulatedInvocation(Invocation):
     def _kill(self, outcome: Outcome) -> None:
         if self._why is None and not self._task.done():
             self._why = outcome
-            self._body.cancel()
+            if self._body is not None:
+                self._body.cancel()
 
     def _die(self) -> NoReturn:
         self._kill(Outcome(status="lost", error="killed by an injected fault"))
@@ -154,9 +156,10 @@ class SimulatedInvocation(Invocation):
         platform, loop = self._platform, asyncio.get_running_loop()
         accepted = loop.time()
         warm = platform.take_environment(self.call.memory_mb)
-        self._body = loop.create_task(self._run(cold=not warm))
-        await asyncio.wait([self._body])
-        outcome = self._judge(self._body)
+        if self._why is None:
+            self._body = loop.create_task(self._run(cold=not warm))
+            await asyncio.wait([self._body])
+        outcome = self._why or self._judge(self._body)
         billed = math.ceil((loop.time() - accepted) * 1000 - 1e-6) / 1000
         final = Outcome(
             status=outcome.status, value=outcome.value, error=outcome.error, billed_s=billed,
@@ -165,16 +168,14 @@ class SimulatedInvocation(Invocation):
         platform.ended(self, final, reusable=final.status == "ok")
         return final
 
-    def _judge(self, body: asyncio.Task[dict[str, Any]]) -> Outcome:
-        if self._why is not None:
-            return self._why
-        if body.cancelled():
+    def _judge(self, body: asyncio.Task[dict[str, Any]] | None) -> Outcome:
+        if body is None or body.cancelled():
             return Outcome(status="cancelled")
         error = body.exception()
         if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() >= self._deadline:
             return Outcome(status="timed_out", error=f"killed after {self.call.lifetime_s} s")
         if error is not None:
-            return Outcome(status="error", error=f"{type(error).__name__}: {error}")
+            return Outcome(status="error", error=f"{type(error).__name__}: {' '.join(str(error).split())}")
         return Outcome(status="ok", value=body.result())
 
     async def _run(self, *, cold: bool) -> dict[str, Any]:

@@ -8,6 +8,9 @@
 The platform runs `ephemeron.testing.platform_entries.dispatch`, an async function from `Context` to a dict, which
 finds what to do in the call's options. Nothing here asserts a duration beyond what the bill itself promises, and
 nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
+
+What a platform cannot show is skipped with the reason that it gives in `cannot`; what its provider does to it
+(throttling, delivering a call twice) is shown where the test class knows how to make the provider do so.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import asyncio
 import math
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 
@@ -40,6 +43,21 @@ class PlatformContract:
     """Address given to functions."""
     test_timeout_s: float = 120.0
     """A test that takes longer has hung."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """Cases that the platform cannot show, and why: `memory` (a quota that kills), `kill` (a death from outside)."""
+
+    def throttle(self, requests: int) -> None:
+        """Makes the provider refuse the next requests to start a function, for a moment."""
+        pytest.skip("nobody throttles this platform")
+
+    def deliver_twice(self) -> None:
+        """Makes the provider run the next call twice."""
+        pytest.skip("nobody delivers this platform's calls twice")
+
+    def needs(self, case: str) -> None:
+        """Skips the test if the platform cannot show this."""
+        if case in self.cannot:
+            pytest.skip(self.cannot[case])
 
     @abstractmethod
     def open(self, limits: Limits) -> AbstractAsyncContextManager[Platform]:
@@ -103,6 +121,47 @@ class PlatformContract:
             assert outcome.error
             events = await self._events(platform, run, lambda e: isinstance(e, Ended))
             assert [e.text for e in events if isinstance(e, Note)] == ["last word"]
+
+        self.run(scenario)
+
+    def test_a_function_that_is_killed_from_outside_is_lost(self) -> None:
+        self.needs("kill")
+
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "killed"))
+            assert outcome.status == "lost"
+            assert outcome.error
+            assert outcome.billed_s > 0
+            assert (await self._outcome(platform, self.call(run, "echo", attempt=1))).status == "ok"
+
+        self.run(scenario)
+
+    def test_beyond_its_memory_quota_a_function_is_killed(self) -> None:
+        self.needs("memory")
+
+        async def scenario(platform: Platform, run: str) -> None:
+            beyond = await self._outcome(platform, self.call(run, "allocate", mb=2 * self.memory_mb))
+            assert beyond.status == "out_of_memory", beyond.error
+            assert str(self.memory_mb) in beyond.error
+            assert beyond.peak_memory_mb >= self.memory_mb
+            assert beyond.billed_s > 0
+
+        self.run(scenario)
+
+    def test_a_call_is_started_although_the_provider_throttles(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            self.throttle(3)
+            outcome = await self._outcome(platform, self.call(run, "echo", say="patience"))
+            assert outcome.value["said"] == "patience"
+
+        self.run(scenario)
+
+    def test_what_the_provider_delivers_twice_are_two_invocations(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            self.deliver_twice()
+            invocation = await platform.invoke(self.call(run, "echo", say="once"))
+            assert (await invocation.wait()).value["said"] == "once"
+            await self._two_invocations(platform, run, invocation.id)
 
         self.run(scenario)
 
@@ -240,21 +299,25 @@ class PlatformContract:
             invocation = await platform.invoke(self.call(run, "echo", duplicate=True, say="once"))
             outcome = await invocation.wait()
             assert outcome.value["said"] == "once"
-            ended: list[Ended] = []
-
-            def both_end(event: Event) -> bool:
-                if isinstance(event, Ended):
-                    ended.append(event)
-                return len(ended) == 2
-
-            events = await self._events(platform, run, both_end)
-            invoked = [e for e in events if isinstance(e, Invoked)]
-            assert [e.reason for e in invoked] == ["start", "duplicate"]
-            assert {(e.rank, e.attempt) for e in invoked} == {(0, 0)}
-            assert invoked[0].invocation == invocation.id
-            assert {e.invocation for e in ended} == {e.invocation for e in invoked}
+            await self._two_invocations(platform, run, invocation.id)
 
         self.run(scenario)
+
+    async def _two_invocations(self, platform: Platform, run: str, first: str) -> None:
+        """Both begin and both end, by different names."""
+        ended: list[Ended] = []
+
+        def both_end(event: Event) -> bool:
+            if isinstance(event, Ended):
+                ended.append(event)
+            return len(ended) == 2
+
+        events = await self._events(platform, run, both_end)
+        invoked = [e for e in events if isinstance(e, Invoked)]
+        assert [e.reason for e in invoked] == ["start", "duplicate"]
+        assert {(e.rank, e.attempt) for e in invoked} == {(0, 0)}
+        assert invoked[0].invocation == first
+        assert {e.invocation for e in ended} == {e.invocation for e in invoked}
 
     async def _outcome(self, platform: Platform, call: Call) -> Outcome:
         return await (await platform.invoke(call)).wait()

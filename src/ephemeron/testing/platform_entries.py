@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +64,21 @@ async def vanish(context: Context) -> dict[str, Any]:
     """Dies as an injected fault does, after a last word."""
     context.emit(Note(t=0.0, text="last word"))
     context.die()
+
+
+async def killed(context: Context) -> dict[str, Any]:
+    """Dies as if somebody had killed its process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+async def allocate(context: Context) -> dict[str, Any]:
+    """Takes memory, megabyte by megabyte, all of it touched."""
+    held = []
+    for _ in range(int(context.call.options["mb"])):
+        held.append(bytearray(os.urandom(1024) * 1024))
+        await asyncio.sleep(0)
+    return {"held_mb": len(held)}
 
 
 async def share(context: Context) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ephemeron.channels import Channel, open_channel, public_address
 from ephemeron.channels.keys import Keys
@@ -26,12 +26,15 @@ from ephemeron.planning import Plan
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import Prices, load_prices
 from ephemeron.tensors import Arrays, decode_state
-from ephemeron.training import home, parameter_server
+from ephemeron.training import home, live, parameter_server
 from ephemeron.training.bill import Ledger, summary
 from ephemeron.training.home import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.prepare import Prepared, prepare
 from ephemeron.training.trigger import Ending, Trigger
 from ephemeron.worker.spec import RunSpec
+
+if TYPE_CHECKING:
+    from ephemeron.platforms.aws.settings import AwsSettings
 
 OnEvent = Callable[[Event], None]
 SIMULATED_MEMORY_MB = 1769
@@ -85,6 +88,8 @@ def configure(job: Job, **overrides: Any) -> Configuration:
         channel = "parameter_server" if channel == "parameter_server" else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
+    if c.platform == "aws":  # its function has the memory and the time limit that it was deployed with
+        return c
     memory_mb = c.memory_mb
     if not memory_mb:
         from ephemeron.platforms.local import default_memory_mb
@@ -97,6 +102,10 @@ def platform_limits(name: str) -> Limits:
     """What a platform allows."""
     if name == "simulated":
         return Limits()
+    if name == "aws":
+        from ephemeron.platforms.aws.platform import LIMITS
+
+        return LIMITS
     from ephemeron.platforms.local import default_limits
 
     return default_limits()
@@ -105,7 +114,7 @@ def platform_limits(name: str) -> Limits:
 def train(
     job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None,
+    profile: Profile | None = None, aws: AwsSettings | None = None,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end.
 
@@ -119,6 +128,7 @@ def train(
         patience_s: shortest wait before a silent peer is replaced.
         plan: that the configuration is from; kept beside the run and compared with it in the report.
         profile: that the plan is from; kept so that it can be refined by what the run took.
+        aws: which function, for platform `aws`; None: `ephemeron` in the usual region.
 
     Raises:
         UserError: refused; nothing was started or paid for.
@@ -129,13 +139,20 @@ def train(
     simulated = c.platform == "simulated"
     public, secrets = public_address(c.channel)
     c = dataclasses.replace(c, channel=public)
+    limits = platform_limits(c.platform)
+    if c.platform == "aws":
+        from ephemeron.platforms.aws.settings import AwsSettings
+
+        aws = (aws or AwsSettings()).located()
+        c, limits = live.on_aws(c, aws, secrets)
+    cold_start_s = {"simulated": world.cold_start_s, "aws": live.AWS_COLD_START_S}.get(c.platform, 3.0)
     prepared = prepare(
-        job, c, run_id=run_id, limits=platform_limits(c.platform), prices=load_prices(_service(c.channel), prices_file),
-        faults=faults, patience_s=patience_s, cold_start_s=world.cold_start_s if simulated else 3.0,
+        job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
+        faults=faults, patience_s=patience_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
     )  # fmt: skip
     folder = home.create(run_id)
-    run = _record(prepared.spec, folder, job)
+    run = _record(prepared.spec, folder, job) | ({} if aws is None else {"aws": dataclasses.asdict(aws)})
     folder.write("run.json", run)
     if plan is not None:
         plan.save(folder.path / PLAN_FILE)
@@ -195,11 +212,9 @@ def stop(run_id: str, *, now: bool = False) -> str:
 
 
 async def _stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
-    from ephemeron.platforms.local import HostGone, LocalPlatform
-
     try:
-        platform = await LocalPlatform.attach(folder.path)
-    except HostGone:
+        platform = await live.attach(folder, run)
+    except live.NotRunning:
         raise UserError(f"run {folder.run_id} is not running") from None
     async with platform:
         if now:
@@ -233,9 +248,7 @@ async def _live(
     folder: RunFolder, run: dict[str, Any], spec: RunSpec, on_event: OnEvent, secrets: dict[str, str], *,
     prepared: Prepared | None = None, attach: bool = False,
 ) -> tuple[Ending, Ledger]:  # fmt: skip
-    """Launches (with `prepared`), attaches to, or resumes a run on this machine, and watches it to its end."""
-    from ephemeron.platforms.local import HostGone, LocalPlatform
-
+    """Launches (with `prepared`), attaches to, or resumes a run, and watches it to its end."""
     async with contextlib.AsyncExitStack() as stack:
         server = parameter_server.known(folder.path)
         if run["configuration"]["channel"] == "parameter_server" and not attach:
@@ -249,12 +262,12 @@ async def _live(
         channel = await stack.enter_async_context(open_channel(run["address"]))
         if attach:
             try:
-                platform = await LocalPlatform.attach(folder.path)
-            except HostGone:
+                platform = await live.attach(folder, run)
+            except live.NotRunning:
                 return await _already_over(folder, spec, channel, on_event)
         else:
             await _probe(channel, spec.run_id)
-            platform = await LocalPlatform.start(folder.path, env=secrets)
+            platform = await live.start(folder, run, secrets)
         stack.push_async_callback(platform.shutdown)
         trigger = Trigger(
             platform, channel, spec, channel_address=run["address"], clock=time.time, on_event=on_event,

@@ -1,0 +1,172 @@
+"""`ephemeron deploy aws` and `ephemeron clean aws`: what is put into an account, and how it is removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ephemeron.errors import JobError
+
+if TYPE_CHECKING:
+    from ephemeron.platforms.aws.settings import AwsSettings
+
+_PASSED_ON = ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD")
+_ACCOUNT = "ACCOUNT"
+
+
+@click.group()
+def deploy() -> None:
+    """Put the function that trains into a cloud account."""
+
+
+@click.group()
+def clean() -> None:
+    """Remove from a cloud account what `deploy` has put there."""
+
+
+def _where(command: Any) -> Any:
+    for option in (
+        click.option("--endpoint", metavar="URL", help="A Lambda service elsewhere, such as the local one."),
+        click.option("--region", metavar="REGION", help="Where.  [default: as for all AWS clients]"),
+        click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Its name."),
+    ):
+        command = option(command)
+    return command
+
+
+@deploy.command("aws")
+@_where
+@click.option(
+    "--channel",
+    required=True,
+    metavar="ADDRESS",
+    help="Which the function may use: s3://bucket/prefix or redis://host:port.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("aws"),
+    show_default=True,
+    help="Folder for the recipe, the policies and the template.",
+)
+@click.option(
+    "--memory-mb",
+    type=click.IntRange(128, 10_240),
+    default=1769,
+    show_default=True,
+    help="Of the function; 1,769 MB bring one vCPU.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.IntRange(1, 900),
+    default=900,
+    show_default=True,
+    help="Its time limit; longer runs hand over.",
+)
+@click.option(
+    "--role", metavar="ARN", help="That the function runs as; template.json makes it. Without it nothing is uploaded."
+)
+@click.option("--image", metavar="URI", help="In Amazon ECR, built and pushed by image/build.sh.")
+@click.option(
+    "--zip", "as_zip", is_flag=True, help="Upload a ZIP instead of an image: without PyTorch, unless a layer brings it."
+)
+@click.option(
+    "--no-dependencies",
+    is_flag=True,
+    help="The ZIP holds ephemeron only; layers, or the local service, bring the rest.",
+)
+@click.option("--layer", "layers", multiple=True, metavar="ARN", help="Of the ZIP (repeatable).")
+@click.option("--subnet", "subnets", multiple=True, metavar="ID", help="Of the VPC where a cache is (repeatable).")
+@click.option(
+    "--security-group", "groups", multiple=True, metavar="ID", help="Of the function in that VPC (repeatable)."
+)
+def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: int, timeout_s: int,
+               role: str | None, image: str | None, as_zip: bool, no_dependencies: bool, layers: tuple[str, ...],
+               subnets: tuple[str, ...], groups: tuple[str, ...]) -> None:  # fmt: skip
+    """Write what AWS Lambda needs into a folder, for review; with --role, also create or update the function.
+
+    The function gets no retries, drops calls that have waited for a minute, and may invoke itself without end: a run
+    replaces what is lost from where it stood, and a run of hours is a chain of functions. A cache's password is taken
+    from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts.
+    """
+    from ephemeron.channels import public_address
+    from ephemeron.platforms.aws.deploy import function as functions
+    from ephemeron.platforms.aws.deploy import package, policy
+    from ephemeron.platforms.aws.settings import AwsSettings, client
+
+    public, secrets = public_address(channel)
+    if secrets:
+        raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+    settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()
+    account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
+    place = policy.place_of(settings, account=account, channel=public, vpc=bool(subnets))
+    written = [*policy.write(out, place), *package.write_image_recipe(out / "image")]
+    for path in written:
+        click.echo(f"wrote {path}")
+    if role is None:
+        _next_steps(out, place, settings)
+        return
+    data = b""
+    if as_zip:
+        data = package.build_zip(out, requirements=() if no_dependencies else package.REQUIREMENTS)
+        (out / "function.zip").write_bytes(data)
+        click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
+    wanted = functions.Wanted(
+        role=role, memory_mb=memory_mb, timeout_s=timeout_s, image=image or "", zipped=data, layers=layers,
+        subnets=subnets, security_groups=groups, digest=package.digest(),
+        variables={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+    )  # fmt: skip
+    done = functions.deploy(client(settings, "lambda", tries=5), settings, wanted)
+    click.echo(f"{done} function {function} in {settings.region}: {memory_mb} MB, {timeout_s} s, no retries")
+    click.echo("it costs nothing while it does not run" + (
+        "; its image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")  # fmt: skip
+    click.echo(f"train with: ephemeron train JOB --platform aws --channel {public} --workers 4")
+
+
+@clean.command("aws")
+@_where
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool) -> None:
+    """Delete the function and its log, and say what else there is."""
+    from ephemeron.platforms.aws.settings import AwsSettings, client
+
+    settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()
+    if not yes:
+        click.confirm(f"delete function {function} in {settings.region}, and its log?", abort=True)
+    _delete(
+        f"function {function}", settings, "lambda:DeleteFunction",
+        lambda: client(settings, "lambda", tries=5).delete_function(FunctionName=function),
+    )  # fmt: skip
+    _delete(
+        f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
+        lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),
+    )  # fmt: skip
+    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket")
+
+
+def _delete(what: str, settings: AwsSettings, action: str, request: Callable[[], Any]) -> None:
+    from ephemeron.platforms.aws.settings import code_of, refused
+
+    try:
+        request()
+        click.echo(f"deleted {what}")
+    except Exception as e:
+        if code_of(e) != "ResourceNotFoundException":
+            raise refused(e, settings, doing=action) from e
+        click.echo(f"there is no {what}")
+
+
+def _next_steps(out: Path, place: Any, settings: Any) -> None:
+    region = settings.region
+    click.echo(f"""
+nothing was sent to AWS. Read these files, then:
+  aws cloudformation deploy --region {region} --stack-name {place.function} --template-file {out}/template.json \\
+      --capabilities CAPABILITY_NAMED_IAM
+  aws ecr create-repository --region {region} --repository-name {place.function}
+  {out}/image/build.sh {_ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{place.function}:1
+  ephemeron deploy aws --channel … --role arn:aws:iam::{_ACCOUNT}:role/{place.function}-function \\
+      --image {_ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{place.function}:1""")

@@ -1,0 +1,140 @@
+"""Which function, where: and the clients that speak to it, with their errors in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.errors import EphemeronError, JobError, MissingExtra
+
+FUNCTION = "ephemeron"
+THROTTLED = frozenset({
+    "TooManyRequestsException", "ThrottlingException", "Throttling", "RequestLimitExceeded", "EC2ThrottledException",
+    "ServiceException", "InternalFailure", "ServiceUnavailable", "ServiceUnavailableException",
+})  # fmt: skip
+"""Error codes after which the same request may succeed."""
+UNANSWERED = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"})
+"""Nobody knows whether such a request was heard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsSettings:
+    """Where the function is. Without secrets: those come from the usual chain of AWS clients."""
+
+    function: str = FUNCTION
+    region: str | None = None
+    """None: AWS_REGION, AWS_DEFAULT_REGION, or what `~/.aws/config` says."""
+    endpoint: str | None = None
+    """Of the Lambda and Logs APIs, for a service elsewhere; None: AWS, or AWS_ENDPOINT_URL_LAMBDA."""
+    every_s: float = 5.0
+    """How often functions report, and clients look."""
+
+    def located(self) -> AwsSettings:
+        """With the region that is meant.
+
+        Raises:
+            JobError: there is none, or AWS knows no such region.
+            MissingExtra: boto3 is not installed.
+        """
+        session = _boto3().Session()  # which knows AWS_DEFAULT_REGION and the configuration's, not AWS_REGION
+        region = self.region or os.environ.get("AWS_REGION") or session.region_name
+        if not region:
+            raise JobError("no AWS region is set", remedy="give --aws-region, or set AWS_REGION")
+        known = sorted({r for part in session.get_available_partitions()
+                        for r in session.get_available_regions("lambda", partition_name=part)})  # fmt: skip
+        if region not in known:
+            close = difflib.get_close_matches(region, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
+            raise JobError(f"AWS region {region!r} has no Lambda", remedy=hint)
+        return dataclasses.replace(self, region=region)
+
+    @property
+    def log_group(self) -> str:
+        """Where Lambda writes what the function says."""
+        return f"/aws/lambda/{self.function}"
+
+
+def client(settings: AwsSettings, service: str, *, tries: int = 1) -> Any:
+    """A boto3 client for `lambda` or `logs`. Safe to use from many threads.
+
+    Args:
+        settings: where.
+        service: as boto3 calls it.
+        tries: of each request, where AWS throttles or does not answer; 1: who sends decides about trying again.
+
+    Raises:
+        MissingExtra: boto3 is not installed.
+    """
+    boto3 = _boto3()
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=5,
+        read_timeout=30,
+        retries={"mode": "standard", "total_max_attempts": tries},
+        max_pool_connections=32,
+    )
+    # A session of its own: the default one may not be made in two threads at once.
+    return boto3.Session().client(
+        service, region_name=settings.region, endpoint_url=settings.endpoint, config=config
+    )  # fmt: skip
+
+
+def code_of(e: BaseException) -> str:
+    """The error code that AWS gave, or the name of what happened on the way."""
+    response = getattr(e, "response", None)
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", ""))
+    return type(e).__name__
+
+
+def explain(e: Exception, settings: AwsSettings, *, doing: str) -> tuple[str, str]:
+    """What went wrong and what to do about it, each in a few words.
+
+    Args:
+        e: of botocore.
+        doing: the action that failed, as IAM calls it, such as `lambda:InvokeFunction`.
+    """
+    code, where = code_of(e), f"function {settings.function!r} in {settings.region}"
+    if code == "ResourceNotFoundException":
+        return f"{where} does not exist", "run: ephemeron deploy aws (or give --aws-function and --aws-region)"
+    if code in ("ExpiredTokenException", "ExpiredToken", "RequestExpired"):
+        return "the AWS credentials have expired", "get new ones, for example with: aws sso login"
+    if code in ("UnrecognizedClientException", "InvalidClientTokenId", "MissingAuthenticationTokenException"):
+        return "AWS does not know these credentials", "check AWS_ACCESS_KEY_ID, AWS_PROFILE and AWS_SESSION_TOKEN"
+    if code in ("InvalidSignatureException", "SignatureDoesNotMatch"):
+        text = str(getattr(e, "response", {}).get("Error", {}).get("Message", ""))
+        if "valid region" in text:
+            return f"region {settings.region} is not the one that answers: {text}", "give the right --aws-region"
+        return "AWS rejects the signature", "check AWS_SECRET_ACCESS_KEY and this machine's clock"
+    if code in ("AccessDeniedException", "AccessDenied"):
+        return f"these credentials may not {doing} for {where}", "attach client-policy.json, which deploy has written"
+    if code in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
+                "TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError"):  # fmt: skip
+        return "no AWS credentials were found", "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if code in UNANSWERED:
+        return f"AWS Lambda in {settings.region} does not answer: {_line(e)}", "check the network, region and endpoint"
+    if code in THROTTLED:
+        return f"AWS throttles {doing} ({code})", "try again, or ask for a higher quota"
+    return f"{doing} failed for {where}: {_line(e)}", "see the message"
+
+
+def refused(e: Exception, settings: AwsSettings, *, doing: str) -> EphemeronError:
+    """The error to raise where nothing has been started yet."""
+    problem, remedy = explain(e, settings, doing=doing)
+    return JobError(problem, remedy=remedy)
+
+
+def _line(e: Exception) -> str:
+    return " ".join(str(e).split())[:300]
+
+
+def _boto3() -> Any:
+    try:
+        import boto3
+    except ModuleNotFoundError:
+        raise MissingExtra("boto3", "aws") from None
+    return boto3

@@ -1,0 +1,26 @@
+"""AWS Lambda on loopback: the real runtime client in real processes, behind the API that `boto3` speaks.
+
+Nothing of Amazon's runs here but the two ends: `boto3` before it, with `endpoint_url`, and `awslambdaric` in every
+function's process. Between them, as AWS documents it:
+
+    boto3 ──Invoke──▶ Invoker ──▶ Environment ──Runtime API──▶ awslambdaric ──▶ the deployed handler
+                       │ 202, queue, retries,      │ next, response, error, init/error
+                       │ 429, 413, recursion       │ quota, CPU share, time limit, frozen between calls
+                       ▼                           ▼
+                 CreateFunction …            CloudWatch Logs: START, output, END, REPORT
+
+Functions run from the ZIP they were deployed with; what is not in it is found in this interpreter, as if it were a
+layer. The service binds to loopback only, lives in a thread of its owner and ends with it.
+
+    with LambdaService(concurrency=10) as service:
+        client = boto3.client("lambda", endpoint_url=service.url, region_name="us-east-1")
+
+What it is not: signatures are not verified, no images are run, no network separates functions, there are no
+versions or aliases, and cold starts are those of this machine. For tests and for trying things, never for others.
+"""
+
+from __future__ import annotations
+
+from ephemeron.testing.lambda_service.service import Guard, LambdaService, Running
+
+__all__ = ["Guard", "LambdaService", "Running"]

@@ -1,0 +1,330 @@
+"""One execution environment: a process that runs the real runtime client, and the Runtime API that it speaks to.
+
+    next      the client asks for work; until there is some the process is frozen, as on AWS
+    response  the value of an invocation
+    error     what an invocation raised
+    init/error   what importing the handler raised
+
+The quota of memory and the share of CPU are imposed by control groups where there are any, else memory is watched.
+Time runs from the moment an invocation is handed over; who exceeds it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from ephemeron.platforms.cgroups import Enforcement, Group
+from ephemeron.testing.lambda_service.functions import Function
+from ephemeron.testing.lambda_service.http import Handler, Listener, Request, Response, json_response, listen
+from ephemeron.units import MIB
+
+_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+_API = "/2018-06-01/runtime/"
+_INIT_S = 10.0
+"""Longest initialisation before it counts against the function's own time limit."""
+_DRAIN_S = 1.0
+_WATCH_S = 0.1
+_WATCH_CLOSELY_S = 0.02
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_numbers = itertools.count(1)
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One invocation, to be handed over."""
+
+    request_id: str
+    payload: bytes
+    arn: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How an invocation ended."""
+
+    payload: bytes
+    error: str = ""
+    """Empty, or what the header X-Amz-Function-Error says."""
+
+
+class Environment:
+    """One process of one function, which serves one invocation at a time.
+
+    Args:
+        function: what it runs; later changes do not matter to it.
+        enforcement: how limits are imposed on this machine.
+        variables: of the service, for every function; the function's own come after them.
+        region: what the function is told.
+        folder: for its temporary files; removed in the end.
+        log: takes its lines.
+        stream: name of its log stream.
+    """
+
+    def __init__(
+        self, function: Function, enforcement: Enforcement, *, variables: Mapping[str, str], region: str, folder: Path,
+        log: Log, stream: str,
+    ) -> None:  # fmt: skip
+        self.function, self.stream = function, stream
+        self.pid = 0
+        self.work: Work | None = None
+        self.idle_since = time.monotonic()
+        self.init_s = 0.0
+        """Seconds from the start of the process to its first request for work; billed with the first invocation."""
+        self._n = next(_numbers)
+        self._enforcement, self._region, self._log = enforcement, region, log
+        self._variables = variables
+        self._tmp = folder / f"tmp-{self._n}"
+        self._group: Group | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._server: Listener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._next: asyncio.Queue[Work] = asyncio.Queue()
+        self._ready = asyncio.Event()
+        self._over = asyncio.Event()
+        self._done: asyncio.Future[Done] | None = None
+        self._init_error: Done | None = None
+        self._peak_mb = 0.0
+        self._out_of_memory = False
+        self._fresh = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another invocation."""
+        return not self._over.is_set() and self._init_error is None
+
+    async def start(self) -> None:
+        """Starts the process; returns before it is ready."""
+        self._tmp.mkdir(parents=True)
+        self._server = await listen(self._runtime_api())
+        self._group = self._enforcement.group(os.getpid(), self._n, memory_mb=self.function.memory_mb)
+        self._began = time.monotonic()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", str(_BOOTSTRAP), str(os.getpid()), self.function.handler, env=self._environment(),
+            cwd=self.function.folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=MIB,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        with contextlib.suppress(ProcessLookupError):
+            self._group.add(self.pid)
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"!")
+        self._process.stdin.close()
+        self._tasks = [asyncio.create_task(work()) for work in (self._copy_output, self._watch, self._await_end)]
+
+    async def run(self, work: Work) -> Done:
+        """Hands one invocation over, and returns how it ended. Whoever does not end is killed."""
+        assert self._group is not None
+        self.work = work
+        self._log(f"START RequestId: {work.request_id} Version: $LATEST")
+        limit = float(self.function.timeout_s)
+        began = time.monotonic()
+        done = None
+        if await self._initialised(limit):
+            if not self._fresh:
+                self._forget_peak()
+            began = time.monotonic()
+            self._done = asyncio.get_running_loop().create_future()
+            self._group.set_cpu(self.function.memory_mb / 1769)
+            self._thaw()
+            self._next.put_nowait(work)
+            ended = asyncio.create_task(self._over.wait())
+            either: set[asyncio.Future[Any]] = {self._done, ended}
+            await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            done = self._done.result() if self._done.done() else None
+        done = done or self._init_error or self._why(work, began, limit)
+        self._report(work, time.monotonic() - began, done)
+        self._fresh = False
+        self.work = self._done = None
+        self.idle_since = time.monotonic()
+        return done
+
+    def kill(self) -> None:
+        """SIGKILL to the process and everything it started."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
+
+    async def dispose(self) -> None:
+        """Kills it and leaves nothing behind."""
+        self.kill()
+        if self._process is not None:
+            await self._process.wait()
+            await asyncio.wait(self._tasks, timeout=_DRAIN_S)  # its output ends with it, or with a child of it
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.close()
+        for _ in range(100):
+            if self._group is None or self._group.remove():
+                break
+            self._group.kill()
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(shutil.rmtree, self._tmp, ignore_errors=True)
+
+    # -- Runtime API ----------------------------------------------------------------------------------------
+
+    def _runtime_api(self) -> Handler:
+        async def answer(request: Request) -> Response:
+            what = request.path.removeprefix(_API)
+            if what == "invocation/next":
+                return await self._hand_over()
+            if what == "init/error":
+                self._init_error = Done(payload=request.body, error="Unhandled")
+                self._ready.set()
+            elif self.work is None or not what.startswith(f"invocation/{self.work.request_id}/"):
+                return json_response({"errorType": "InvalidRequestID"}, status=400)
+            elif self._done is not None and not self._done.done():
+                error = "Unhandled" if what.endswith("/error") else ""
+                self._done.set_result(Done(payload=request.body, error=error))
+            return json_response({"status": "OK"}, status=202)
+
+        return answer
+
+    async def _hand_over(self) -> Response:
+        if not self._ready.is_set():
+            self.init_s = time.monotonic() - self._began
+            self._ready.set()
+        if self._next.empty() and self.work is None:
+            self._freeze()
+        work = await self._next.get()
+        deadline_ms = int((time.time() + self.function.timeout_s) * 1000)
+        return Response(
+            headers={
+                "Content-Type": "application/json",
+                "Lambda-Runtime-Aws-Request-Id": work.request_id,
+                "Lambda-Runtime-Deadline-Ms": str(deadline_ms),
+                "Lambda-Runtime-Invoked-Function-Arn": work.arn,
+                "Lambda-Runtime-Trace-Id": work.trace,
+            },
+            body=work.payload,
+        )
+
+    async def _initialised(self, limit: float) -> bool:
+        ended = asyncio.create_task(self._over.wait())
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({ready, ended}, timeout=max(_INIT_S, limit), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        ready.cancel()
+        return self._ready.is_set() and self.alive
+
+    # -- the process ----------------------------------------------------------------------------------------
+
+    def _environment(self) -> dict[str, str]:
+        function = self.function
+        assert self._server is not None
+        told = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        return {
+            **told, "LANG": "en_US.UTF-8", "TZ": ":UTC", "TMPDIR": str(self._tmp), "HOME": str(self._tmp),
+            "AWS_ACCESS_KEY_ID": "ASIALOCALFUNCTION", "AWS_SECRET_ACCESS_KEY": "local", "AWS_SESSION_TOKEN": "local",
+            **self._variables, **function.environment,
+            "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self._server.port}", "AWS_LAMBDA_FUNCTION_NAME": function.name,
+            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
+            "AWS_LAMBDA_LOG_GROUP_NAME": function.log_group, "AWS_LAMBDA_LOG_STREAM_NAME": self.stream,
+            "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand", "AWS_REGION": self._region,
+            "AWS_DEFAULT_REGION": self._region, "LAMBDA_TASK_ROOT": str(function.folder), "_HANDLER": function.handler,
+        }  # fmt: skip
+
+    def _freeze(self) -> None:
+        assert self._group is not None
+        self._group.set_cpu(None)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+
+    def _thaw(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+    async def _copy_output(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            self._log(line.decode(errors="replace"))
+
+    async def _await_end(self) -> None:
+        assert self._process is not None
+        await self._process.wait()
+        self._out_of_memory |= self._group is not None and self._group.oom_killed()
+        self._over.set()
+
+    async def _watch(self) -> None:
+        watched = self._enforcement.kind == "none"
+        while not self._over.is_set():
+            self._peak_mb = max(self._peak_mb, used := self._resident_mb())
+            if watched and used > self.function.memory_mb:
+                self._out_of_memory = True
+                self.kill()
+            await asyncio.sleep(_WATCH_CLOSELY_S if watched else _WATCH_S)
+
+    def _resident_mb(self) -> float:
+        try:
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 1024
+            return 0.0
+        except OSError:
+            with contextlib.suppress(psutil.Error):
+                return float(psutil.Process(self.pid).memory_info().rss) / MIB
+            return 0.0
+
+    def _forget_peak(self) -> None:
+        self._peak_mb = 0.0
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def _why(self, work: Work, began: float, limit: float) -> Done:
+        """It did not answer: it has ended, or is late and is killed now."""
+        if not self._over.is_set() and not self._out_of_memory:
+            self.kill()
+            self._over.set()
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+            self._log(f"{stamp}.000Z {work.request_id} Task timed out after {limit:.2f} seconds")
+            text = f"RequestId: {work.request_id} Error: Task timed out after {limit:.2f} seconds"
+            return _failure("Sandbox.Timedout", text)
+        code = None if self._process is None else self._process.returncode
+        how = "signal: killed" if code == -signal.SIGKILL or code is None else f"exit status {code}"
+        text = f"RequestId: {work.request_id} Error: Runtime exited with error: {how}"
+        self._log(f"{text}\nRuntime.ExitError")
+        return _failure("Runtime.ExitError", text)
+
+    def _report(self, work: Work, took_s: float, done: Done) -> None:
+        self._peak_mb = max(self._peak_mb, self._resident_mb())
+        size = self.function.memory_mb
+        used = size if self._out_of_memory else min(size, math.ceil(self._peak_mb))
+        init_ms = self.init_s * 1000 if self._fresh else 0.0
+        took_ms = took_s * 1000
+        line = f"REPORT RequestId: {work.request_id}\tDuration: {took_ms:.2f} ms\tBilled Duration: {math.ceil(took_ms + init_ms)} ms\tMemory Size: {size} MB\tMax Memory Used: {used} MB\t"
+        if init_ms:
+            line += f"Init Duration: {init_ms:.2f} ms\t"
+        if done.error:
+            kind = json.loads(done.payload or b"{}").get("errorType", "")
+            line += "Status: timeout\t" if kind == "Sandbox.Timedout" else f"Status: error\tError Type: {kind}\t"
+        self._log(f"END RequestId: {work.request_id}")
+        self._log(line)
+
+
+def _failure(kind: str, text: str) -> Done:
+    return Done(payload=json.dumps({"errorType": kind, "errorMessage": text}).encode(), error="Unhandled")

@@ -1,0 +1,226 @@
+"""The Invoke API: who runs where, the queue of asynchronous calls, and what goes wrong on purpose.
+
+An asynchronous call is accepted (202) and queued. It waits there while no environment is free, with growing
+pauses, and is dropped when it is older than the function's greatest event age; a call that failed is tried again,
+twice unless the function says otherwise; a chain of functions that invoke each other is ended after 16 links
+unless the function allows recursion. All of this as AWS documents it; only pauses can be shortened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ephemeron.testing.lambda_service.environment import Done, Environment, Work
+from ephemeron.testing.lambda_service.functions import Function, Refusal
+from ephemeron.testing.lambda_service.http import Request, Response
+from ephemeron.units import MIB
+
+SYNCHRONOUS_BYTES = 6 * MIB
+"""Largest payload, and largest answer, of a call that is waited for."""
+ASYNCHRONOUS_BYTES = 1 * MIB
+"""256 KB until October 2025."""
+RETRY_AFTER_S = (60.0, 120.0)
+"""Pauses before the first and before the second retry of a failed asynchronous call."""
+MOST_LINKS = 16
+"""In a chain of functions that invoke each other."""
+_LINEAGE = re.compile(r"Lineage=\d+:[0-9a-f]+:(\d+)")
+
+Make = Callable[[Function], Environment]
+
+
+@dataclass
+class Mischief:
+    """What is to go wrong with the next calls, counted down."""
+
+    deliver_twice: int = 0
+    """Asynchronous calls that are run twice, at once."""
+    throttle: int = 0
+    """Requests that are refused with 429."""
+
+
+class Invoker:
+    """Runs calls on environments.
+
+    Args:
+        make: a new environment of a function; not started.
+        concurrency: of the account.
+        retry_after_s: see `RETRY_AFTER_S`.
+        queue_pause_s: first pause of a queued call that finds no room; doubled from one to the next.
+        idle_s: after which an environment is given up.
+    """
+
+    def __init__(
+        self, make: Make, *, concurrency: int, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
+        idle_s: float = 300.0,
+    ) -> None:  # fmt: skip
+        self.concurrency = concurrency
+        self.mischief = Mischief()
+        self.dropped: list[str] = []
+        """Why queued calls were given up, one line for each."""
+        self._make, self._retry_after_s = make, tuple(retry_after_s)
+        self._queue_pause_s, self._idle_s = queue_pause_s, idle_s
+        self._idle: dict[str, list[Environment]] = defaultdict(list)
+        self._running: dict[str, int] = defaultdict(int)
+        self.busy: list[Environment] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def environments(self) -> list[Environment]:
+        """All that live, busy ones first."""
+        return [*self.busy, *(e for idle in self._idle.values() for e in idle)]
+
+    async def invoke(self, function: Function, request: Request, *, find: Callable[[str], Function]) -> Response:
+        """Answers one Invoke request.
+
+        Args:
+            find: the function as it is by then, for queued calls.
+
+        Raises:
+            Refusal: payload, throttling, no JSON.
+        """
+        kind = request.headers.get("x-amz-invocation-type", "RequestResponse")
+        limit = ASYNCHRONOUS_BYTES if kind == "Event" else SYNCHRONOUS_BYTES
+        if len(request.body) > limit:
+            text = f"{len(request.body)} byte payload is too large for the {kind} invocation type (limit {limit} bytes)"
+            raise Refusal(413, "RequestTooLargeException", text)
+        try:
+            json.loads(request.body or b"{}")
+        except ValueError as e:
+            text = f"Could not parse request body into json: {e}"
+            raise Refusal(400, "InvalidRequestContentException", text) from None
+        if self.mischief.throttle > 0:
+            self.mischief.throttle -= 1
+            raise Refusal(429, "TooManyRequestsException", "Rate Exceeded.")
+        work = Work(
+            request_id=str(uuid.uuid4()),
+            payload=request.body or b"{}",
+            arn=function.arn,
+            trace=_trace(function, request),
+        )
+        headers = {"x-amzn-RequestId": work.request_id}
+        if kind == "DryRun":
+            return Response(status=204, headers=headers)
+        if kind == "Event":
+            copies = 1 + (self.mischief.deliver_twice > 0)
+            self.mischief.deliver_twice = max(0, self.mischief.deliver_twice - 1)
+            for _ in range(copies):
+                self._in_background(self._deliver(function, work, find))
+            return Response(status=202, headers=headers)
+        if _links(work.trace) > MOST_LINKS and function.recursion != "Allow":
+            raise Refusal(400, "RecursiveInvocationException", "Recursive invocation detected")
+        if not self._has_room(function):
+            raise Refusal(429, "TooManyRequestsException", "Rate Exceeded.")
+        done = await self._run(function, work)
+        if done.error:
+            headers["X-Amz-Function-Error"] = done.error
+        return Response(headers={**headers, "X-Amz-Executed-Version": "$LATEST"}, body=done.payload)
+
+    async def expire(self, *, everything: bool = False, keep: Callable[[Environment], bool] = lambda e: True) -> None:
+        """Gives up environments that are dead, out of date, or have been idle for too long."""
+        now = time.monotonic()
+        for idle in list(self._idle.values()):
+            for e in list(idle):
+                if everything or not e.alive or now - e.idle_since > self._idle_s or not keep(e):
+                    idle.remove(e)
+                    await e.dispose()
+
+    async def close(self) -> None:
+        """Ends every call and every environment."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(e.dispose() for e in self.busy), return_exceptions=True)
+        await self.expire(everything=True)
+
+    # -- asynchronous calls ---------------------------------------------------------------------------------
+
+    async def _deliver(self, function: Function, work: Work, find: Callable[[str], Function]) -> None:
+        accepted = time.monotonic()
+        if _links(work.trace) > MOST_LINKS and function.recursion != "Allow":
+            self.dropped.append(f"{work.request_id}: recursive loop of more than {MOST_LINKS} links")
+            return
+        for tried in range(3):
+            pause = self._queue_pause_s
+            while not self._has_room(function):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 300.0)
+                if time.monotonic() - accepted > function.event_age_s:
+                    self.dropped.append(f"{work.request_id}: older than {function.event_age_s:g} s")
+                    return
+            try:
+                function = find(function.name)
+            except Refusal:
+                return  # deleted meanwhile
+            done = await self._run(function, work)
+            if not done.error or tried >= function.retries:
+                return
+            await asyncio.sleep(self._retry_after_s[min(tried, len(self._retry_after_s) - 1)])
+
+    def _has_room(self, function: Function) -> bool:
+        reserved = function.reserved
+        if reserved is not None and self._running[function.name] >= reserved:
+            return False
+        return sum(self._running.values()) < self.concurrency
+
+    async def _run(self, function: Function, work: Work) -> Done:
+        self._running[function.name] += 1
+        environment = self._warm(function) or self._make(function)
+        self.busy.append(environment)
+        try:
+            if not environment.pid:
+                if function.folder is None:
+                    text = f"this service runs no images ({function.image}); deploy a ZIP to try it here"
+                    return Done(payload=json.dumps({"errorType": "Runtime.InvalidImage", "errorMessage": text}).encode(),
+                                error="Unhandled")  # fmt: skip
+                await environment.start()
+            done = await environment.run(work)
+            if len(done.payload) > SYNCHRONOUS_BYTES:
+                text = f"Response payload size ({len(done.payload)} bytes) exceeded maximum allowed payload size ({SYNCHRONOUS_BYTES} bytes)."
+                size = {"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}
+                done = Done(payload=json.dumps(size).encode(), error="Unhandled")
+            return done
+        finally:
+            self._running[function.name] -= 1
+            self.busy.remove(environment)
+            if environment.alive and environment.pid:
+                self._idle[function.name].append(environment)
+            else:
+                await asyncio.shield(environment.dispose())
+
+    def _warm(self, function: Function) -> Environment | None:
+        idle = self._idle[function.name]
+        for environment in reversed(idle):
+            if environment.alive and environment.function.revision == function.revision:
+                idle.remove(environment)
+                return environment
+        return None
+
+    def _in_background(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _trace(function: Function, request: Request) -> str:
+    """The trace header of the new invocation; says how many functions have invoked each other so far."""
+    links = _links(request.headers.get("x-amzn-trace-id", "")) + 1
+    root = f"1-{int(time.time()):08x}-{uuid.uuid4().hex[:24]}"
+    with contextlib.suppress(StopIteration):
+        parts = request.headers.get("x-amzn-trace-id", "").split(";")
+        root = next(part.removeprefix("Root=") for part in parts if part.startswith("Root="))
+    return (
+        f"Root={root};Parent={uuid.uuid4().hex[:16]};Sampled=0;Lineage=1:{abs(hash(function.name)) % 2**32:08x}:{links}"
+    )
+
+
+def _links(trace: str) -> int:
+    found = _LINEAGE.search(trace)
+    return int(found[1]) if found else 0

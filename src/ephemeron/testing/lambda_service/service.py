@@ -1,0 +1,329 @@
+"""The service itself: routes, the check of credentials, and a thread to live in."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ephemeron.platforms.cgroups import UNENFORCED, Enforcement, detect
+from ephemeron.testing.lambda_service.environment import Environment
+from ephemeron.testing.lambda_service.functions import ACCOUNT, Function, Functions, Refusal
+from ephemeron.testing.lambda_service.http import Handler, Request, Response, json_response, listen
+from ephemeron.testing.lambda_service.invoking import RETRY_AFTER_S, Invoker
+from ephemeron.testing.lambda_service.logs import Logs
+
+T = TypeVar("T")
+
+_CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d+/([^/]+)/([^/]+)/aws4_request")
+_FUNCTION = r"/functions/(?P<name>[^/]+)"
+_TICK_S = 0.2
+_START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One environment, as `LambdaService.environments` shows it."""
+
+    pid: int
+    function: str
+    request_id: str
+    """Of the invocation it serves; empty while it is idle."""
+    payload: bytes
+
+
+@dataclass
+class Guard:
+    """Whom the service turns away. Signatures are not verified; everything else is as AWS says it."""
+
+    expired: set[str] = field(default_factory=set)
+    """Access keys that were good once."""
+    unknown: set[str] = field(default_factory=set)
+    denied: dict[str, set[str]] = field(default_factory=dict)
+    """Per access key, or `*`, the actions that it may not do, such as `lambda:InvokeFunction`."""
+
+    def check(self, request: Request, action: str, region: str) -> None:
+        """Raises `Refusal` unless the caller may do this."""
+        found = _CREDENTIAL.search(request.headers.get("authorization", ""))
+        if found is None:
+            raise Refusal(403, "MissingAuthenticationTokenException", "Missing Authentication Token")
+        key, scope, _ = found.groups()
+        if key in self.expired:
+            raise Refusal(403, "ExpiredTokenException", "The security token included in the request is expired")
+        if key in self.unknown:
+            raise Refusal(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
+        if scope != region:
+            text = f"Credential should be scoped to a valid region, not '{scope}'."
+            raise Refusal(403, "InvalidSignatureException", text)
+        if action in self.denied.get(key, ()) or action in self.denied.get("*", ()):
+            text = f"User: arn:aws:iam::{ACCOUNT}:user/{key} is not authorized to perform: {action} because no identity-based policy allows the {action} action"
+            raise Refusal(403, "AccessDeniedException", text)
+
+
+class LambdaService:
+    """AWS Lambda and the reading side of CloudWatch Logs on a port of loopback, in a thread of this process.
+
+    Args:
+        region: the only one that it serves.
+        concurrency: of the account.
+        environment: variables of every function, for example where its S3 is.
+        port: 0: a free one.
+        enforce: False leaves CPU alone and watches memory, as where control groups are missing.
+        retry_after_s, queue_pause_s, idle_s: pauses, see `Invoker`.
+
+    Use it as a context manager; it ends with its environments when the context is left, or with its process.
+    """
+
+    def __init__(
+        self, *, region: str = "us-east-1", concurrency: int = 1_000, environment: Mapping[str, str] | None = None,
+        port: int = 0, enforce: bool = True, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
+        idle_s: float = 300.0,
+    ) -> None:  # fmt: skip
+        self.region = region
+        self.guard = Guard()
+        self.logs = Logs()
+        self.invoker = Invoker(
+            self._make, concurrency=concurrency, retry_after_s=retry_after_s, queue_pause_s=queue_pause_s, idle_s=idle_s
+        )
+        self._folder = Path(tempfile.mkdtemp(prefix="lambda-"))
+        self.functions = Functions(self._folder / "code", region)
+        self._variables = dict(environment or {})
+        self._enforcement = detect() if enforce else Enforcement(kind="none", unenforced=UNENFORCED)
+        self._port = port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="lambda service", daemon=True)
+        self._started = threading.Event()
+        self._problem: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """What `endpoint_url` of a client should be."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> LambdaService:
+        """Returns when it can be spoken to.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._thread.start()
+        self._started.wait(_START_S)
+        if self._problem is not None:
+            raise self._problem
+        return self
+
+    def close(self) -> None:
+        """Ends every environment and the service."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LambdaService:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def environments(self) -> list[Running]:
+        """Every process there is, busy ones first."""
+
+        async def look() -> list[Running]:
+            return [
+                Running(
+                    pid=e.pid, function=e.function.name, request_id=e.work.request_id if e.work else "",
+                    payload=e.work.payload if e.work else b"",
+                )
+                for e in self.invoker.environments
+            ]  # fmt: skip
+
+        return self._do(look())
+
+    def deliver_twice(self, calls: int = 1) -> None:
+        """Runs each of the next asynchronous calls twice."""
+        self._loop.call_soon_threadsafe(setattr, self.invoker.mischief, "deliver_twice", calls)
+
+    def throttle(self, requests: int = 1) -> None:
+        """Refuses the next Invoke requests with 429."""
+        self._loop.call_soon_threadsafe(setattr, self.invoker.mischief, "throttle", requests)
+
+    # -- routes ---------------------------------------------------------------------------------------------
+
+    def _routes(self) -> list[tuple[str, re.Pattern[str], str, Callable[..., Coroutine[Any, Any, Response]]]]:
+        f = _FUNCTION
+        table: list[tuple[str, str, str, Callable[..., Coroutine[Any, Any, Response]]]] = [
+            ("POST", "/2015-03-31/functions/?", "CreateFunction", self._create),
+            ("GET", "/2015-03-31/functions/?", "ListFunctions", self._list),
+            ("POST", f"/2015-03-31{f}/invocations", "InvokeFunction", self._invoke),
+            ("GET", f"/2015-03-31{f}", "GetFunction", self._get),
+            ("DELETE", f"/2015-03-31{f}", "DeleteFunction", self._delete),
+            ("GET", f"/2015-03-31{f}/configuration", "GetFunctionConfiguration", self._get_configuration),
+            ("PUT", f"/2015-03-31{f}/configuration", "UpdateFunctionConfiguration", self._configure),
+            ("PUT", f"/2015-03-31{f}/code", "UpdateFunctionCode", self._update_code),
+            ("PUT", f"/2019-09-25{f}/event-invoke-config", "PutFunctionEventInvokeConfig", self._put_events),
+            ("GET", f"/2019-09-25{f}/event-invoke-config", "GetFunctionEventInvokeConfig", self._get_events),
+            ("PUT", f"/2024-08-31{f}/recursion-config", "PutFunctionRecursionConfig", self._put_recursion),
+            ("GET", f"/2024-08-31{f}/recursion-config", "GetFunctionRecursionConfig", self._get_recursion),
+            ("PUT", f"/2017-10-31{f}/concurrency", "PutFunctionConcurrency", self._put_concurrency),
+            ("DELETE", f"/2017-10-31{f}/concurrency", "DeleteFunctionConcurrency", self._delete_concurrency),
+            ("GET", f"/2019-09-30{f}/concurrency", "GetFunctionConcurrency", self._get_concurrency),
+            ("GET", "/2016-08-19/account-settings/?", "GetAccountSettings", self._account),
+        ]
+        return [(method, re.compile(path), action, answer) for method, path, action, answer in table]
+
+    def _handler(self) -> Handler:
+        routes = self._routes()
+
+        async def answer(request: Request) -> Response:
+            try:
+                if "x-amz-target" in request.headers:
+                    self.guard.check(request, f"logs:{request.headers['x-amz-target'].rpartition('.')[2]}", self.region)
+                    return await self.logs.handle(request)
+                for method, path, action, work in routes:
+                    found = path.fullmatch(request.path)
+                    if found and method == request.method:
+                        self.guard.check(request, f"lambda:{action}", self.region)
+                        answered = await work(request, **found.groupdict())
+                        return _with_id(answered)
+                raise Refusal(404, "UnknownOperationException", f"{request.method} {request.path} is not spoken here")
+            except Refusal as e:
+                return _with_id(e.response())
+            except (ValueError, KeyError, TypeError) as e:
+                return _with_id(Refusal(400, "SerializationException", f"{type(e).__name__}: {e}").response())
+
+        return answer
+
+    async def _create(self, request: Request) -> Response:
+        return json_response(self.functions.create(request.json()).describe(state="Pending"), status=201)
+
+    async def _list(self, request: Request) -> Response:
+        return json_response({"Functions": [f.describe() for f in self.functions]})
+
+    async def _get(self, request: Request, name: str) -> Response:
+        function = self.functions.find(name)
+        code = {"ImageUri": function.image} if function.image else {"Location": ""}
+        concurrency = {} if function.reserved is None else {"ReservedConcurrentExecutions": function.reserved}
+        return json_response({"Configuration": function.describe(), "Code": code, "Concurrency": concurrency})
+
+    async def _get_configuration(self, request: Request, name: str) -> Response:
+        return json_response(self.functions.find(name).describe())
+
+    async def _configure(self, request: Request, name: str) -> Response:
+        return json_response(self.functions.configure(name, request.json()).describe(update="InProgress"))
+
+    async def _update_code(self, request: Request, name: str) -> Response:
+        return json_response(self.functions.update_code(name, request.json()).describe(update="InProgress"))
+
+    async def _delete(self, request: Request, name: str) -> Response:
+        self.functions.delete(name)
+        return Response(status=204)
+
+    async def _invoke(self, request: Request, name: str) -> Response:
+        return await self.invoker.invoke(self.functions.find(name), request, find=self.functions.find)
+
+    async def _put_events(self, request: Request, name: str) -> Response:
+        function, wanted = self.functions.find(name), request.json()
+        retries, age = int(wanted.get("MaximumRetryAttempts", 2)), float(wanted.get("MaximumEventAgeInSeconds", 21_600))
+        if not 0 <= retries <= 2 or not 60 <= age <= 21_600:
+            raise Refusal(
+                400, "InvalidParameterValueException", "retries are 0 to 2, the event age 60 to 21600 seconds"
+            )
+        function.retries, function.event_age_s = retries, age
+        function.events_configured = True
+        return await self._get_events(request, name)
+
+    async def _get_events(self, request: Request, name: str) -> Response:
+        function = self.functions.find(name)
+        if not function.events_configured:
+            text = f"The function {function.arn} doesn't have an EventInvokeConfig"
+            raise Refusal(404, "ResourceNotFoundException", text)
+        return json_response({"FunctionArn": function.arn, "MaximumRetryAttempts": function.retries,
+                              "MaximumEventAgeInSeconds": int(function.event_age_s)})  # fmt: skip
+
+    async def _put_recursion(self, request: Request, name: str) -> Response:
+        self.functions.find(name).recursion = str(request.json()["RecursiveLoop"])
+        return await self._get_recursion(request, name)
+
+    async def _get_recursion(self, request: Request, name: str) -> Response:
+        return json_response({"RecursiveLoop": self.functions.find(name).recursion})
+
+    async def _put_concurrency(self, request: Request, name: str) -> Response:
+        self.functions.find(name).reserved = int(request.json()["ReservedConcurrentExecutions"])
+        return await self._get_concurrency(request, name)
+
+    async def _delete_concurrency(self, request: Request, name: str) -> Response:
+        self.functions.find(name).reserved = None
+        return Response(status=204)
+
+    async def _get_concurrency(self, request: Request, name: str) -> Response:
+        reserved = self.functions.find(name).reserved
+        return json_response({} if reserved is None else {"ReservedConcurrentExecutions": reserved})
+
+    async def _account(self, request: Request) -> Response:
+        limit = self.invoker.concurrency
+        reserved = sum(f.reserved or 0 for f in self.functions)
+        return json_response({
+            "AccountLimit": {
+                "ConcurrentExecutions": limit, "UnreservedConcurrentExecutions": limit - reserved,
+                "CodeSizeUnzipped": 262_144_000, "CodeSizeZipped": 52_428_800, "TotalCodeSize": 80_530_636_800,
+            },
+            "AccountUsage": {"FunctionCount": len(list(self.functions)), "TotalCodeSize": 0},
+        })  # fmt: skip
+
+    # -- living ---------------------------------------------------------------------------------------------
+
+    def _make(self, function: Function) -> Environment:
+        stream = f"2026/01/01/[$LATEST]{uuid.uuid4().hex}"
+        variables = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **self._variables}
+        return Environment(
+            function, self._enforcement, variables=variables, region=self.region, folder=self._folder, stream=stream,
+            log=lambda message: self.logs.write(function.log_group, stream, message),
+        )  # fmt: skip
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            server = self._loop.run_until_complete(listen(self._handler(), port=self._port))
+            self._port = server.port
+        except OSError as e:
+            self._problem = e
+            return
+        finally:
+            self._started.set()
+        tending = self._loop.create_task(self._tend())
+        try:
+            self._loop.run_forever()
+        finally:
+            tending.cancel()
+            self._loop.run_until_complete(self.invoker.close())
+            self._loop.run_until_complete(server.close())
+            self._loop.run_until_complete(asyncio.gather(tending, return_exceptions=True))
+            self._loop.close()
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            await self.invoker.expire(keep=self._is_current)
+
+    def _is_current(self, environment: Environment) -> bool:
+        try:
+            return self.functions.find(environment.function.name).revision == environment.function.revision
+        except Refusal:
+            return False
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+
+
+def _with_id(response: Response) -> Response:
+    if "x-amzn-RequestId" in response.headers:
+        return response
+    headers = {**response.headers, "x-amzn-RequestId": str(uuid.uuid4())}
+    return Response(status=response.status, headers=headers, body=response.body)

@@ -1,0 +1,116 @@
+"""The platforms on which functions live on their own, as `train`, `attach`, `resume` and `stop` take hold of them.
+
+What a run was started on is in its record (`run.json`): `platform`, and for AWS which function, where. No secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.errors import JobError
+from ephemeron.events import RunEnded, RunStarted, from_json
+from ephemeron.job import Configuration
+from ephemeron.platforms.base import Limits
+from ephemeron.training.home import RunFolder
+
+if TYPE_CHECKING:
+    from ephemeron.platforms.aws.platform import AwsPlatform
+    from ephemeron.platforms.aws.settings import AwsSettings
+    from ephemeron.platforms.local import LocalPlatform
+
+AWS_COLD_START_S = 10.0
+"""Until a function of a PyTorch image runs its code: the lead that successors get."""
+
+
+class NotRunning(Exception):
+    """Nothing of the run lives any more."""
+
+
+async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str]) -> LocalPlatform | AwsPlatform:
+    """A platform to launch or resume the run on.
+
+    Raises:
+        PlatformError: it cannot be had.
+        JobError: the function has become another one since.
+    """
+    if run["platform"] == "aws":
+        return await _aws(folder, run, starting=True)
+    from ephemeron.platforms.local import LocalPlatform
+
+    return await LocalPlatform.start(folder.path, env=secrets)
+
+
+async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | AwsPlatform:
+    """The platform that the run is on.
+
+    Raises:
+        NotRunning: it is over.
+    """
+    if run["platform"] == "aws":
+        if _is_over(folder):
+            raise NotRunning
+        return await _aws(folder, run)
+    from ephemeron.platforms.local import HostGone, LocalPlatform
+
+    try:
+        return await LocalPlatform.attach(folder.path)
+    except HostGone:
+        raise NotRunning from None
+
+
+def on_aws(c: Configuration, settings: AwsSettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
+    """Asks AWS what there is, and refuses what does not fit it. Memory and lifetime default to the function's.
+
+    Args:
+        c: resolved; its channel without credentials.
+        settings: located.
+        secrets: that the channel's address held.
+
+    Raises:
+        JobError, PlanInfeasible: one line each; nothing has been started.
+    """
+    from ephemeron.platforms.aws import preflight
+    from ephemeron.platforms.aws.deploy.package import digest
+
+    preflight.check_channel(c.channel, settings, secrets)
+    deployed = preflight.inspect(settings)
+    preflight.check_code(deployed, settings, digest())
+    c = dataclasses.replace(
+        c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or float(deployed.timeout_s)
+    )
+    preflight.check_fit(deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s)
+    return c, deployed.limits
+
+
+async def _aws(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> AwsPlatform:
+    from ephemeron.platforms.aws import preflight
+    from ephemeron.platforms.aws.deploy.package import digest
+    from ephemeron.platforms.aws.platform import AwsPlatform
+    from ephemeron.platforms.aws.settings import AwsSettings
+
+    try:
+        settings = AwsSettings(**run["aws"]).located()
+    except (KeyError, TypeError) as e:
+        raise JobError(f"run.json of {folder.run_id} does not say which function it runs on: {e}") from None
+    deployed = await asyncio.to_thread(preflight.inspect, settings)
+    if starting:
+        preflight.check_code(deployed, settings, digest())
+    return await AwsPlatform.open(
+        folder.path, settings, channel=run["address"], run=run["run_id"], limits=deployed.limits,
+        logs_since=run["wall_time"],
+    )  # fmt: skip
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether the latest launch or resume has ended for a client that watched."""
+    over = False
+    with contextlib.suppress(FileNotFoundError), folder.events.open() as lines:
+        for line in lines:
+            if '"kind":"run_' in line:
+                with contextlib.suppress(ValueError, TypeError):
+                    event = from_json(line)
+                    over = isinstance(event, RunEnded) if isinstance(event, (RunEnded, RunStarted)) else over
+    return over
