@@ -121,14 +121,14 @@ def test_the_bound_is_never_above_the_value(world, objective):
 
 
 @pytest.mark.parametrize("objective", ["iteration", "throughput"])
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(7))
 def test_never_worse_than_a_baseline(objective, block):
-    """300 random instances: each baseline is run apart and judged apart."""
+    """280 random instances: each baseline is run apart and judged apart."""
     rng = Random(f"{objective} {block}")
     effort = Effort(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
     schedule = PIPELINED if objective == "throughput" else Schedule()
     compared = 0
-    for _ in range(25):
+    for _ in range(20):
         graph = drawn_graph(rng, rng.randint(3, 12))
         topology = drawn_topology(rng, graph, rng.choice([2, 3]), room=rng.choice([2.0, 5.0]))
         plan = placed(graph, topology, objective=objective, schedule=schedule, effort=effort)
