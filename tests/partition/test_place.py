@@ -294,6 +294,19 @@ def test_micro_batches_shorten_the_iteration_of_a_chain():
     assert parts.value_s == pytest.approx(6.0 / 16, rel=2e-3)
 
 
+def test_of_many_devices_only_some_orders_are_tried_and_the_bound_still_holds():
+    """Six equal devices and twelve equal operators: two on each."""
+    graph = replace(
+        CHAIN,
+        nodes=tuple(replace(CHAIN.nodes[0], name=f"n{i}") for i in range(12)),
+        tensors=tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=1) for i in range(11)),
+    )
+    six = connected([Device(name=n, kind="gpu", memory_bytes=1000) for n in "uvwxyz"], lambda a, b: (0.0, 100.0))
+    plan = place(graph, six, schedule=PIPELINED, effort=WORK)
+    assert plan.value_s == pytest.approx(2 * 3 / 4)
+    assert plan.bound_s == pytest.approx(2 * 3 / 4)
+
+
 def test_an_iteration_of_micro_batches_is_compared_by_its_replay():
     schedule = Schedule(kind="1f1b", micro_batches=4)
     plan = place(CHAIN, two(1000), objective="iteration", schedule=schedule, effort=WORK)

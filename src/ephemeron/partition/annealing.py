@@ -119,7 +119,9 @@ def anneal(
             best_where, best_order = state.where[:], state.order[:]
     at = timed(costs, best_where, best_order)
     place = {op: k for k, op in enumerate(best_order)}
-    tidy = sorted(best_order, key=lambda op: (at.start_s[op], place[op]))
+    times = [*costs.forward, *costs.backward]
+    ended = {op: at.start_s[op] + times[op][best_where[op % n]] for op in best_order}
+    tidy = sorted(best_order, key=lambda op: (ended[op], place[op]))
     if makespan_s(costs, best_where, tidy) <= at.makespan_s:
         best_order = tidy
     return Found(

@@ -257,10 +257,10 @@ def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found
 
 
 def _order(costs: Costs, done: Replay) -> list[int]:
-    """All passes as the judge's own rule began them, see `sequencing`."""
+    """All passes as they ended under the judge's own rule, see `sequencing`: what ends first is sent first."""
     number = {name: i for i, name in enumerate(costs.nodes)}
     return [
         number[s.what] + (len(costs.nodes) if s.direction == "backward" else 0)
-        for s in done.spans
+        for s in sorted(done.spans, key=lambda s: s.end_s)
         if isinstance(s.resource, str) and s.micro_batch == 0
     ]
