@@ -280,6 +280,17 @@ def test_states_that_never_fit_are_not_cut_into_micro_batches():
         place(CHAIN, two(19), objective="iteration", effort=WORK)
 
 
+@pytest.mark.parametrize("objective", ["iteration", "throughput"])
+def test_enough_in_sum_but_not_on_each(objective):
+    """Three nodes of 60 bytes on two devices of 100: two of them never fit on one."""
+    three = replace(CHAIN, nodes=tuple(replace(n, parameter_bytes=60) for n in CHAIN.nodes[:3]), tensors=())
+    with pytest.raises(
+        PlanInfeasible, match=r"no placement of chain was found that fits: .* \(20 bytes\) over"
+    ) as caught:
+        place(three, two(100), objective=objective, effort=WORK)
+    assert "up to 1024 micro-batches nothing was found" in str(caught.value)
+
+
 def test_one_group_that_no_device_holds_is_named():
     wide = replace(CHAIN, nodes=(replace(CHAIN.nodes[0], parameter_bytes=900), *CHAIN.nodes[1:]))
     with pytest.raises(PlanInfeasible, match="n0 of chain needs"):
