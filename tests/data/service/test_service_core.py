@@ -295,12 +295,16 @@ def test_a_call_from_the_past_changes_nothing() -> None:
         it.want("r", "j", ticket, (Name(ticket),), now=0)
     load(it, "l")
     it.received("r", 0)
+    assert it.announced("r", 0)
+    assert not it.announced("r", 3)
     with pytest.raises(Over, match="batch 0 of r"):
         it.want("r", "j", 0, (Name(0),), now=0)
     assert it.give("r", 0, now=0) is None
     assert it.give("r", 1, now=0) is not None
     it.received("r", 0)
     assert it.give("r", 1, now=0) is not None
+    it.received("r", 2)
+    assert it.announced("r", 2), "or whoever comes after it would wait for it"
 
 
 def test_a_lost_answer_is_given_again_and_counted_once() -> None:

@@ -161,8 +161,8 @@ class Core:
 
     def announced(self, consumer: str, ticket: int) -> bool:
         """Whether a batch was asked for, or is over."""
-        known = self.buffer.announced(consumer)
-        return bool(known) and ticket <= known[-1]
+        known, reader = self.buffer.announced(consumer), self._readers.get(consumer)
+        return (reader is not None and ticket <= reader.received) or (bool(known) and ticket <= known[-1])
 
     def head(self, consumer: str) -> int | None:
         """The consumer's next batch."""

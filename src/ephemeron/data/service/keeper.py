@@ -83,7 +83,10 @@ class Part:
                 if started and self._process is not None and self._process.poll() != 0:  # 0: another one was faster
                     raise ServiceUnreachable(f"the {self.kind} does not start: {self._last_words()}")
                 self._clear(last)
-                self._start(settings)
+                try:
+                    self._start(settings)
+                except OSError as e:
+                    raise ServiceUnreachable(f"the {self.kind} cannot be started: {e}") from e
                 started = True
             if time.monotonic() > end:
                 raise ServiceUnreachable(f"the {self.kind} does not answer within {START_S:g} s: {self._last_words()}")

@@ -166,8 +166,8 @@ class RemotePool:
         for shard, places in parts:
             with self._lock:
                 self._open.setdefault(shard, set()).add(number)
-            self._asks.put(_Ask(chunk, shard, places, self._last.get(shard), items[0].seed))
-            self._last[shard] = number
+                after, self._last[shard] = self._last.get(shard), number
+            self._asks.put(_Ask(chunk, shard, places, after, items[0].seed))
         if not parts:
             self._finish(chunk)
 
@@ -212,11 +212,9 @@ class RemotePool:
 
     def _read(self, ask: _Ask) -> None:
         chunk, shard = ask.chunk, ask.shard
-        with self._lock:
-            received = min(self._open[shard]) - 1
         params = {
             "consumer": self._consumer, "job": self._job, "ticket": chunk.number, "after": ask.after,
-            "received": received, "epoch": chunk.epoch, "seed": ask.seed, "once": "",
+            "received": self._received(shard), "epoch": chunk.epoch, "seed": ask.seed, "once": "",
         }  # fmt: skip
         reply, buffers = self._client.shard(
             shard, "read", params, [chunk.indices[ask.places]], over=self._over.is_set
@@ -235,6 +233,21 @@ class RemotePool:
         if complete:
             del buffers
             self._finish(chunk)
+        if self._asks.empty():
+            # No later call is there to say that this one's answer has come, and what it holds may stop all the others.
+            self._attend(shard)
+
+    def _received(self, shard: int) -> int:
+        """The last chunk of those that are all here."""
+        with self._lock:
+            still_open = self._open.get(shard)
+            return min(still_open) - 1 if still_open else self._last.get(shard, -1)
+
+    def _attend(self, shard: int) -> None:
+        since = self._waiting_since
+        waiting = since is not None and time.monotonic() - since > WAITING_S
+        params = {"consumer": self._consumer, "waiting": waiting, "received": self._received(shard)}
+        self._client.shard(shard, "attend", params, over=self._over.is_set)
 
     def _finish(self, chunk: _Chunk) -> None:
         samples: Any = [unpack(parts) for parts in chunk.parts]
@@ -250,14 +263,10 @@ class RemotePool:
     def _beat(self) -> None:
         while not self._over.wait(HEARTBEAT_S):
             try:
-                since = self._waiting_since
-                waiting = since is not None and time.monotonic() - since > WAITING_S
                 found = self._client.router("attend", {"reader": self._consumer}, timeout_s=HEARTBEAT_S)
                 self._client.noticed(found["generation"])
                 for shard in range(len(self._edges) - 1):
-                    self._client.shard(
-                        shard, "attend", {"consumer": self._consumer, "waiting": waiting}, over=self._over.is_set
-                    )
+                    self._attend(shard)
             except (EphemeronError, Stale):
                 continue  # those who read find out what is wrong
 

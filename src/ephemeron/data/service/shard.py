@@ -178,7 +178,9 @@ class Shard:
 
     def _attend(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            self._core.heard(p["consumer"], waiting=p["waiting"], now=time.monotonic())
+            if self._core.heard(p["consumer"], waiting=p["waiting"], now=time.monotonic()):
+                self._core.received(p["consumer"], p["received"])
+                self._ring()
         return {}, []
 
     def _leave(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:

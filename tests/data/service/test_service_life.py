@@ -1,0 +1,152 @@
+"""What runs while it is needed, and only then; and what one job may do to another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_worlds import HASTY, World, epochs_of, local, mixed, pid_of, plain, until
+
+from ephemeron.data.flow import DataLoadFlow
+from ephemeron.errors import JobError
+from ephemeron.units import MB
+
+LARGE = 200
+"""Floats of an ordinary sample; a giant has a thousand times as many."""
+
+
+class Gate:
+    """Steps wait at it until it is opened, in whatever process."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __call__(self, sample: Any) -> Any:
+        end = time.monotonic() + 60
+        while not self.place.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return sample
+
+
+def state_of(world: World, flow: str) -> str:
+    (found,) = [each for each in world.service.call("list", {})["flows"] if each["name"] == flow]
+    return str(found["state"])
+
+
+def test_a_service_comes_and_goes(own_world: Callable[..., World]) -> None:
+    world = own_world(idle_s=1.0)
+    here = epochs_of(local(mixed()), seed=3)
+    for _ in range(2):
+        assert epochs_of(world.read(mixed()), seed=3) == here
+        until(lambda: not world.processes(), "nothing runs that nobody needs")
+    assert not list((world.folder / "payloads").glob("*.part"))
+
+
+def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
+    world = own_world(idle_s=1.0, ends_when_idle=False)
+    read = world.read(mixed())
+    assert state_of(world, "test/mixed") == "created"
+    with read.to_shuffled(4, plain) as shuffled:
+        next(iter(shuffled))
+        until(lambda: state_of(world, "test/mixed") == "accessed", "accessed")
+    until(lambda: state_of(world, "test/mixed") == "ready", "ready: its reader has said goodbye")
+    until(lambda: state_of(world, "test/mixed") == "idle", "idle")
+    until(lambda: len(world.processes()) == 1, "only the coordinator is left")
+    world.service.call("delete", {"flow": "test/mixed"})
+    assert list((world.folder / "payloads").iterdir()) == []
+    assert list((world.folder / "flows").iterdir()) == []
+    with pytest.raises(JobError, match="no flow 'test/mixed'"):
+        world.service.call("access", {"flow": "test/mixed"})
+    assert epochs_of(read, seed=1) == epochs_of(local(mixed()), seed=1), "who still has it registers it again"
+
+
+def test_loaders_scale_to_zero_and_back(own_world: Callable[..., World]) -> None:
+    world = own_world(patience=replace(HASTY, loaders_idle_s=0.5))
+    with world.read(mixed()).to_shuffled(4, plain, seed=2) as shuffled:
+        first = list(shuffled)
+        until(lambda: [s.get("loaders") for s in world.status("test/mixed")] == [0], "no loader is left")
+        assert world.status("test/mixed")[0]["readers"] == 1
+        assert [first, list(shuffled)] == epochs_of(local(mixed()), 2, seed=2)
+
+
+def test_nobody_waits_for_a_slow_job(one_shard: World) -> None:
+    """One never takes its second batch; the other reads three epochs meanwhile."""
+    slow, fast = one_shard.read(mixed(), job="slow"), one_shard.read(mixed(), job="fast")
+    with slow.to_shuffled(4, plain, seed=11) as waiting:
+        batches = iter(waiting)
+        got = [next(batches)]
+        assert epochs_of(fast, 3, seed=12) == epochs_of(local(mixed()), 3, seed=12)
+        got += batches
+    assert [got] == epochs_of(local(mixed()), seed=11)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_giant_is_no_more_than_one_sample(own_world: Callable[..., World], shards: int) -> None:
+    """Buffers hold a few dozen ordinary samples; one is a thousand times as large, and both jobs go on."""
+    limit_mb = 40 * LARGE * 4 / MB
+    world = own_world(shards=shards, buffer_mb=limit_mb, cache_mb=2 * limit_mb)
+    flow = mixed(60, "test/giant", giants=[17])
+    here = [epochs_of(local(flow), 2, seed=seed, batch_size=5) for seed in (1, 2)]
+    got: list[list[Any]] = [[[], []], [[], []]]
+    most = 0.0
+    both = [world.read(flow).to_shuffled(5, plain, seed=seed) for seed in (1, 2)]
+    for epoch in range(2):
+        for row in zip(*both, strict=True):
+            for job, batch in enumerate(row):
+                got[job][epoch].append(batch)
+            most = max([most, *(s["buffered_bytes"] for s in world.status("test/giant") if s)])
+    for each in both:
+        each.close()
+    assert got == here
+    giant = 1000 * LARGE * 4
+    assert most <= limit_mb * MB + 2 * (giant + 100_000), "each job's next batch, and no more"
+    assert all(s["cached_bytes"] <= 2 * limit_mb * MB for s in world.status("test/giant"))
+
+
+def test_a_service_of_other_settings_takes_over(own_world: Callable[..., World], tmp_path: Path) -> None:
+    """A coordinator dies, and its successor has other settings: what still runs is not of its kind, and goes."""
+    world = own_world(shards=1)
+    with world.read(mixed()).to_shuffled(4, plain, seed=4) as shuffled:
+        batches = iter(shuffled)
+        got = [next(batches)]
+        before = pid_of(world.router("test/mixed"))
+        world.coordinator.kill()
+        world.settings = replace(world.settings, cache_mb=3.0)
+        other = World(world.folder, world.settings)
+        assert epochs_of(other.read(mixed()), seed=5) == epochs_of(local(mixed()), seed=5)
+        assert pid_of(world.router("test/mixed")) != before
+        got += batches
+    assert [got] == epochs_of(local(mixed()), seed=4)
+
+
+def test_shards_of_an_older_version_are_not_adopted(own_world: Callable[..., World]) -> None:
+    """The router is killed and cannot take its shards along; then the flow is raised to the next version."""
+    world = own_world(shards=2)
+    old = mixed(20, "test/raised")
+    with world.read(old).to_shuffled(4, plain) as shuffled:
+        next(iter(shuffled))
+        world.coordinator.kill()
+        world.router("test/raised").kill()
+        assert world.shard("test/raised", 0).alive
+    new = DataLoadFlow("test/raised", 2).dataset(mixed(20, "test/raised", floats=7).source.dataset)  # type: ignore[union-attr]
+    assert epochs_of(world.read(new)) == epochs_of(local(new))
+
+
+def test_a_slow_step_stops_only_its_own_flow(one_shard: World, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    flow = DataLoadFlow("test/gated").dataset(mixed(8).source.dataset).map("gate", Gate(gate))  # type: ignore[union-attr]
+    with one_shard.read(flow).to_shuffled(4, plain, shuffle=False) as shuffled:
+        batches = iter(shuffled)
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(batches))
+        thread.start()
+        assert epochs_of(one_shard.read(mixed()), seed=21) == epochs_of(local(mixed()), seed=21)
+        assert not found
+        gate.touch()
+        thread.join(60)
+    assert [i for batch in found for i, _ in batch] == list(range(8))
