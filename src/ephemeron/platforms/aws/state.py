@@ -255,7 +255,7 @@ def _end_of(sent: Sent, number: int, delivery: Delivery, now: float) -> Final | 
 
 
 def _by_outcome(sent: Sent, number: int, delivery: Delivery, said: Record) -> Final:
-    report = delivery.report
+    report = None if delivery.billed_by else delivery.report
     billed = report.billed_s if report is not None else math.ceil(said["took_s"] * 1000 - 1e-6) / 1000
     peak = report.used_mb if report is not None else said["peak_mb"]
     return _final(
