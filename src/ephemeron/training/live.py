@@ -34,9 +34,10 @@ async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str])
 
     Raises:
         PlatformError: it cannot be had.
+        JobError: the function has become another one since.
     """
     if run["platform"] == "aws":
-        return await _aws(folder, run)
+        return await _aws(folder, run, starting=True)
     from ephemeron.platforms.local import LocalPlatform
 
     return await LocalPlatform.start(folder.path, env=secrets)
@@ -84,8 +85,9 @@ def on_aws(c: Configuration, settings: AwsSettings, secrets: dict[str, str]) -> 
     return c, deployed.limits
 
 
-async def _aws(folder: RunFolder, run: dict[str, Any]) -> AwsPlatform:
+async def _aws(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> AwsPlatform:
     from ephemeron.platforms.aws import preflight
+    from ephemeron.platforms.aws.deploy.package import digest
     from ephemeron.platforms.aws.platform import AwsPlatform
     from ephemeron.platforms.aws.settings import AwsSettings
 
@@ -94,6 +96,8 @@ async def _aws(folder: RunFolder, run: dict[str, Any]) -> AwsPlatform:
     except (KeyError, TypeError) as e:
         raise JobError(f"run.json of {folder.run_id} does not say which function it runs on: {e}") from None
     deployed = await asyncio.to_thread(preflight.inspect, settings)
+    if starting:
+        preflight.check_code(deployed, settings, digest())
     return await AwsPlatform.open(
         folder.path, settings, channel=run["address"], run=run["run_id"], limits=deployed.limits,
         logs_since=run["wall_time"],

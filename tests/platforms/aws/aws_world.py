@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,11 +65,3 @@ async def opened(
         yield platform
     finally:
         await platform.shutdown()
-
-
-async def until(true: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.02)
-    return value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +28,12 @@ async def dispatch(context: Any) -> dict[str, Any]:
 async def whoami(context: Any) -> dict[str, Any]:
     names = context.call.options.get("variables", ())
     return {"pid": os.getpid(), "cold": context.cold, "env": {name: os.environ.get(name) for name in names}}
+
+
+async def leave_thread(context: Any) -> dict[str, Any]:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return await whoami(context)
+
+
+async def has(context: Any) -> dict[str, Any]:
+    return {"has": [name in os.environ for name in context.call.options["variables"]]}

@@ -18,7 +18,7 @@ from ephemeron.platforms.aws.settings import THROTTLED, AwsSettings, code_of, ex
 PATTERN = '?"REPORT RequestId" ?"Task timed out after" ?"Runtime exited"'
 _LATE_MS = 60_000
 _REMEMBERED = 20_000
-_TAIL = 40
+_TAIL = 200
 
 _REQUEST = r"(?P<request>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
 _REPORT = re.compile(rf"^REPORT RequestId: {_REQUEST}\s")

@@ -35,7 +35,12 @@ class Refusal(Exception):
 
     def response(self) -> Response:
         """As every Lambda API says it."""
-        body = {"Type": "User" if self.status < 500 else "Service", "Message": str(self), "message": str(self)}
+        body = {
+            "__type": self.kind,
+            "Type": "User" if self.status < 500 else "Service",
+            "Message": str(self),
+            "message": str(self),
+        }
         return json_response(body, status=self.status, headers={"x-amzn-ErrorType": self.kind})
 
 
