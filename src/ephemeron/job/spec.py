@@ -17,7 +17,7 @@ SyncName = Literal["bsp", "ssp", "asp", "hap"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
-PLATFORMS = ("local", "simulated", "aws")
+PLATFORMS = ("local", "simulated", "aws", "openfaas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

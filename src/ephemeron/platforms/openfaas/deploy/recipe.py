@@ -55,8 +55,15 @@ echo "pushed $image; now: ephemeron deploy openfaas --image $image"
 """
 
 
-def write_recipe(folder: Path) -> list[Path]:
+KIT = ("testing/__init__.py", "testing/platform_entries.py")
+
+
+def write_recipe(folder: Path, *, kit: bool = False) -> list[Path]:
     """Dockerfile, requirements, code and `build.sh`; what lay there before is replaced.
+
+    Args:
+        folder: made when missing.
+        kit: with the entries that the platform contract runs, for an image to try a cluster with.
 
     Raises:
         JobError: the folder cannot be written, or holds something else.
@@ -66,7 +73,8 @@ def write_recipe(folder: Path) -> list[Path]:
     written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, TORCH, ""]), "build.sh": BUILD}
     try:
         shutil.rmtree(folder / "ephemeron", ignore_errors=True)
-        for name, path in sources():
+        root = Path(__file__).parents[3]
+        for name, path in [*sources(), *((name, root / name) for name in KIT if kit)]:
             target = folder / "ephemeron" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
