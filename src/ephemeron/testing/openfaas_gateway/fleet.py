@@ -6,8 +6,9 @@ import asyncio
 import random
 import socket
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from ephemeron.platforms.cgroups import Enforcement
 from ephemeron.rpc.http import Request, Response
@@ -37,7 +38,7 @@ class Fleet:
         self._images, self._enforcement, self._environment = images, enforcement, environment
         self._folder, self._rng = folder, rng
         self._replicas: dict[str, list[Replica]] = defaultdict(list)
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], Replica] = {}
 
     def of(self, name: str) -> list[Replica]:
         """Replicas of a function that are not on their way out."""
@@ -60,7 +61,7 @@ class Fleet:
         current.sort(key=lambda r: not r.serving)  # busy ones first: those stay
         for replica in [*stale, *current[function.replicas :]]:
             mine.remove(replica)
-            self._let_go(replica.leave())
+            self._let_go(replica, replica.leave())
         image = self._images.get(function.image)
         for _ in range(function.replicas - len(current) if image is not None else 0):
             assert image is not None
@@ -73,7 +74,7 @@ class Fleet:
     def remove(self, name: str) -> None:
         """Ends all replicas of a function."""
         for replica in self._replicas.pop(name, []):
-            self._let_go(replica.dispose())
+            self._let_go(replica, replica.dispose())
 
     async def deliver(self, function: Function, request: Request) -> Response:
         """Hands a request to a replica, whichever; from none, one is started first."""
@@ -97,15 +98,15 @@ class Fleet:
         """Ends everything."""
         everything = self.all
         self._replicas.clear()
-        for task in self._leaving:
-            task.cancel()
+        for replica in self._leaving.values():
+            replica.kill()
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await asyncio.gather(*(replica.dispose() for replica in everything))
 
-    def _let_go(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+    def _let_go(self, replica: Replica, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._leaving[task] = replica
+        task.add_done_callback(self._leaving.pop)
 
 
 def find(functions: dict[str, Function], name: str) -> Function:

@@ -31,6 +31,7 @@ _DEFAULT_S = 30.0
 _START_POLL_S = 0.05
 _RESTART_S = 0.2
 _PROBE_S = 2.0
+_DRAIN_S = 1.0
 _LOG_LINES = 1_000
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _HOP = ("connection", "host", "content-length", "transfer-encoding")
@@ -187,9 +188,12 @@ class Replica:
         try:
             await self._process.wait()
         finally:
+            self.ready = False
             self._ended.set()
-            for task in beside:
-                task.cancel()
+            self.kill()  # what it has started holds its output open
+            beside[1].cancel()
+            await asyncio.wait(beside[:1], timeout=_DRAIN_S)  # its last words, and the end of the pipe
+            beside[0].cancel()
             await asyncio.gather(*beside, return_exceptions=True)
 
     def _environment(self) -> dict[str, str]:
@@ -225,6 +229,8 @@ class Replica:
         self.kill()
         if self._process is not None:
             await self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
         for _ in range(200):
             if self._group is None or self._group.remove():
                 break
