@@ -37,6 +37,7 @@ _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _API = "/2018-06-01/runtime/"
 _INIT_S = 10.0
 """Longest initialisation before it counts against the function's own time limit."""
+_DRAIN_S = 1.0
 _WATCH_S = 0.1
 _WATCH_CLOSELY_S = 0.02
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
@@ -125,6 +126,7 @@ class Environment:
             self._group.add(self.pid)
         assert self._process.stdin is not None
         self._process.stdin.write(b"!")
+        self._process.stdin.close()
         self._tasks = [asyncio.create_task(work()) for work in (self._copy_output, self._watch, self._await_end)]
 
     async def run(self, work: Work) -> Done:
@@ -168,6 +170,7 @@ class Environment:
         self.kill()
         if self._process is not None:
             await self._process.wait()
+            await asyncio.wait(self._tasks, timeout=_DRAIN_S)  # its output ends with it, or with a child of it
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

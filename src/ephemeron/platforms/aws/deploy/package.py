@@ -17,7 +17,6 @@ from pathlib import Path
 
 import xxhash
 
-import ephemeron
 from ephemeron.errors import JobError
 from ephemeron.units import MIB
 
@@ -63,7 +62,7 @@ echo "pushed $uri ($((bytes / {MIB})) MB)"
 
 def sources() -> Iterator[tuple[str, Path]]:
     """Every file of this package that a function may need, by its name below `ephemeron/`."""
-    root = Path(ephemeron.__file__).parent
+    root = Path(__file__).parents[3]
     unneeded = {"cli", "testing", "report", "simulation", "__pycache__"}
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
