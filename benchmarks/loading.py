@@ -1,149 +1,192 @@
-"""JPEG decoding and augmentation: a flow beside PyTorch's DataLoader with as many workers, on this machine.
+"""JPEG decoding and augmentation: flows, alone and as a service, beside PyTorch's DataLoader and living peers.
 
-    python -m benchmarks.loading [--json] [--images 512] [--workers 2] [--rounds 5]
+    python -m benchmarks.loading [--json] [--images 1536] [--workers 2] [--rounds 5]
 
-Photos of 256 × 256 (made here, about 20 kB each) are imported, decoded, cropped, flipped and normalised to 224 × 224. Both
-sides run the same functions on the same files with the same batches; rounds alternate, the first epoch of each side (starts of
-processes, imports) is left out, and medians count. Decoding bounds one host, so the goal is to be never slower than DataLoader by
-more than 5 %. `waiting` is with a trainer that takes 60 % of the time that loading takes.
+Photos of 256 × 256 (made here, about 20 kB each) are decoded, cropped, flipped and normalised to 224 × 224 × 3 float32. All
+sides run the same functions on the same files with batches of 64; each is a process of its own, sides take turns, the first
+epoch of each (starts of processes, imports) is left out, and medians of ratios within a round count. Machine and files are
+shared, so decoding bounds one host.
+
+- alone: one job, as many workers as loaders. Goal: never slower than DataLoader by more than 5 %.
+- two jobs at once: the sum of both; a service does the work of both once where their seeds are equal, and what comes
+  before the random steps once in any case. Goal: 1.8 × DataLoader (DPFlow, section 5.4.2: 1.49 ×).
+- a store of 20 ms latency (simulated: each read waits), 8 workers, a trainer that takes a sixth longer than decoding alone
+  would: how long it waits. Goal: 83 % less than with DataLoader.
+- peers: Grain and SPDL (pip install grain spdl; left out, saying so, where they are missing).
 """
 
 from __future__ import annotations
 
-import random
+import importlib.util
+import json
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
-import numpy as np
 
-from benchmarks.common import SEED, environment, write
+from benchmarks.common import ROOT, condensed, environment, write
+from benchmarks.loading_sides import BATCH, photos
 
-BATCH = 64
-
-
-def photos(folder: Path, images: int) -> None:
-    """Smooth noise in ten classes, compressed as photos are."""
-    from PIL import Image
-
-    dice = np.random.default_rng(SEED)
-    for i in range(images):
-        small = dice.integers(0, 256, (24, 24, 3), dtype=np.uint8)
-        place = folder / f"class{i % 10}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(small).resize((256, 256), Image.Resampling.BICUBIC).save(place / f"{i:05}.jpg", quality=90)
+GOALS = {"alone": 0.95, "two_jobs": 1.8, "waiting_saved": 0.83}
+LATENCY_MS = 20.0
+LATENCY_WORKERS = 8
+PEERS = ("grain", "spdl")
 
 
-def augment(image: Any) -> Any:
-    """Random crop to 224, random flip, normalised, channels first."""
-    from PIL import Image
+class Side:
+    """A process that iterates when told to."""
 
-    if not isinstance(image, Image.Image):
-        image = Image.fromarray(np.asarray(image))
-    size = random.randint(160, 256)
-    left, top = random.randint(0, 256 - size), random.randint(0, 256 - size)
-    image = image.resize((224, 224), Image.Resampling.BILINEAR, box=(left, top, left + size, top + size))
-    array = np.asarray(image, dtype=np.float32)
-    if random.random() < 0.5:
-        array = array[:, ::-1]
-    return np.ascontiguousarray((array / 255 - 0.45).transpose(2, 0, 1) / 0.22)
+    def __init__(self, name: str, folder: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.loading_sides", name, str(folder), *options], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def begin(self, epochs: int = 1, step_s: float = 0.0) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"epochs": epochs, "step_s": step_s}) + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args} ended")
+        found: dict[str, float] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
-class Plain:
-    """What one would write for DataLoader."""
-
-    def __init__(self, folder: Path) -> None:
-        classes = sorted(p.name for p in folder.iterdir())
-        self.files = [(f, classes.index(c)) for c in classes for f in sorted((folder / c).iterdir())]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        from PIL import Image
-
-        file, label = self.files[i]
-        with Image.open(file) as image:
-            return augment(image.convert("RGB")), label
+def together(sides: Sequence[Side], *, epochs: int, step_s: float = 0.0) -> dict[str, float]:
+    """All at once: their samples per second added up, and the longest wait."""
+    for side in sides:
+        side.begin(epochs, step_s)
+    ends = [side.end() for side in sides]
+    return {
+        "samples_per_s": sum(e["samples"] / e["seconds"] for e in ends), "waited_s": max(e["waited_s"] for e in ends),
+        "seconds": max(e["seconds"] for e in ends), "samples": sum(e["samples"] for e in ends),
+    }  # fmt: skip
 
 
-def epoch(batches: Iterable[Any], step_s: float) -> dict[str, float]:
-    """Samples per second, and the part of the time that a trainer waits."""
-    samples, waited, began = 0, 0.0, time.perf_counter()
-    asked = began
-    for inputs, _ in batches:
-        waited += time.perf_counter() - asked
-        samples += len(inputs)
-        if step_s:
-            time.sleep(step_s)
-        asked = time.perf_counter()
-    seconds = time.perf_counter() - began
-    return {"samples_per_s": samples / seconds, "waiting": waited / seconds}
+def compare(groups: dict[str, list[Side]], *, rounds: int, epochs: int, step_s: float = 0.0) -> dict[str, Any]:
+    """Takes turns; the first of each group is warming up. A group whose process ends is left out."""
+    out: dict[str, list[dict[str, float]]] = {name: [] for name in groups}
+    gone: dict[str, str] = {}
+    for number in range(rounds + 1):
+        for name, sides in groups.items():
+            if name in gone:
+                continue
+            try:
+                found = together(sides, epochs=epochs, step_s=step_s)
+            except (RuntimeError, BrokenPipeError) as e:
+                gone[name] = str(e)
+                continue
+            if number:
+                out[name].append(found)
+    return {"rounds": {name: rows for name, rows in out.items() if rows}, "left_out": gone}
+
+
+def ratios(found: dict[str, Any], name: str, base: str, key: str) -> list[float]:
+    """Of rounds, to the base in the same round."""
+    rows = found["rounds"]
+    return [a[key] / b[key] for a, b in zip(rows[name], rows[base], strict=True)] if name in rows else []
 
 
 @click.command()
-@click.option("--images", default=512, show_default=True)
+@click.option("--images", default=1536, show_default=True)
 @click.option("--workers", default=2, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
+@click.option("--epochs", default=1, show_default=True, help="In each turn.")
 @click.option("--json", "as_json", is_flag=True)
-def main(images: int, workers: int, rounds: int, as_json: bool) -> None:
-    """Measures how fast samples come."""
-    from torch.utils.data import DataLoader
-
+def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> None:
+    """Measures how fast samples come, and how long a trainer waits for them."""
     from ephemeron.data.catalog import DatasetStore
     from ephemeron.data.catalog.importers import import_dataset
-    from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+    from ephemeron.data.service.keeper import Part
 
-    with tempfile.TemporaryDirectory() as home:
-        folder, store = Path(home) / "photos", str(Path(home) / "store")
-        photos(folder, images)
-        import_dataset("images", str(folder), "bench/photos", DatasetStore.open(store))
-        flow = (
-            DataLoadFlow("bench/photos")
-            .dataset("bench/photos", variant="train", store=store)
-            .map_data("augment", augment)
-        )
-        loader = DataLoader(
-            Plain(folder), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0,
-            prefetch_factor=4 if workers else None,
-        )  # fmt: skip
-        with flow.prepare_read(LocalDataLoadFlowReader(workers)).to_shuffled(
-            BATCH, prefetch=4 * workers or 1
-        ) as shuffled:
-            sides = {"flow": shuffled, "dataloader": loader}
-            for side in sides.values():
-                epoch(side, 0.0)
-            found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-            for _ in range(rounds):
-                for name, side in sides.items():
-                    found[name].append(epoch(side, 0.0))
-            step_s = 0.6 * BATCH / median(r["samples_per_s"] for r in found["dataloader"])
-            waits: dict[str, list[float]] = {name: [] for name in sides}
-            for _ in range(max(1, rounds // 2)):
-                for name, side in sides.items():
-                    waits[name].append(epoch(side, step_s)["waiting"])
-            counters = shuffled.counters.to_dict()
-    speed = {name: median(r["samples_per_s"] for r in rows) for name, rows in found.items()}
-    out = {
-        "environment": environment(), "images": images, "workers": workers, "batch_size": BATCH, "rounds": rounds,
-        "samples_per_s": {name: round(v, 1) for name, v in speed.items()},
-        "ratio": round(median(
-            a["samples_per_s"] / b["samples_per_s"] for a, b in zip(found["flow"], found["dataloader"], strict=True)
-        ), 4), "goal": 0.95,
-        "waiting_with_trainer": {name: round(median(v), 4) for name, v in waits.items()}, "step_s": round(step_s, 4),
-        "all": found, "flow_counters": counters,
-        "not_measured": "a service, two jobs that share it, latency of a store, other loaders",
+    peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
+    out: dict[str, Any] = {
+        **environment(), "benchmark": "loading", "images": images, "workers": workers, "batch_size": BATCH,
+        "rounds": rounds, "epochs_per_turn": epochs, "goals": GOALS,
+        "peers": {name: version(name) if name in peers else "not installed" for name in PEERS},
     }  # fmt: skip
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        folder = Path(home)
+        photos(folder / "photos", images)
+        import_dataset("images", str(folder / "photos"), "bench/photos", DatasetStore.open(str(folder / "store")))
+        count = ("--workers", str(workers))
+
+        def service(number: int, cache_mb: float) -> tuple[str, ...]:
+            return (*count, "--service", str(folder / f"service-{number}"), "--cache-mb", str(cache_mb))
+
+        with ExitStack() as stack:
+
+            def made(name: str, *options: str) -> Side:
+                side = Side(name, folder, *options)
+                stack.callback(side.close)
+                return side
+
+            sides = {name: [made(name, *count)] for name in ("dataloader", "flow", *peers)}
+            sides["service"] = [made("service", *service(0, 0))]
+            alone = compare(sides, rounds=rounds, epochs=epochs)
+        out["alone"] = _shown(alone, "dataloader", "samples_per_s")
+        with ExitStack() as stack:
+            sides = {
+                "dataloader": [made("dataloader", *count) for _ in range(2)],
+                "service, same seed": [made("service", *service(1, 512)) for _ in range(2)],
+                "service, two seeds": [made("service", *service(2, 512), "--seed", str(s)) for s in range(2)],
+            }
+            two = compare(sides, rounds=rounds, epochs=epochs)
+        out["two_jobs"] = _shown(two, "dataloader", "samples_per_s")
+        slow = ("--workers", str(LATENCY_WORKERS), "--latency-ms", str(LATENCY_MS))
+        step_s = 1.17 * BATCH / median(row["samples_per_s"] for row in alone["rounds"]["dataloader"])
+        with ExitStack() as stack:
+            sides = {name: [made(name, *slow)] for name in ("dataloader", "dataloader-many", "flow")}
+            sides["service"] = [made("service", *slow, "--service", str(folder / "service-3"))]
+            waits = compare(sides, rounds=max(2, rounds // 2), epochs=1, step_s=step_s)
+        out["store_latency"] = {
+            "latency_ms": LATENCY_MS, "workers": LATENCY_WORKERS, "step_s": round(step_s, 4),
+            **_shown(waits, "dataloader", "waited_s"),
+        }  # fmt: skip
+        for place in folder.glob("service-*"):
+            Part("coordinator", place, "").kill(gently=True)
     if as_json:
         write(out)
-        return
-    for name, value in out["samples_per_s"].items():
-        click.echo(f"{name:12} {value:8.1f} samples/s   waiting {out['waiting_with_trainer'][name]:.1%} with a trainer")
-    click.echo(f"ratio {out['ratio']} (goal {out['goal']} or more)")
+    else:
+        _print(out)
+
+
+def _shown(found: dict[str, Any], base: str, key: str) -> dict[str, Any]:
+    return {
+        key: {name: condensed([row[key] for row in rows]) for name, rows in found["rounds"].items()},
+        f"{key}_to_{base}": {
+            name: condensed(ratios(found, name, base, key)) for name in found["rounds"] if name != base
+        },
+        "left_out": found["left_out"],
+    }  # fmt: skip
+
+
+def _print(out: dict[str, Any]) -> None:
+    for part, key in (("alone", "samples_per_s"), ("two_jobs", "samples_per_s"), ("store_latency", "waited_s")):
+        click.echo(part.replace("_", " "))
+        for name, value in out[part][key].items():
+            ratio = out[part][f"{key}_to_dataloader"].get(name, {}).get("median", 1.0)
+            click.echo(f"  {name:20} {value['median']:9.2f} {key:14} {ratio:6.3f} of DataLoader's")
 
 
 if __name__ == "__main__":

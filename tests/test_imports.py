@@ -127,6 +127,7 @@ def test_the_root_names_are_these_and_all_are_there():
         "collectives",
         "data",
         "job",
+        "partition",
         "platforms",
         "report",
         "rpc",

@@ -23,6 +23,8 @@
     │   └── DatasetUnreachable       the store that holds it does not answer, or refuses us
     ├── SampleFailed                 a step of a data flow raised (flow, dataset, index, step, file)
     ├── LoadersLost                  loader processes keep dying, or none can be started
+    ├── ServiceUnreachable           no data service answers before the deadline
+    ├── ServiceRefused               a data service does not take this token
     ├── RunNotFound                  no run of that name in the home folder
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
@@ -221,3 +223,11 @@ def _sample_failed(message: str, flow: str, dataset: str, index: int, step: str,
 
 class LoadersLost(EphemeronError):
     """Loader processes keep dying, or none can be started."""
+
+
+class ServiceUnreachable(EphemeronError):
+    """No data service answers, or one that did is gone and does not come back before the deadline."""
+
+
+class ServiceRefused(EphemeronError):
+    """A data service does not take this token."""

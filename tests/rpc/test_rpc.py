@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ephemeron.rpc import Client, ProtocolError, RemoteError, Server, TokenRefused
+from ephemeron.rpc import Client, Limits, Options, ProtocolError, RemoteError, Server, TokenRefused
 
 Reply = tuple[dict[str, Any], list[Any]]
 
@@ -56,6 +57,14 @@ async def pair(**limits: Any) -> AsyncIterator[tuple[Handlers, Server, Client]]:
     finally:
         await client.close()
         await server.close()
+
+
+def head(*, kind: int = 1, flags: int = 0, segment: int = 0, tag: int = 0, count: int = 0, data: int = 0) -> bytes:
+    return struct.pack("!4sBBHQIIQI", b"EPH2", kind, flags, segment, 1_000, tag, count, data, 0)
+
+
+def table(*entries: tuple[int, int, int, int]) -> bytes:
+    return b"".join(struct.pack("!QQBB", *entry) for entry in entries)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -205,14 +214,26 @@ def test_garbage_closes_the_connection_and_nothing_else(garbage: bytes) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        b"NOPE" + bytes(21),
-        b"EPH1" + b"\x09" + bytes(20),
-        b"EPH1\x01" + bytes(8) + b"\xff\xff\xff\xff" + bytes(8),
-        b"EPH1\x01" + bytes(8) + bytes(4) + b"\xff" * 8,
-        b"EPH1\x01" + bytes(8) + b"\0\0\0\x02" + bytes(8) + b"[]",
-        b"EPH1\x01" + bytes(8) + b"\0\0\0\x0a" + bytes(8) + b'{"b":[-1]}',
-        b"EPH1\x01" + bytes(8) + b"\0\0\0\x09" + bytes(8) + b'{"b":[1]}',
-        b"EPH1\x02" + bytes(8) + b"\0\0\0\x08" + bytes(8) + b'{"b":[]}',
+        b"NOPE" + bytes(32),
+        head(kind=10),
+        head(kind=0),
+        head(flags=4),
+        head(tag=(1 << 20) + 1),
+        head(count=4097),
+        head(count=1, data=1 << 40),
+        head(data=64),
+        head(tag=2) + b"[]",
+        head(tag=7) + b"no json",
+        head(tag=20_000) + b"[" * 20_000,
+        head(count=1, data=1) + table((1, 1, 9, 0)),
+        head(count=1, data=1) + table((1, 2, 0, 0)),
+        head(count=1, data=2) + table((1, 2, 0, 0)),
+        head(count=1, data=1) + table((1 << 40, 1, 0, 1)),
+        head(count=1, data=1) + table((0, 1, 0, 1)),
+        head(count=1, data=1) + table((1, 1, 0, 77)) + b"x",
+        head(count=1, data=1, segment=1) + table((1, 1, 0, 0)),
+        head(kind=2, tag=2) + b"{}",
+        head(kind=1, tag=2) + b"{}",
     ],
 )
 def test_a_broken_frame_of_a_known_client_closes_its_connection(frame: bytes) -> None:
@@ -220,7 +241,7 @@ def test_a_broken_frame_of_a_known_client_closes_its_connection(frame: bytes) ->
         async with pair() as (_, _, client):
             pending = asyncio.create_task(client.call("wait", {"n": 1}))
             await client.call("echo")
-            await client._connection._write(frame)
+            await asyncio.get_running_loop().sock_sendall(client._peer.wire.sock, frame)
             with pytest.raises(ConnectionError):
                 await pending
             assert not client.connected
@@ -230,7 +251,7 @@ def test_a_broken_frame_of_a_known_client_closes_its_connection(frame: bytes) ->
 
 def test_sizes_are_bounded_both_ways() -> None:
     async def scenario() -> None:
-        async with pair(max_frame=1_000_000) as (_, _, client):
+        async with pair(options=Options(limits=Limits(max_frame=1_000_000))) as (_, _, client):
             with pytest.raises(RemoteError, match="exceeds 1000000"):
                 await client.call("big", {"n": 1_000_001})
             with pytest.raises(ProtocolError):

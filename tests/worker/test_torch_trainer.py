@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 from torch import nn  # noqa: E402
 
 from ephemeron.data import Samples  # noqa: E402
+from ephemeron.data.feed import ArrayFeed  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.job import Target  # noqa: E402
 from ephemeron.tensors import decode_state, digest, encode_state  # noqa: E402
@@ -97,8 +98,7 @@ def trainer(build=linear, optimizer=SGD, *, exchange="gradients", seed=7, weight
         model=model,
         loss=make_loss(Target(target="cross_entropy"), no_code),
         optimizer=make_optimizer(optimizer, model),
-        train=DATA,
-        test=test,
+        feed=ArrayFeed(DATA, test),
         sampler=Batches(batches),
         exchange=exchange,
         seed=seed,
@@ -304,7 +304,7 @@ def test_a_trainer_leaves_everybody_elses_random_numbers_alone():
     iterate(t, range(3))
     t.evaluate()
     trainer_again = TorchTrainer(
-        model=t.model, loss=t.loss, optimizer=t.optimizer, train=DATA, test=DATA, sampler=Batches(),
+        model=t.model, loss=t.loss, optimizer=t.optimizer, feed=ArrayFeed(DATA, DATA), sampler=Batches(),
         exchange="gradients", seed=3,
     )  # fmt: skip
     trainer_again.evaluate()
@@ -363,8 +363,7 @@ def test_a_regression_has_a_loss_but_counts_nothing_correct():
         model=model,
         loss=make_loss(Target(target="mse_loss"), no_code),
         optimizer=make_optimizer(SGD, model),
-        train=Samples(DATA.inputs, targets),
-        test=Samples(DATA.inputs, targets),
+        feed=ArrayFeed(Samples(DATA.inputs, targets), Samples(DATA.inputs, targets)),
         sampler=Batches(),
         exchange="gradients",
         seed=0,
@@ -488,7 +487,7 @@ def test_a_model_without_anything_to_train(build):
         make_optimizer(SGD, build())
     with pytest.raises(JobError, match="the model has no trainable parameter"):
         TorchTrainer(
-            model=build(), loss=None, optimizer=None, train=DATA, test=DATA, sampler=Batches(), exchange="gradients",
+            model=build(), loss=None, optimizer=None, feed=ArrayFeed(DATA, DATA), sampler=Batches(), exchange="gradients",
             seed=0,
         )  # fmt: skip
 

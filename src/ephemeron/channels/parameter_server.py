@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import os
 import signal
 import sys
@@ -31,6 +30,7 @@ from ephemeron.channels.memory import MemoryChannel
 from ephemeron.channels.reduction import LocalReduction, SupportsReduction, Vector
 from ephemeron.errors import ChannelError, KeyExists
 from ephemeron.rpc import Server
+from ephemeron.rpc.listening import is_loopback
 
 __all__ = ["MemoryParameterServer", "ParameterServer", "ParameterServerChannel", "main"]
 
@@ -94,9 +94,9 @@ class ParameterServer:
         self.memory = MemoryParameterServer()
         self.rpc = Server(self._handle, token=token)
 
-    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-        """Listens and returns the address."""
-        return await self.rpc.listen_tcp(host, port)
+    async def listen(self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False) -> tuple[str, int]:
+        """Listens and returns the address; beyond this machine only if `allow_remote`."""
+        return await self.rpc.listen_tcp(host, port, allow_remote=allow_remote)
 
     async def close(self) -> None:
         """Stops and forgets everything."""
@@ -162,22 +162,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     token = os.environ.get(TOKEN, "")
     if not token:
         parser.error(f"no token; set {TOKEN} to a long random text, here and for the functions")
-    if not args.allow_remote and not _is_loopback(args.host):
+    if not args.allow_remote and not is_loopback(args.host):
         parser.error(f"{args.host} is reachable from other machines; add --allow-remote if that is meant")
     try:
-        asyncio.run(_serve(args.host, args.port, token, args.announce, args.idle_exit_s))
+        asyncio.run(_serve(args.host, args.port, token, args.announce, args.idle_exit_s, args.allow_remote))
     except OSError as e:
         print(f"cannot listen on {args.host} port {args.port}: {e.strerror or e}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(host: str, port: int, token: str, announce: Path | None, idle_exit_s: float | None) -> None:
+async def _serve(
+    host: str, port: int, token: str, announce: Path | None, idle_exit_s: float | None, allow_remote: bool
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = ParameterServer(token=token)
-    bound_host, bound_port = await server.listen(host, port)
+    bound_host, bound_port = await server.listen(host, port, allow_remote=allow_remote)
     if announce is None:
         print(f"ps://{bound_host}:{bound_port}", flush=True)
     else:
@@ -197,13 +199,6 @@ async def _stop_when_idle(server: ParameterServer, after_s: float, stop: asyncio
         if server.rpc.connections:
             last = loop.time()
     stop.set()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`ephemeron data import | ls | check | doctor`: describe data where it lies, verify it, find what holds a trainer up."""
+"""`ephemeron data import | ls | check | doctor | serve | flows`: describe data, verify it, load it for many jobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from ephemeron.cli.service import flows, serve
 
 if TYPE_CHECKING:
     from ephemeron.data.catalog import Dataset
@@ -39,6 +41,8 @@ def data() -> None:
     ephemeron data ls                                              all datasets; with a name: its versions and variants
     ephemeron data check core/mnist                                is everything where the metadata says?
     ephemeron data doctor flows:train --workers 2                  which stage of a data flow holds a trainer up?
+    ephemeron data serve --port 7070                               load for many training jobs, until Ctrl-C
+    ephemeron data flows                                           what that service is doing
 
     An import reads the data and writes a description of it (where each sample lies, its target, how it is decoded) into
     a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
@@ -172,41 +176,45 @@ def check(
 
 
 @data.command()
-@click.argument("flow", metavar="MODULE:FUNCTION")
+@click.argument("flow", metavar="MODULE:FUNCTION|JOB.toml")
 @click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", show_default=True,
               help="Folder that MODULE lies in.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), help="64, or the job's.")
 @click.option("--batches", type=click.IntRange(2), default=20, show_default=True, help="To read, at most an epoch.")
-@click.option("--workers", type=click.IntRange(0), default=2, show_default=True, help="Loader processes.")
+@click.option("--workers", type=click.IntRange(0), help="Loader processes: 2, or the job's.")
 @click.option("--step-s", type=click.FloatRange(0), default=0.0, show_default=True,
               help="Seconds that training takes per batch; 0 reads as fast as it can.")  # fmt: skip
-@click.option("--on-error", default="skip", show_default=True, help="fail, skip or retry:N")
+@click.option("--on-error", help="fail, skip or retry:N: skip, or the job's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def doctor(
-    flow: str, code: Path, batch_size: int, batches: int, workers: int, step_s: float, on_error: str, as_json: bool
-) -> None:
+    flow: str, code: Path, batch_size: int | None, batches: int, workers: int | None, step_s: float, on_error: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Read some batches of a data flow and say what holds a trainer up.
 
-    MODULE:FUNCTION returns a DataLoadFlow.
+    MODULE:FUNCTION returns a DataLoadFlow; or the job says it, and what else the options do not.
 
     \b
     ephemeron data doctor flows:train --batch-size 128 --workers 4 --step-s 0.2
+    ephemeron data doctor job.toml
     """
-    from ephemeron.data import resolve
-    from ephemeron.data.flow import DataLoadFlow
     from ephemeron.data.flow.doctor import diagnose
-    from ephemeron.errors import JobError
+    from ephemeron.data.flow.named import make_flow
 
-    made = resolve(flow, [code])()
-    if not isinstance(made, DataLoadFlow):
-        raise JobError(f"{flow} returned {type(made).__name__}", remedy="return a DataLoadFlow")
-    found = diagnose(made, batch_size=batch_size, batches=batches, workers=workers, step_s=step_s, on_error=on_error)
+    found = diagnose(
+        **{
+            "batch_size": 64, "workers": 2, "on_error": "skip",
+            **(_of_job(flow) if flow.endswith(".toml") else {"flow": make_flow(flow, {}, [code])}),
+            **{k: v for k, v in (("batch_size", batch_size), ("workers", workers), ("on_error", on_error)) if v is not None},
+        },
+        batches=batches, step_s=step_s,
+    )  # fmt: skip
     if as_json:
         click.echo(json.dumps(found.to_dict()))
         return
     c = found.counters
     click.echo(
-        f"{found.flow}: {c.batches} batches of {batch_size} with {workers} loaders, {found.samples_per_s:.0f} samples/s"
+        f"{found.flow}: {c.batches} batches of {found.batch_size} with {found.workers} loaders, {found.samples_per_s:.0f} samples/s"
     )
     stages, together = c.loading.by_stage, sum(c.loading.by_stage.values()) or 1.0
     for stage, seconds in sorted(stages.items(), key=lambda item: -item[1]):
@@ -215,6 +223,26 @@ def doctor(
         if count:
             click.echo(f"  {count} {what}")
     click.echo(c.advice())
+
+
+data.add_command(serve)
+data.add_command(flows)
+
+
+def _of_job(path: str) -> dict[str, Any]:
+    """What a job says of its flow, as arguments of `diagnose`."""
+    from ephemeron.data.flow.named import arguments_of, collate_of, make_flow
+    from ephemeron.errors import JobError
+    from ephemeron.job import Configuration, load_job
+
+    job = load_job(path)
+    data = job.data
+    if data.flow is None:
+        raise JobError(f"{path} names no flow", remedy="give data.flow, or MODULE:FUNCTION")
+    return {
+        "flow": make_flow(data.flow, arguments_of(data), job.code), "batch_size": Configuration(**job.run).batch_size,
+        "workers": data.loaders, "on_error": data.on_error, "collate_fn": collate_of(data.collate, job.code),
+    }  # fmt: skip
 
 
 def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:

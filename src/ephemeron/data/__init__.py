@@ -3,6 +3,7 @@
     sources   a job's `data` -> train and test samples (readers: idx, cifar, npz, datasets)
     samples   the two arrays, and their bytes
     split     unequal shares for unequal batch sizes (FasDL, section 4.2)
+    feed      where a trainer's batches come from: these arrays, or a flow (flow, flowspec)
     sampling  which samples an iteration uses
     usercode  `module:name` in the user's folders, and those folders as a zip
 

@@ -31,7 +31,7 @@ def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]
     """
     function = resolve(spec.source, code)
     options = dict(spec.options) if spec.path is None else {"path": spec.path, **spec.options}
-    result = _call(spec.source, function, options, code)
+    result = call(spec.source, function, options, code)
     if not isinstance(result, tuple):
         return stack(result, spec.source, code), None
     if len(result) != 2:
@@ -66,7 +66,12 @@ def stack(dataset: Any, where: str, code: Sequence[Path] = ()) -> Samples:
     return Samples(*columns)
 
 
-def _call(target: str, function: Any, options: dict[str, Any], code: Sequence[Path]) -> Any:
+def call(target: str, function: Any, options: dict[str, Any], code: Sequence[Path]) -> Any:
+    """What the user's function returns.
+
+    Raises:
+        JobError: it is none, does not take these options, or raises.
+    """
     if not callable(function):
         raise JobError(f"{target} is not callable but {type(function).__name__}", remedy="name a function")
     _check_options(target, function, options)

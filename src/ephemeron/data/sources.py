@@ -13,7 +13,7 @@ import numpy as np
 
 from ephemeron.data.options import near, read_options
 from ephemeron.data.samples import DataSets, Samples
-from ephemeron.data.shuffle import Purpose, permutation
+from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.job.spec import DataSpec
 
@@ -49,9 +49,15 @@ def hold_out(samples: Samples, fraction: float, *, seed: int) -> DataSets:
 
     Both parts keep the order of `samples`.
     """
-    size = min(round(len(samples) * fraction), max(len(samples) - 1, 0))
-    order = permutation(len(samples), seed=seed, purpose=Purpose.HOLDOUT)
-    return DataSets(train=samples.take(np.sort(order[size:])), test=samples.take(np.sort(order[:size])))
+    train, test = held_out(len(samples), fraction, seed=seed)
+    return DataSets(train=samples.take(train), test=samples.take(test))
+
+
+def held_out(count: int, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
+    """Which of `count` samples are for training and which for testing, each in ascending order. See `hold_out`."""
+    size = min(round(count * fraction), max(count - 1, 0))
+    order = permutation(count, seed=seed, purpose=Purpose.HOLDOUT)
+    return np.sort(order[size:]), np.sort(order[:size])
 
 
 def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:

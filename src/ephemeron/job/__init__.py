@@ -16,6 +16,7 @@ from ephemeron.job.spec import (
     Simulation,
     SyncName,
     Target,
+    check_data,
     check_limits,
     sync_name,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Simulation",
     "SyncName",
     "Target",
+    "check_data",
     "check_limits",
     "load_job",
     "parse_fault",

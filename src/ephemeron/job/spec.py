@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,6 +20,7 @@ PATTERNS: tuple[str, ...] = get_args(Pattern)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 PLATFORMS = ("local", "simulated", "aws", "openfaas")
+_ON_ERROR = re.compile(r"fail|skip|retry:\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,18 @@ class DataSpec:
     """Passed to the source."""
     test_fraction: float = 0.2
     """Share held out for testing where the source brings no test set of its own."""
+    flow: str | None = None
+    """`module:function` that returns a DataLoadFlow, in place of `source`: functions read and map the samples themselves."""
+    test_flow: str | None = None
+    """The same for testing. Where both read one variant of a dataset, it reads the share that is held out."""
+    collate: str | None = None
+    """With a flow: `module:function` from a list of samples to `(inputs, targets)`; None: PyTorch's default."""
+    on_error: str = "fail"
+    """With a flow: `fail`, `skip`, or `retry:N` and then fail, where a sample cannot be loaded."""
+    loaders: int = 1
+    """With a flow: processes in each function that load ahead; 0: batches are loaded when they are asked for."""
+    prefetch_mb: float = 64.0
+    """With a flow: most MB that each function loads ahead; the next batch is loaded in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +191,32 @@ def sync_name(text: str) -> tuple[SyncName, int]:
     if text in ("bsp", "asp", "hap"):
         return text, 0  # type: ignore[return-value]
     raise JobError(f"sync = {text!r} is not known", remedy="use bsp, hap, asp or ssp:N with N ≥ 0")
+
+
+def check_data(data: DataSpec) -> None:
+    """Refuses what cannot be meant, before anything is read.
+
+    Raises:
+        JobError: keys that exclude each other, or a value out of range.
+    """
+    usual = DataSpec()
+    if not 0 <= data.test_fraction < 1:
+        raise JobError(f"data.test_fraction = {data.test_fraction} is not in [0, 1)")
+    if data.flow is None:
+        for name in ("test_flow", "collate", "on_error", "loaders", "prefetch_mb"):
+            if getattr(data, name) != getattr(usual, name):
+                raise JobError(f"data.{name} = {getattr(data, name)!r} is for flows", remedy="give data.flow, too")
+        return
+    if data.source != usual.source:
+        raise JobError(
+            f"data.source = {data.source!r} and data.flow = {data.flow!r} exclude each other", remedy="leave one out"
+        )
+    if _ON_ERROR.fullmatch(data.on_error) is None:
+        raise JobError(f"data.on_error = {data.on_error!r} is not known", remedy="use fail, skip or retry:N")
+    if data.loaders < 0:
+        raise JobError(f"data.loaders = {data.loaders} is below 0")
+    if not 0 < data.prefetch_mb < math.inf:
+        raise JobError(f"data.prefetch_mb = {data.prefetch_mb} should be a positive number")
 
 
 def check_limits(job: Job, configuration: Configuration) -> None:

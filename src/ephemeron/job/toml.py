@@ -6,7 +6,7 @@ model = { target = "model:build", options = { width = 32 } }
 optimizer = { target = "SGD", options = { lr = 0.1, momentum = 0.9 } }
 
 [data]
-source = "digits"
+source = "digits"          # or flow = "module:function"
 
 [limits]
 budget_usd = 0.50
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ephemeron.errors import JobError
-from ephemeron.job.spec import Configuration, Job, Simulation, sync_name
+from ephemeron.job.spec import Configuration, Job, Simulation, check_data, sync_name
 
 
 def load_job(path: str | Path) -> Job:
@@ -74,8 +74,12 @@ def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Jo
         value = getattr(job.limits, name)
         if value is not None:
             _positive(where, f"limits.{name}", value)
-    if not 0 <= data.test_fraction < 1:
-        raise JobError(f"{where}: data.test_fraction = {data.test_fraction} is not in [0, 1)")
+    try:
+        check_data(data)
+    except JobError as e:
+        raise JobError(f"{where}: {e.problem}", remedy=e.remedy) from None
+    if data.flow is not None and "source" in raw["data"]:
+        raise JobError(f"{where}: data.source and data.flow exclude each other", remedy="leave one out")
     _check_simulation(where, job.simulation)
     return dataclasses.replace(job, code=code, data=data)
 

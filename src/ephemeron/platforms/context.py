@@ -69,3 +69,5 @@ class Context:
     scratch: Path | None = None
     """Empty folder of this invocation; None where there is no file system to use."""
     cold: bool = True
+    own_process: bool = True
+    """Whether this invocation has its process to itself: it may start processes and threads, and ends them."""

@@ -185,7 +185,7 @@ class SimulatedInvocation(Invocation):
         context = Context(
             call=call, invocation=self.id,
             channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
-            emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None,
+            emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
             origin=float(call.options.get("origin", 0.0)), deadline=self._deadline,
         )  # fmt: skip

@@ -123,7 +123,7 @@ async def _measure(
     workload = Workload(
         name=spec.name, model_mb=raw["model_bytes"] / MB, a=fitted.a, b=fitted.b, m=fitted.m,
         memory_slope_mb=memory.slope_mb, memory_base_mb=max(memory.base_mb, raw["load_peak_mb"]),
-        dataset_mb=live.data_mb(prepared), samples=spec.samples, test_samples=live.count_test_samples(prepared),
+        dataset_mb=live.data_mb(prepared), samples=spec.samples, test_samples=prepared.test_samples,
         state_mb=raw["state_bytes"] / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
         fold_s_per_mb=per_mb, apply_s=statistics.median([p["apply_s"] for p in raw["steps"]]),
     )  # fmt: skip

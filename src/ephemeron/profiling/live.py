@@ -18,7 +18,6 @@ from ephemeron.channels import open_channel
 from ephemeron.channels.base import Channel, Traits
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.wrappers import size_of
-from ephemeron.data import decode
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
 from ephemeron.performance.fit import Timing
 from ephemeron.platforms.base import Call, Limits
@@ -157,10 +156,5 @@ async def _clear(store: Channel, run: str) -> None:
 
 
 def data_mb(prepared: Prepared) -> float:
-    """MB of the encoded training set."""
+    """MB of what functions get of the training set: the samples, or with a flow their numbers."""
     return size_of(prepared.objects[Keys(prepared.spec.run_id).data(0)]) / MB
-
-
-def count_test_samples(prepared: Prepared) -> int:
-    """In the test set."""
-    return len(decode(bytearray(b"".join(bytes(b) for b in prepared.objects[Keys(prepared.spec.run_id).test(0)]))))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.channels.keys import Keys
-from ephemeron.data import Sampler, Samples, decode, plan_split
+from ephemeron.data import Sampler, plan_split
 from ephemeron.job import Job, Simulation
 from ephemeron.performance.builtin import priced
 from ephemeron.performance.fit import fit_steps
@@ -27,7 +27,7 @@ from ephemeron.profiling.choose import Cell, Range, steps_of
 from ephemeron.training.feasible import RUNTIME_MB
 from ephemeron.training.prepare import Prepared
 from ephemeron.units import MB, MIB
-from ephemeron.worker.build import build_trainer
+from ephemeron.worker.build import build_trainer, open_feed
 
 UNLIMITED_MB_S = 1e6
 LEAST_S = 0.3
@@ -53,16 +53,16 @@ def simulated_profile(
     name = "parameter_server" if server else "memory"
     prepared = prepared_alone(job, channel=name, limits=limits, platform="simulated")
     world = job.simulation
-    trainer, train = _trainer(prepared)
+    trainer, samples = _trainer(prepared), prepared.spec.samples
     batches = _batches(prepared)
     on_progress(f"steps of {', '.join(map(str, batches))} samples in this process")
     state = sum(a.nbytes for a in trainer.state()[0].values())
-    slope, saved = _memory(trainer, train, batches[-1])
-    coefficients, applied, fit = _steps(trainer, train, batches, world, limits)
+    slope, saved = _memory(trainer, samples, batches[-1])
+    coefficients, applied, fit = _steps(trainer, samples, batches, world, limits)
     base = RUNTIME_MB + saved + (4 * prepared.model_bytes + state) / MIB + live.data_mb(prepared)
     workload = Workload(
         name=job.name, model_mb=prepared.model_bytes / MB, **coefficients, memory_slope_mb=slope, memory_base_mb=base,
-        dataset_mb=live.data_mb(prepared), samples=prepared.spec.samples, test_samples=live.count_test_samples(prepared),
+        dataset_mb=live.data_mb(prepared), samples=prepared.spec.samples, test_samples=prepared.test_samples,
         state_mb=state / MB, apply_s=applied,
     )  # fmt: skip
     fit["memory"] = {"note": "estimated from what autograd keeps: the simulator enforces no memory quota"}
@@ -84,12 +84,11 @@ def world_profile(world: Simulation, limits: Limits, *, server: bool = False) ->
     return priced(bare, load_prices("server" if server else "objects"))
 
 
-def _trainer(prepared: Prepared) -> tuple[Any, Samples]:
+def _trainer(prepared: Prepared) -> Any:
     keys = Keys(prepared.spec.run_id)
-    train, test = (
-        decode(bytearray(b"".join(bytes(b) for b in prepared.objects[key]))) for key in (keys.data(0), keys.test(0))
-    )
-    return build_trainer(prepared.spec, 0, folders=prepared.job.code, train=train, test=test), train
+    data, test = (b"".join(bytes(b) for b in prepared.objects[key]) for key in (keys.data(0), keys.test(0)))
+    feed = open_feed(prepared.spec, data, test, folders=prepared.job.code)
+    return build_trainer(prepared.spec, 0, folders=prepared.job.code, feed=feed)
 
 
 def _batches(prepared: Prepared) -> tuple[int, ...]:
@@ -97,18 +96,18 @@ def _batches(prepared: Prepared) -> tuple[int, ...]:
     return steps_of(min(8, most), most, 9) if most > 8 else (most,)
 
 
-def _memory(trainer: Any, train: Samples, batch: int) -> tuple[float, float]:
+def _memory(trainer: Any, samples: int, batch: int) -> tuple[float, float]:
     """k, and what is kept whatever the batch, MB."""
     import torch
 
-    def kept(samples: int) -> float:
+    def kept(batch: int) -> float:
         seen: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             seen[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        trainer.sampler = Sampler(plan_split(len(train), [samples]), 0, 0)
+        trainer.sampler = Sampler(plan_split(samples, [batch]), 0, 0)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             trainer.compute(0)
         return KEPT_TWICE * sum(seen.values()) / MIB
@@ -119,7 +118,7 @@ def _memory(trainer: Any, train: Samples, batch: int) -> tuple[float, float]:
 
 
 def _steps(
-    trainer: Any, train: Samples, batches: Sequence[int], world: Simulation, limits: Limits
+    trainer: Any, samples: int, batches: Sequence[int], world: Simulation, limits: Limits
 ) -> tuple[dict[str, float], float, dict[str, Any]]:
     """a, b, m; CPU seconds of the optimiser's step; and how they came about."""
     if world.compute is not None:
@@ -131,7 +130,7 @@ def _steps(
     applied: list[float] = []
     seconds: dict[int, list[float]] = {batch: [] for batch in batches}
     for batch in [*batches] * TURNS:
-        trainer.sampler = Sampler(plan_split(len(train), [batch]), 0, 0)
+        trainer.sampler = Sampler(plan_split(samples, [batch]), 0, 0)
         compute = partial(trainer.compute, 0)
         vector = compute().vector * 0
         end = time.perf_counter() + LEAST_S / TURNS

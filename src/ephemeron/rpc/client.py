@@ -1,34 +1,111 @@
-"""The calling end: many calls at once over one connection."""
+"""The calling end on asyncio: many calls and streams at once over one connection."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from ephemeron.rpc.errors import ProtocolError, RemoteError
-from ephemeron.rpc.frame import MAX_FRAME, Buffer, Connection, Frame, Kind
+from ephemeron.rpc.frame import Buffer, Frame, Kind, Receive, message
+from ephemeron.rpc.objects import object_of
+from ephemeron.rpc.options import Options
+from ephemeron.rpc.peer import Peer, Stream, drive, timed
+from ephemeron.rpc.session import Answer, Departure, Request
+from ephemeron.rpc.wire import Wire
 
 _FLUSH_S = 5.0
 
 
-class Client:
-    """A connection to a `Server`. Make one with `connect_tcp` or `connect_unix`."""
+class Caller(ABC):
+    """What a `Client` and a `Redialing` client have in common."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[Frame]] = {}
-        self._lost: Exception | None = None
-        self._background: set[asyncio.Task[None]] = set()
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+        *,
+        timeout_s: float | None = None,
+        receive: Receive = Receive.VIEWS,
+        idempotent: bool = False,
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Calls and waits for the reply. The buffers are free to change once this returns or raises.
+
+        Cancelling it, or its deadline, cancels the handler at the server.
+
+        Args:
+            params: whatever JSON can hold.
+            timeout_s: how long the whole call may take.
+            receive: which type the reply's buffers have: `memoryview`s or `bytes`.
+            idempotent: the handler may run twice: a `Redialing` client repeats the call when the connection is lost.
+
+        Raises:
+            RemoteError: the handler raised.
+            CallTimedOut: no reply in time.
+            ConnectionLost: the connection was lost; says whether the handler can have run.
+            ProtocolError: request too large.
+        """
+        frame = await self._ask(Request(method, params or {}, buffers), receive, timeout_s, idempotent)
+        return frame.tag.get("p", {}), frame.buffers
+
+    async def call_object(
+        self,
+        method: str,
+        value: Any,
+        *,
+        timeout_s: float | None = None,
+        receive: Receive = Receive.COPIES,
+        idempotent: bool = False,
+    ) -> Any:
+        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
+        request = Request(method, {}, value=value, is_object=True)
+        return object_of(await self._ask(request, receive, timeout_s, idempotent), receive)
+
+    @abstractmethod
+    async def stream(
+        self, method: str, params: Mapping[str, Any] | None = None, *, receive: Receive = Receive.VIEWS
+    ) -> Stream:
+        """Opens a stream to the handler of that name. Use it as `async with await client.stream(...) as s`.
+
+        Raises:
+            ConnectionLost: the connection is lost.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes the connection; pending calls fail with `ConnectionLost`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def _ask(self, request: Request, receive: Receive, timeout_s: float | None, idempotent: bool) -> Frame:
+        """The reply's frame."""
+
+
+class Client(Caller):
+    """A connection to a `Server`. Make one with `connect_tcp`, `connect_unix` or `connect_shared`.
+
+    It is not made anew when it is lost: see `Redialing`.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._session = peer.session
+        peer.start(peer.read(lambda _: None))
 
     @classmethod
     async def connect_tcp(
-        cls, host: str, port: int, *, token: str, timeout_s: float = 5.0, max_frame: int = MAX_FRAME
+        cls, host: str, port: int, *, token: str, timeout_s: float = 5.0, options: Options | None = None
     ) -> Client:
         """Connects and proves the token.
 
@@ -43,18 +120,31 @@ class Client:
             where = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             return await _dial(where[0][0], where[0][4])
 
-        return await cls._connect(dial, token, timeout_s, max_frame, f"{host}:{port}")
+        return await cls._connect(dial, token, timeout_s, f"{host}:{port}", options or Options())
 
     @classmethod
     async def connect_unix(
-        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, max_frame: int = MAX_FRAME
+        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, options: Options | None = None
     ) -> Client:
         """Like `connect_tcp`, over a Unix socket."""
 
-        async def dial() -> socket.socket:
-            return await _dial(socket.AF_UNIX, os.fspath(path))
+        return await cls._connect_path(os.fspath(path), token, timeout_s, options, shared=False)
 
-        return await cls._connect(dial, token, timeout_s, max_frame, os.fspath(path))
+    @classmethod
+    async def connect_shared(
+        cls, path: str | os.PathLike[str], *, token: str, timeout_s: float = 5.0, options: Options | None = None
+    ) -> Client:
+        """Like `connect_unix`, with large data sections in shared memory where both ends have it; see `transport`."""
+        return await cls._connect_path(os.fspath(path), token, timeout_s, options, shared=True)
+
+    @classmethod
+    async def _connect_path(
+        cls, path: str, token: str, timeout_s: float, options: Options | None, *, shared: bool
+    ) -> Client:
+        async def dial() -> socket.socket:
+            return await _dial(socket.AF_UNIX, path)
+
+        return await cls._connect(dial, token, timeout_s, path, options or Options(), shared=shared)
 
     @classmethod
     async def _connect(
@@ -62,18 +152,21 @@ class Client:
         dial: Callable[[], Awaitable[socket.socket]],
         token: str,
         timeout_s: float,
-        max_frame: int,
         where: str,
+        options: Options,
+        *,
+        shared: bool = False,
     ) -> Client:
-        connection: Connection | None = None
+        wire: Wire | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                connection = Connection(await dial(), max_frame=max_frame)
-                await connection.prove(token, client=True)
-                return cls(connection)
+                wire = options.wire(await dial())
+                greeting = wire.greeting(token, client=True, offer=options.offer(shared=shared))
+                theirs = await drive(wire, greeting, writing=False)
+                return cls(Peer(wire, options.session(theirs, client=True)))
         except BaseException as e:
-            if connection is not None:
-                connection.close()
+            if wire is not None:
+                wire.close()
             if isinstance(e, TimeoutError):
                 raise ConnectionError(f"no answer from {where} within {timeout_s:g} s") from e
             if isinstance(e, OSError) and not isinstance(e, ConnectionError):
@@ -83,99 +176,68 @@ class Client:
     @property
     def connected(self) -> bool:
         """False once the connection is known to be lost or closed."""
-        return self._lost is None
+        return self._session.lost is None
 
-    async def call(
-        self, method: str, params: Mapping[str, Any] | None = None, buffers: Sequence[Buffer] = ()
-    ) -> tuple[dict[str, Any], list[memoryview]]:
-        """Calls and waits for the reply. The buffers are free to change once this returns or raises.
+    @property
+    def transport(self) -> str:
+        """`tcp`, `unix` or `shared`."""
+        return self._peer.wire.transport
 
-        Cancelling it cancels the handler at the server.
-
-        Raises:
-            RemoteError: the handler raised.
-            ConnectionError: the connection was lost; whether the handler ran is not known.
-            ProtocolError: request too large.
-        """
-        if self._lost is not None:
-            raise ConnectionError(str(self._lost)) from self._lost
-        id = next(self._ids)
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._pending[id] = answer
+    async def stream(
+        self, method: str, params: Mapping[str, Any] | None = None, *, receive: Receive = Receive.VIEWS
+    ) -> Stream:
+        await self._room()
+        flow = self._session.flow(self._session.next_id(), receive)
+        stream = Stream(self._peer, flow, flush_s=_FLUSH_S)
         try:
-            await self._send(id, {"m": method, "p": dict(params or {})}, buffers)
-            frame = await answer
-        except asyncio.CancelledError:
-            self._in_background(self._connection.send(Kind.CANCEL, id, {}))
+            opening = Request(method, params or {}).message(Kind.OPEN, flow.id, limits=self._peer.wire.limits)
+            await self._peer.send(opening, Departure(), flush_s=_FLUSH_S)
+        except BaseException:
+            await stream.reset()
             raise
-        finally:
-            self._pending.pop(id, None)
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # seen, also when sending failed first
-        if frame.kind is Kind.ERROR:
-            raise RemoteError(str(frame.header["type"]), str(frame.header["text"]))
-        return frame.header["p"], frame.buffers
+        return stream
 
     async def close(self) -> None:
-        """Closes the connection; pending calls fail with `ConnectionError`."""
-        self._fail(ConnectionResetError("this client was closed"))
-        tasks = [self._reader, *self._background]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._connection.close()
+        await self._peer.close("this client was closed")
 
-    async def _send(self, id: int, header: dict[str, Any], buffers: Sequence[Buffer]) -> None:
-        # A frame once begun must be finished, or no other frame can follow it. So a cancelled call first waits
-        # for its own bytes to leave, and breaks the connection if the other end does not take them.
-        sending = asyncio.ensure_future(self._connection.send(Kind.REQUEST, id, header, buffers))
+    async def _ask(self, request: Request, receive: Receive, timeout_s: float | None, idempotent: bool) -> Frame:
+        session, came = self._session, asyncio.Event()
+        id, answer = session.next_id(), Answer(receive, came.set)
+        sending = request.message(Kind.REQUEST, id, limits=self._peer.wire.limits, timeout_s=timeout_s)
         try:
-            await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            if not sending.cancelled():
-                done, _ = await asyncio.wait({sending}, timeout=_FLUSH_S)
-                if not done:
-                    self._fail(ConnectionResetError("the other end does not take a request"))
-                    self._connection.interrupt()
-                    sending.cancel()
-            raise
+            async with timed(timeout_s, f"no reply to {request.method!r}"):
+                await self._room()
+                session.answers[id] = answer
+                await self._peer.send(sending, answer, flush_s=_FLUSH_S)
+                await came.wait()
+            return answer.result()
+        finally:
+            if answer.begun and not answer.done and session.lost is None:
+                self._peer.start(self._cancel(id))
+            else:
+                self._forget(id)
 
-    def _in_background(self, work: Any) -> None:
-        async def quietly() -> None:
-            try:
-                await work
-            except ConnectionError:
-                pass  # nothing is left to cancel
+    async def _room(self) -> None:
+        while self._session.busy:
+            self._peer.freed.clear()
+            await self._peer.freed.wait()
+        if self._session.lost is not None:
+            raise self._session.loss(may_repeat=True)
 
-        if self._lost is not None:
-            work.close()
-            return
-        task = asyncio.get_running_loop().create_task(quietly())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _read(self) -> None:
+    async def _cancel(self, id: int) -> None:
+        # The call counts until the other end knows, or that would be told of one too many.
         try:
-            while True:
-                frame = await self._connection.receive()
-                if frame.kind not in (Kind.REPLY, Kind.ERROR):
-                    raise ProtocolError("a client is sent replies and nothing else")
-                answer = self._pending.get(frame.id)
-                if answer is not None and not answer.done():
-                    answer.set_result(frame)
-                del frame
-        except (ConnectionError, ProtocolError) as e:
-            self._fail(e)
-            self._connection.interrupt()
+            await self._peer.send(
+                message(Kind.CANCEL, id, {}, limits=self._peer.wire.limits), Departure(), flush_s=_FLUSH_S
+            )
+        except ConnectionError:
+            pass  # nothing is left to cancel
+        finally:
+            self._forget(id)
 
-    def _fail(self, cause: Exception) -> None:
-        if self._lost is None:
-            self._lost = cause
-        for answer in self._pending.values():
-            if not answer.done():
-                error = ConnectionError(f"connection lost: {cause}")
-                error.__cause__ = cause
-                answer.set_exception(error)
+    def _forget(self, id: int) -> None:
+        self._session.answers.pop(id, None)
+        self._peer.freed.set()
 
 
 async def _dial(family: int, address: Any) -> socket.socket:

@@ -1,4 +1,13 @@
-"""What a call can raise besides `ConnectionError`."""
+"""What a call or a stream can raise.
+
+EphemeronError
+├── RemoteError                  the handler at the other end raised
+├── TokenRefused                 the two ends do not share a token
+├── ProtocolError                a frame is damaged or exceeds a limit; the connection is closed
+├── StreamEnded                  the stream has no more messages, or takes none
+├── CallTimedOut                 (also a TimeoutError) no answer before the deadline
+└── ConnectionLost               (also a ConnectionError) the other end is gone; says whether to repeat
+"""
 
 from __future__ import annotations
 
@@ -24,4 +33,28 @@ class TokenRefused(EphemeronError):
 
 
 class ProtocolError(EphemeronError):
-    """The bytes on the connection are no frame of ours, or exceed a limit. The connection is closed."""
+    """The bytes on the connection are no frame of ours, or exceed a limit. The connection is closed.
+
+    Raised before anything is sent where it is our own frame that exceeds a limit; the connection stays then.
+    """
+
+
+class StreamEnded(EphemeronError):
+    """There are no more messages to receive, or this side has said that it sends no more."""
+
+
+class CallTimedOut(EphemeronError, TimeoutError):
+    """No answer before the deadline. The other end has been told and cancels; it may have done the work."""
+
+
+class ConnectionLost(EphemeronError, ConnectionError):
+    """The connection ended before the answer came.
+
+    Args:
+        message: why.
+        may_repeat: True if the request never left in full, so its handler cannot have run; kept as `may_repeat`.
+    """
+
+    def __init__(self, message: str, *, may_repeat: bool) -> None:
+        super().__init__(message)
+        self.may_repeat = may_repeat

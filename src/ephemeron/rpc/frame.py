@@ -1,45 +1,45 @@
-"""Frames on a socket, and the proof of the token.
+"""Frames: what stands on the wire, and the limits that are checked before memory is taken. No I/O.
 
-    magic   4 bytes   b"EPH1"
-    kind    u8        request, reply, error, cancel
-    id      u64       chosen by the caller, repeated in the answer
-    header  u32       length of the JSON that follows
-    body    u64       length of all buffers together
+A frame is a head, a table, a tag and a data section (DPFlow section 4.3.1, table 4-2 and figure 4-4):
 
-The JSON header's `"b"` lists the length of each buffer. Sockets are used directly (`loop.sock_sendall`,
-`loop.sock_recv_into`) and not through asyncio's streams, because streams copy every byte twice on the way in
-and, before Python 3.12, join or copy on the way out.
+    head    magic "EPH2", kind u8, flags u8, segment u16, id u64, tag u32, count u32, data u64, rate u32
+    table   for each of `count` buffers: its length u64, its bytes in the data section u64, mark u8, codec u8
+    tag     `tag` bytes of JSON: method, parameters, deadline
+    data    `data` bytes: the buffers, each beginning at a multiple of 64
+
+The lengths stand together in front of the data, where DPFlow interleaves them with it: one read then brings all
+buffers to where they stay, aligned for NumPy. Big-endian. `segment` says that the data section is in shared
+memory; `rate` tells the other end how fast its last large data section arrived, in KiB/s (0: not known).
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
 import json
-import secrets
-import socket
 import struct
-from collections.abc import Sequence
-from enum import IntEnum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
-from ephemeron.rpc.errors import ProtocolError, TokenRefused
+from ephemeron.rpc.errors import ProtocolError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_FRAME = 2 << 30
 """Bytes of all buffers of one frame, unless told otherwise."""
-MAX_HEADER = 1 << 20
-"""Bytes of one frame's JSON."""
+ALIGN = 64
+"""Every buffer of a data section begins at a multiple of this."""
+OBJECT = 1
+"""Flag: buffer 0 is a pickle, the others stand out of it."""
+NEW_SEGMENT = 2
+"""Flag: the handle of the frame's segment comes with its first byte."""
 
-_MAGIC = b"EPH1"
-_HEAD = struct.Struct("!4sBQIQ")
-_HELLO = b"ephemeron-rpc-1\n"
-_NONCE = 32
-_SMALL = 64 << 10
+_MAGIC = b"EPH2"
+_HEAD = struct.Struct("!4sBBHQIIQI")
+_ENTRY = struct.Struct("!QQBB")
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+HEAD_BYTES = _HEAD.size
+ENTRY_BYTES = _ENTRY.size
 
 
 class Kind(IntEnum):
@@ -49,143 +49,182 @@ class Kind(IntEnum):
     REPLY = 2
     ERROR = 3
     CANCEL = 4
+    OPEN = 5
+    MESSAGE = 6
+    CREDIT = 7
+    END = 8
+    RESET = 9
 
 
-_KINDS = frozenset(int(k) for k in Kind)
+class Mark(IntEnum):
+    """What a buffer was before it travelled."""
+
+    BYTES = 0
+    ARRAY = 1
+    BYTEARRAY = 2
+    VIEW = 3
+    STATE = 4
+    """`bytes` within an object that may insist on them."""
 
 
-class Frame(NamedTuple):
-    """One message."""
+_KINDS = {int(kind): kind for kind in Kind}
+_MARKS = {int(mark): mark for mark in Mark}
+
+
+class Receive(Enum):
+    """Which type comes back.
+
+    `VIEWS`: writable `memoryview`s, and arrays upon them, on pooled or shared memory; nothing is copied. The memory
+    is used again only when nothing refers to it any more; one kept view keeps its whole frame.
+    `COPIES`: real `bytes`, and arrays that own their memory.
+    """
+
+    VIEWS = "views"
+    COPIES = "copies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one end accepts. Checked before memory is taken for it."""
+
+    max_frame: int = MAX_FRAME
+    """Bytes of all buffers of one frame."""
+    max_buffers: int = 4096
+    """Buffers of one frame."""
+    max_tag: int = 1 << 20
+    """Bytes of one frame's JSON."""
+
+
+class Head(NamedTuple):
+    """The fixed part of a frame."""
+
+    kind: Kind
+    flags: int
+    segment: int
+    id: int
+    tag_bytes: int
+    buffers: int
+    data: int
+    rate: int
+
+
+class Entry(NamedTuple):
+    """One line of the table."""
+
+    nbytes: int
+    stored: int
+    mark: Mark
+    codec: int
+
+
+class Message(NamedTuple):
+    """A frame to send. The buffers are not copied."""
 
     kind: Kind
     id: int
-    header: dict[str, Any]
-    buffers: list[memoryview]
+    tag: bytes
+    buffers: tuple[memoryview, ...]
+    marks: Sequence[int]
+    flags: int
+    nbytes: int
+    """Bytes of all buffers."""
+
+    @property
+    def cost(self) -> int:
+        """Bytes it counts for in a stream's window."""
+        return HEAD_BYTES + len(self.tag) + ENTRY_BYTES * len(self.buffers) + self.nbytes
 
 
-class Connection:
-    """A connected, non-blocking socket that speaks frames. Any number may send; one task receives.
+class Frame(NamedTuple):
+    """A frame received. Buffers are views or bytes, as the receiver asked."""
 
-    Args:
-        sock: connected; owned from now on.
-        max_frame: largest sum of buffers accepted, bytes.
+    kind: Kind
+    id: int
+    tag: dict[str, Any]
+    buffers: list[Any]
+    marks: list[Mark]
+    flags: int
+    cost: int
+
+
+def message(
+    kind: Kind,
+    id: int,
+    tag: Mapping[str, Any],
+    buffers: Sequence[Buffer] = (),
+    *,
+    limits: Limits,
+    marks: Sequence[int] | None = None,
+    flags: int = 0,
+) -> Message:
+    """A frame ready to send.
+
+    Raises:
+        ProtocolError: it exceeds a limit; nothing was sent.
+        TypeError, ValueError: the tag is no JSON.
     """
+    text = _encode(dict(tag)).encode() if tag else b""
+    views = tuple([flat(b) for b in buffers])
+    nbytes = sum([v.nbytes for v in views])
+    _check(limits, tag=len(text), count=len(views), nbytes=nbytes)
+    return Message(kind, id, text, views, bytes(len(views)) if marks is None else marks, flags, nbytes)
 
-    def __init__(self, sock: socket.socket, *, max_frame: int = MAX_FRAME) -> None:
-        sock.setblocking(False)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._sock = sock
-        self._max_frame = max_frame
-        self._loop = asyncio.get_running_loop()
-        self._sending = asyncio.Lock()
 
-    async def send(self, kind: Kind, id: int, header: dict[str, Any], buffers: Sequence[Buffer] = ()) -> None:
-        """Sends one frame. Cancelling it half-way ruins the connection: shield it, or close.
+def pack(head: Head, entries: Sequence[Entry], tag: bytes) -> bytes:
+    """Head, table and tag as they stand on the wire."""
+    return b"".join([_HEAD.pack(_MAGIC, *head), *[_ENTRY.pack(*entry) for entry in entries], tag])
 
-        Raises:
-            ConnectionError: the other end is gone.
-            ProtocolError: the frame exceeds a limit; nothing was sent.
-        """
-        views = [flat(b) for b in buffers]
-        sizes = [v.nbytes for v in views]
-        text = json.dumps({**header, "b": sizes}, separators=(",", ":")).encode()
-        if len(text) > MAX_HEADER or sum(sizes) > self._max_frame:
-            raise ProtocolError(f"a frame of {sum(sizes)} bytes (header {len(text)}) exceeds {self._max_frame}")
-        head = _HEAD.pack(_MAGIC, kind, id, len(text), sum(sizes)) + text
-        async with self._sending:
-            if len(head) + sum(sizes) <= _SMALL:
-                await self._write(b"".join([head, *views]))
-                return
-            await self._write(head)
-            for view in views:
-                await self._write(view)
 
-    async def receive(self) -> Frame:
-        """The next frame.
+def unpack_head(raw: Buffer, limits: Limits) -> Head:
+    """Reads a head and holds it against the limits.
 
-        Raises:
-            ConnectionError: the other end is gone.
-            ProtocolError: these bytes are no frame of ours.
-        """
-        magic, kind, id, n_header, n_body = _HEAD.unpack(await self._read(_HEAD.size))
-        if magic != _MAGIC or kind not in _KINDS or n_header > MAX_HEADER or n_body > self._max_frame:
-            raise ProtocolError("not a frame, or too large")
-        try:
-            header = json.loads(bytes(await self._read(n_header)))
-            sizes = [int(n) for n in header.pop("b")]
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
-            raise ProtocolError("a frame's header is damaged") from e
-        if sum(sizes) != n_body or any(n < 0 for n in sizes):
-            raise ProtocolError("a frame's lengths do not add up")
-        return Frame(Kind(kind), id, header, [await self._read(n) for n in sizes])
+    Raises:
+        ProtocolError: no head of ours, or too large.
+    """
+    magic, kind, flags, segment, id, tag, count, data, rate = _HEAD.unpack(raw)
+    if magic != _MAGIC or kind not in _KINDS or flags > OBJECT | NEW_SEGMENT:
+        raise ProtocolError(f"not a frame: it begins with {bytes(raw[:6])!r}")
+    _check(limits, tag=tag, count=count, nbytes=data - min(data, ALIGN * count))
+    if (data and not count) or (segment and not data) or (flags & NEW_SEGMENT and not segment):
+        raise ProtocolError(f"a frame of {count} buffers has a data section of {data} bytes in segment {segment}")
+    return Head(_KINDS[kind], flags, segment, id, tag, count, data, rate)
 
-    async def prove(self, token: str, *, client: bool) -> None:
-        """Challenges the other end and answers its challenge. First thing on a connection, on both sides.
 
-        The client proves itself first, so a stranger learns nothing that could be tried offline from a server.
+def unpack_rest(raw: memoryview, head: Head, limits: Limits) -> tuple[list[Entry], dict[str, Any]]:
+    """Reads table and tag, which must agree with the head.
 
-        Raises:
-            TokenRefused: the other end has another token.
-            ConnectionError: the other end is gone.
-            ProtocolError: the other end speaks something else.
-        """
-        mine = secrets.token_bytes(_NONCE)
-        await self._write(_HELLO + mine)
-        hello = bytes(await self._read(len(_HELLO) + _NONCE))
-        if not hello.startswith(_HELLO):
-            raise ProtocolError("the other end does not speak this protocol")
-        theirs = hello[len(_HELLO) :]
-        nonces = mine + theirs if client else theirs + mine
-        proofs = {role: hmac.digest(token.encode(), role + nonces, hashlib.sha256) for role in (b"client", b"server")}
-        if client:
-            await self._write(proofs[b"client"])
-            await self._check(proofs[b"server"])
-        else:
-            await self._check(proofs[b"client"])
-            await self._write(proofs[b"server"])
+    Raises:
+        ProtocolError: they do not, or the buffers exceed a limit once decompressed.
+    """
+    split = ENTRY_BYTES * head.buffers
+    try:
+        entries = [Entry(n, s, _MARKS[m], c) for n, s, m, c in _ENTRY.iter_unpack(raw[:split])]
+        tag = json.loads(bytes(raw[split:])) if head.tag_bytes else {}
+    except (ValueError, KeyError, RecursionError, struct.error) as e:
+        raise ProtocolError("a frame's table or tag is damaged") from e
+    if not isinstance(tag, dict):
+        raise ProtocolError(f"a frame's tag is a {type(tag).__name__}, not an object")
+    _check(limits, nbytes=sum([entry.nbytes for entry in entries]))
+    if section_bytes([entry.stored for entry in entries]) != head.data:
+        raise ProtocolError("a frame's lengths do not add up")
+    if any(entry.nbytes != entry.stored if not entry.codec else not entry.nbytes for entry in entries):
+        raise ProtocolError("a buffer's length is not that of its data")
+    if head.flags & OBJECT and not entries:
+        raise ProtocolError("a frame with an object has no buffers")
+    return entries, tag
 
-    def close(self) -> None:
-        """Closes at once. Tasks that send or receive must have been cancelled before."""
-        self._sock.close()
 
-    def interrupt(self) -> None:
-        """Makes whoever sends or receives fail with `ConnectionError`."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+def offsets(lengths: Sequence[int]) -> Iterator[int]:
+    """Where each buffer begins in a data section."""
+    at = 0
+    for length in lengths:
+        yield at
+        at += -(-length // ALIGN) * ALIGN
 
-    async def _check(self, proof: bytes) -> None:
-        try:
-            given = bytes(await self._read(len(proof)))
-        except ConnectionError as e:
-            raise TokenRefused("the other end refused our token") from e
-        if not hmac.compare_digest(given, proof):
-            raise TokenRefused("the other end does not know our token")
 
-    async def _write(self, data: Buffer) -> None:
-        if self._sock.fileno() < 0:
-            raise ConnectionResetError("the connection is closed")
-        try:
-            await self._loop.sock_sendall(self._sock, data)
-        except OSError as e:
-            raise _as_connection_error(e) from e
-
-    async def _read(self, n: int) -> memoryview:
-        # np.empty does not touch the pages first, as bytearray(n) would.
-        out = np.empty(n, np.uint8).data
-        at = 0
-        while at < n:
-            try:
-                got = await self._loop.sock_recv_into(self._sock, out[at:])
-            except OSError as e:
-                raise _as_connection_error(e) from e
-            if not got:
-                raise ConnectionResetError("the other end closed the connection")
-            at += got
-        return out
+def section_bytes(lengths: Sequence[int]) -> int:
+    """Bytes of a data section: the last buffer ends it, without padding."""
+    return sum([-(-length // ALIGN) * ALIGN for length in lengths[:-1]]) + lengths[-1] if lengths else 0
 
 
 def flat(buffer: Buffer) -> memoryview:
@@ -193,8 +232,17 @@ def flat(buffer: Buffer) -> memoryview:
     view = memoryview(buffer)
     if view.nbytes == 0:
         return memoryview(b"")
-    return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+    return view if view.ndim == 1 and view.format == "B" and view.contiguous else view.cast("B")
 
 
-def _as_connection_error(e: OSError) -> ConnectionError:
-    return e if isinstance(e, ConnectionError) else ConnectionResetError(str(e))
+def _check(limits: Limits, *, tag: int = 0, count: int = 0, nbytes: int = 0) -> None:
+    for name, value, most in (
+        ("max_frame", nbytes, limits.max_frame),
+        ("max_buffers", count, limits.max_buffers),
+        ("max_tag", tag, limits.max_tag),
+    ):
+        if value > most:
+            raise ProtocolError(
+                f"a frame's {name.removeprefix('max_')} of {value} exceeds {most}; "
+                f"send less at a time, or raise {name} at both ends"
+            )

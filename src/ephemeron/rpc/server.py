@@ -1,65 +1,83 @@
-"""The answering end: one task per connection, one task per call."""
+"""The answering end on asyncio: one task per connection, one task per call or stream."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from ephemeron.rpc.errors import ProtocolError, TokenRefused
-from ephemeron.rpc.frame import MAX_FRAME, Buffer, Connection, Frame, Kind
+from ephemeron.rpc.frame import OBJECT, Buffer, Frame, Kind, message
+from ephemeron.rpc.listening import listen_tcp, listen_unix
+from ephemeron.rpc.objects import object_message, object_of
+from ephemeron.rpc.options import Options
+from ephemeron.rpc.peer import Peer, Stream, drive, timed
+from ephemeron.rpc.session import Departure, deadline_of, fault
+from ephemeron.rpc.wire import Wire
 
-Handler: TypeAlias = Callable[
-    [str, dict[str, Any], list[memoryview]], Awaitable[tuple[dict[str, Any], Sequence[Buffer]]]
-]
+Handler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], Awaitable[tuple[dict[str, Any], Sequence[Buffer]]]]
 """`async (method, params, buffers) -> (reply, buffers)`. The buffers it is given are its own to keep."""
+ObjectHandler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
+"""`async (method, value) -> value`."""
+StreamHandler: TypeAlias = Callable[[str, dict[str, Any], Stream], Awaitable[None]]
+"""`async (method, params, stream)`. The stream is closed when it returns, and fails when it raises."""
 
 _PROOF_S = 10.0
+_FLUSH_S = 5.0
 
 
 class Server:
     """Answers calls of clients that know the token.
 
-    A call's handler is cancelled when its client cancels the call or goes away. What a handler raises is sent
-    back as a type name and a text.
+    A call's handler is cancelled when its client cancels the call, gives it up at its deadline, or goes away. What
+    a handler raises is sent back as a type name and a text.
 
     Args:
         handler: answers one call; called concurrently.
         token: the shared secret; must not be empty.
-        max_frame: largest request or reply, bytes.
+        objects: answers one call with an object. Without it, nothing is ever unpickled but by stream handlers.
+        streams: serves one stream.
+        options: see `Options`.
     """
 
-    def __init__(self, handler: Handler, *, token: str, max_frame: int = MAX_FRAME) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        token: str,
+        objects: ObjectHandler | None = None,
+        streams: StreamHandler | None = None,
+        options: Options | None = None,
+    ) -> None:
         if not token:
             raise ValueError("a server without a token would answer anybody")
-        self._handler = handler
+        self._handler, self._objects, self._streams = handler, objects, streams
         self._token = token
-        self._max_frame = max_frame
+        self._options = options or Options()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
-        self._paths: list[str] = []
+        self._removals: list[Callable[[], None]] = []
 
-    async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-        """Listens and returns the address; port 0 takes a free one."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, port), family=family, backlog=1024)
+    async def listen_tcp(
+        self, host: str = "127.0.0.1", port: int = 0, *, allow_remote: bool = False
+    ) -> tuple[str, int]:
+        """Listens and returns the address; port 0 takes a free one.
+
+        Raises:
+            JobError: the address can be reached from other machines, and `allow_remote` is not set.
+        """
+        sock = listen_tcp(host, port, allow_remote=allow_remote)
         self._listen(sock)
         bound_host, bound_port, *_ = sock.getsockname()
         return str(bound_host), int(bound_port)
 
     async def listen_unix(self, path: str | os.PathLike[str]) -> None:
         """Listens on a Unix socket that only this user can open; a stale socket file is replaced."""
-        name = os.fspath(path)
-        if os.path.exists(name) and stat.S_ISSOCK(os.stat(name).st_mode):
-            os.unlink(name)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(name)
-        os.chmod(name, 0o600)
-        sock.listen(1024)
-        self._paths.append(name)
+        sock, remove = listen_unix(os.fspath(path))
+        self._removals.append(remove)
         self._listen(sock)
 
     @property
@@ -75,10 +93,9 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         for sock in self._sockets:
             sock.close()
-        for path in self._paths:
-            if os.path.exists(path):
-                os.unlink(path)
-        self._sockets, self._paths = [], []
+        for remove in self._removals:
+            remove()
+        self._sockets, self._removals = [], []
 
     def _listen(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -100,61 +117,75 @@ class Server:
                 # Out of file handles, or a client that left before it was accepted: others still want in.
                 await asyncio.sleep(0.05)
                 continue
-            self._take(Connection(sock, max_frame=self._max_frame))
+            wire = self._options.wire(sock)
+            # Closed here and not in the task itself: one that is cancelled before its first step never runs.
+            self._start(self._serve(wire)).add_done_callback(partial(_close, wire))
 
-    def _take(self, connection: Connection) -> None:
-        # Closed here and not in the task itself: one that is cancelled before its first step never runs.
-        self._start(self._serve(connection)).add_done_callback(lambda _: connection.close())
-
-    async def _serve(self, connection: Connection) -> None:
-        calls: dict[int, asyncio.Task[None]] = {}
-        running: set[asyncio.Task[None]] = set()
+    async def _serve(self, wire: Wire) -> None:
+        options = self._options
         try:
             async with asyncio.timeout(_PROOF_S):
-                await connection.prove(self._token, client=False)
-            while True:
-                self._dispatch(connection, await connection.receive(), calls, running)
+                greeting = wire.greeting(self._token, client=False, offer=options.offer(shared=True))
+                theirs = await drive(wire, greeting, writing=False)
         except (ConnectionError, ProtocolError, TokenRefused, TimeoutError):
-            pass  # the other end left, or is none of ours: there is nobody to tell
-        finally:
-            left = list(running)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-
-    def _dispatch(
-        self,
-        connection: Connection,
-        frame: Frame,
-        calls: dict[int, asyncio.Task[None]],
-        running: set[asyncio.Task[None]],
-    ) -> None:
-        if frame.kind is Kind.CANCEL:
-            if (victim := calls.pop(frame.id, None)) is not None:
-                victim.cancel()
-        elif frame.kind is Kind.REQUEST and frame.id not in calls:
-            task = asyncio.get_running_loop().create_task(self._answer(connection, frame, calls))
-            calls[frame.id] = task
-            running.add(task)
-            task.add_done_callback(running.discard)
-        else:
-            raise ProtocolError("a server is sent requests and nothing else")
-
-    async def _answer(self, connection: Connection, frame: Frame, calls: dict[int, asyncio.Task[None]]) -> None:
-        id, kind = frame.id, Kind.REPLY
-        out: Sequence[Buffer] = ()
+            return  # the other end left, or is none of ours: there is nobody to tell
+        peer = Peer(wire, options.session(theirs, client=False))
         try:
-            reply, out = await self._handler(frame.header["m"], frame.header["p"], frame.buffers)
-            header: dict[str, Any] = {"p": reply}
+            await peer.read(lambda frame: self._begin(peer, frame))
+        finally:
+            await peer.close("the server closed this connection")
+
+    def _begin(self, peer: Peer, frame: Frame) -> None:
+        if frame.kind is Kind.OPEN:
+            stream = Stream(peer, peer.session.flow(frame.id, self._options.receive), flush_s=_FLUSH_S)
+            task = peer.start(self._converse(peer, frame, stream))
+        else:
+            task = peer.start(self._answer(peer, frame))
+        peer.session.running[frame.id] = partial(_cancel, task)
+
+    async def _answer(self, peer: Peer, frame: Frame) -> None:
+        id, limits, method = frame.id, peer.wire.limits, frame.tag["m"]
+        try:
+            async with timed(deadline_of(frame), f"no reply to {method!r}"):
+                if frame.flags & OBJECT:
+                    answer = object_message(Kind.REPLY, id, {}, await self._object(method, frame), limits=limits)
+                else:
+                    reply, plain = await self._handler(method, frame.tag.get("p", {}), frame.buffers)
+                    answer = message(Kind.REPLY, id, {"p": reply}, plain, limits=limits)
         except Exception as e:  # noqa: BLE001 - whatever the handler raised belongs to the caller
-            kind, out, header = Kind.ERROR, (), {"type": type(e).__name__, "text": str(e)[:10_000]}
+            answer = message(Kind.ERROR, id, fault(e), limits=limits)
         # From here on a cancel must not reach this task: half a frame would ruin the connection.
-        if calls.pop(id, None) is None:
+        if peer.session.running.pop(id, None) is None:
             return
         try:
-            await connection.send(kind, id, header, out)
+            await peer.send(answer, Departure(), flush_s=_FLUSH_S)
         except ConnectionError:
             pass  # the receiving side of this connection notices, too, and ends it
-        except (ProtocolError, TypeError, ValueError) as e:
-            # Too large, or no JSON: nothing was sent yet.
-            await connection.send(Kind.ERROR, id, {"type": type(e).__name__, "text": str(e)})
+
+    async def _object(self, method: str, frame: Frame) -> Any:
+        if self._objects is None:
+            raise LookupError(f"this server takes no objects, not even for {method!r}")
+        return await self._objects(method, object_of(frame, self._options.receive))
+
+    async def _converse(self, peer: Peer, frame: Frame, stream: Stream) -> None:
+        failure: Exception | None = None
+        try:
+            if self._streams is None:
+                raise LookupError(f"this server has no streams, not even {frame.tag['m']!r}")
+            await self._streams(frame.tag["m"], frame.tag.get("p", {}), stream)
+        except Exception as e:  # noqa: BLE001 - whatever the handler raised belongs to the caller
+            failure = e
+        finally:
+            mine = peer.session.running.pop(frame.id, None) is not None
+            if not mine:
+                peer.session.flows.pop(frame.id, None)
+        if mine:
+            await stream.reset(failure)
+
+
+def _close(wire: Wire, _: asyncio.Task[None]) -> None:
+    wire.close()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

@@ -15,13 +15,14 @@ import numpy as np
 
 from ephemeron.channels.base import Buffer
 from ephemeron.channels.keys import Keys
-from ephemeron.data import DataSets, Samples, assign, bundle, encode, load, resolve
+from ephemeron.data import assign, bundle, resolve
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.job import Configuration, Fault, Job, check_limits, sync_name
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.prices import Prices
 from ephemeron.tensors import encode_state
 from ephemeron.training.feasible import check_call, check_memory, check_time
+from ephemeron.training.material import TRIAL, Material, material
 from ephemeron.worker.build import rank_seed
 from ephemeron.worker.spec import RunSpec
 
@@ -36,6 +37,7 @@ class Prepared:
     """Key to buffers; the specification itself comes last."""
     model_bytes: int
     """S_m: bytes of the exchanged vector."""
+    test_samples: int = 0
 
 
 def refuse_contradictions(c: Configuration) -> None:
@@ -99,17 +101,12 @@ def prepare(
             raise JobError(
                 f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}"
             )
-    data = load(job.data, seed=job.seed, code=job.code)
-    if len(data.train) == 0:
-        raise JobError(f"data source {job.data.source!r} has no training samples")
-    if only_first is not None:
-        data = DataSets(
-            train=data.train.take(np.arange(min(only_first, len(data.train)))), test=data.test.take(np.arange(0))
-        )
+    data = material(job, only_first=only_first)
     spec = RunSpec(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
-        epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=len(data.train), prices=prices,
+        epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
+        flow=data.flow,
     )  # fmt: skip
     call = Call(
         run=run_id,
@@ -125,28 +122,29 @@ def prepare(
         configuration.memory_mb,
         model_bytes=model_bytes,
         optimizer_copies=copies,
-        data_bytes=max(spec.split.counts) * data.train.nbytes // len(data.train),
+        data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size),
     )
     check_time(
         job, configuration, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
         bandwidth_mb_s=network[1], compute=job.simulation.compute,
     )  # fmt: skip
-    return Prepared(job=job, spec=spec, objects=_objects(job, spec, data, initial), model_bytes=model_bytes)
+    return Prepared(job=job, spec=spec, objects=_objects(job, spec, data, initial), model_bytes=model_bytes,
+                    test_samples=data.test_samples)  # fmt: skip
 
 
-def _objects(job: Job, spec: RunSpec, data: DataSets, initial: bytes) -> dict[str, list[Buffer]]:
+def _objects(job: Job, spec: RunSpec, data: Material, initial: bytes) -> dict[str, list[Buffer]]:
     keys = Keys(spec.run_id)
     world = spec.configuration.workers
     objects: dict[str, list[Buffer]] = {keys.code: [bundle(job.code)], keys.init: [initial]}
-    for rank, indices in enumerate(assign(len(data.train), spec.split, job.seed)):
-        objects[keys.data(rank)] = encode(data.train.take(indices))
-    for rank, indices in enumerate(np.array_split(np.arange(len(data.test)), world)):
-        objects[keys.test(rank)] = encode(data.test.take(indices))
+    for rank, indices in enumerate(assign(data.samples, spec.split, job.seed)):
+        objects[keys.data(rank)] = data.share(indices)
+    for rank, indices in enumerate(np.array_split(np.arange(data.test_samples), world)):
+        objects[keys.test(rank)] = data.test_share(indices)
     objects[keys.spec] = [spec.to_bytes()]
     return objects
 
 
-def _try_model(job: Job, spec: RunSpec, data: DataSets) -> tuple[bytes, int, int]:
+def _try_model(job: Job, spec: RunSpec, data: Material) -> tuple[bytes, int, int]:
     """Builds the model and puts one small batch through it. Returns its state, S_m and the optimiser's copies."""
     try:
         import torch
@@ -159,17 +157,15 @@ def _try_model(job: Job, spec: RunSpec, data: DataSets) -> tuple[bytes, int, int
     fresh, notes = _weights(model)
     trainer = TorchTrainer(
         model=model, loss=make_loss(job.loss, find), optimizer=make_optimizer(job.optimizer, model),
-        train=data.train.take(np.arange(min(2, len(data.train)))), test=_EMPTY, exchange="gradients",
-        sampler=_First(min(2, len(data.train))), seed=rank_seed(job.seed, 0),  # type: ignore[arg-type]
+        feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0),
     )  # fmt: skip
     try:
         step = trainer.compute(0)
         trainer.apply(step.vector.copy())
     except Exception as e:
-        shape = [2, *data.train.inputs.shape[1:]]
         raise JobError(
-            f"model {job.model.target} does not accept the data: a batch of shape {shape} ({data.train.inputs.dtype}) "
-            f"with targets {data.train.targets.dtype} raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
+            f"model {job.model.target} does not accept the data: {data.described()} "
+            f"raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
             remedy="check the model's input size, the loss and the labels",
         ) from e
     held = sum(t.numel() for s in trainer.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor))
@@ -185,13 +181,7 @@ def _weights(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 class _First:
-    """A sampler of the first samples, for the trial batch."""
-
-    def __init__(self, count: int) -> None:
-        self._indices = np.arange(count)
+    """Positions of the trial batch."""
 
     def batch(self, iteration: int) -> np.ndarray:
-        return self._indices
-
-
-_EMPTY = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))
+        return np.arange(TRIAL)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import xxhash
 
-from ephemeron.data import Sampler, Samples, resolve
+from ephemeron.channels.base import Buffer
+from ephemeron.data import Sampler, decode, resolve
+from ephemeron.data.feed import ArrayFeed, Feed
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
 
@@ -24,7 +26,28 @@ def rank_seed(seed: int, rank: int) -> int:
     return int(xxhash.xxh3_64_intdigest(f"{seed}/{rank}".encode())) % 2**63
 
 
-def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], train: Samples, test: Samples) -> Trainer:
+def open_feed(spec: RunSpec, data: Buffer, test: Buffer, *, folders: Sequence[Path], own_process: bool = False) -> Feed:
+    """A function's samples: those that it got, or the flow that it reads.
+
+    Args:
+        data, test: what the channel holds for it: samples, or with a flow their numbers.
+        folders: of the user's code.
+        own_process: whether this process may fork and start threads, to load ahead.
+
+    Raises:
+        JobError, DatasetError: the flow is not what it was where the run was started.
+    """
+    if spec.flow is None:
+        return ArrayFeed(decode(bytearray(data)), decode(bytearray(test)))
+    from ephemeron.data.flow.feed import FlowFeed, decode_indices
+
+    return FlowFeed(
+        spec.flow, train_indices=decode_indices(bytes(data)), test_indices=decode_indices(bytes(test)), seed=spec.seed,
+        iterations=spec.iterations, epoch_length=spec.split.iterations, code=folders, own_process=own_process,
+    )  # fmt: skip
+
+
+def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Feed) -> Trainer:
     """The trainer that the specification asks for.
 
     Raises:
@@ -43,8 +66,7 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], train: S
         model=model,
         loss=make_loss(spec.loss, find),
         optimizer=make_optimizer(spec.optimizer, model),
-        train=train,
-        test=test,
+        feed=feed,
         sampler=Sampler(spec.split, rank, spec.seed),
         exchange=exchanged(spec),
         seed=rank_seed(spec.seed, rank),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 
 from ephemeron.channels.keys import Keys
@@ -69,6 +70,8 @@ class Life:
         self.typical_s = 0.0
         """Of an iteration; handed on in checkpoints, so that a successor knows from its first one."""
         self._iteration_began: float | None = None
+        self.at_end = contextlib.ExitStack()
+        """What the invocation has to let go of."""
         self._successor = False
         self._revived: dict[tuple[int, int], int] = {}
 

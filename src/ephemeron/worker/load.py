@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data import Samples, decode, unbundle
+from ephemeron.data import Samples, unbundle
+from ephemeron.data.feed import ArrayFeed
 from ephemeron.errors import ChannelTimeout
 from ephemeron.events import Loaded as LoadedEvent
 from ephemeron.events import Started
 from ephemeron.tensors import Arrays, decode_state
 from ephemeron.worker import lease
-from ephemeron.worker.build import build_trainer
+from ephemeron.worker.build import build_trainer, open_feed
 from ephemeron.worker.checkpoint import Checkpoints
 from ephemeron.worker.life import NOT_AFTER, OVER, RECOVER, Leave, Life
 from ephemeron.worker.spec import RunSpec
@@ -59,6 +60,7 @@ async def load(life: Life) -> Loaded:
     if life.attempt > 0 and life.call.reason != "relay" and await _is_over(life, spec):
         raise Leave("finished")
     trainer, test_samples = await _trainer(life, spec)
+    life.at_end.callback(trainer.close)
     checkpoints = Checkpoints(life.channel, life.keys, life.rank)
     life.load_s = life.now() - life.began
     arrays, meta, replaying = await _state(life, checkpoints)
@@ -100,16 +102,14 @@ async def _is_over(life: Life, spec: RunSpec) -> bool:
 
 async def _trainer(life: Life, spec: RunSpec) -> tuple[Trainer, int]:
     if spec.trainer != "torch":
-        trainer = build_trainer(spec, life.rank, folders=[], train=_NOTHING, test=_NOTHING)
-        return trainer, 0
+        return build_trainer(spec, life.rank, folders=[], feed=ArrayFeed(_NOTHING, _NOTHING)), 0
     keys = life.keys
     code, data, test = await asyncio.gather(
         _get(life, keys.code), _get(life, keys.data(life.rank)), _get(life, keys.test(life.rank))
     )
     folders = [] if life.ctx.scratch is None else unbundle(bytes(code), life.ctx.scratch / "code")
-    train, held_out = decode(bytearray(data)), decode(bytearray(test))
-    trainer = build_trainer(spec, life.rank, folders=folders, train=train, test=held_out)
-    return trainer, len(held_out)
+    feed = open_feed(spec, data, test, folders=folders, own_process=life.ctx.own_process)
+    return build_trainer(spec, life.rank, folders=folders, feed=feed), feed.test_samples
 
 
 async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str, Any] | None, bool]:

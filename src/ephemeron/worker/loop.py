@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ephemeron.collectives import Collective, Group, Status, collective_for
-from ephemeron.events import Checkpointed, Evaluated, Progress
+from ephemeron.events import Checkpointed, Evaluated, Note, Progress
 from ephemeron.platforms.context import Context
 from ephemeron.sync import Policy, policy_for
 from ephemeron.tensors import RELAY, STOP
@@ -48,10 +48,11 @@ async def run_worker(ctx: Context) -> dict[str, Any]:
     life = Life(ctx)
     value: dict[str, Any] = {}
     try:
-        async with asyncio.TaskGroup() as tasks:
-            loaded = await load(life)
-            value = await Worker(life, loaded, tasks).run()
-            outcome = "finished"
+        with life.at_end:
+            async with asyncio.TaskGroup() as tasks:
+                loaded = await load(life)
+                value = await Worker(life, loaded, tasks).run()
+                outcome = "finished"
     except BaseExceptionGroup as group:
         cause = first_leaf(group)
         if not isinstance(cause, Leave):
@@ -78,6 +79,7 @@ class Worker:
             self.policy = policy_for("bsp")
         self.stopping = self.relaying = False
         self.evaluation = Evaluation(0.0, 0, 0)
+        self._skipped = 0
         self._background: dict[str, asyncio.Task[None]] = {}
         self._pending: Callable[[], Progress] | None = None
 
@@ -145,6 +147,7 @@ class Worker:
         if self._background_free("tidy"):
             self._start("tidy", self.collective.tidy())
         self._pending = self._progress_of(step, version)
+        self._tell_skipped(step)
 
     async def _exchange(self, *, aggregate: bool) -> None:
         self._start("upload", self.collective.upload(self.t))
@@ -214,6 +217,13 @@ class Worker:
             spans=self.life.trace.flush(), traffic=self.life.channel.traffic,
             cpu_s=self.life.cpu_s(),
         )  # fmt: skip
+
+    def _tell_skipped(self, step: Step) -> None:
+        """The first one, and whenever there are twice as many."""
+        before, self._skipped = self._skipped, self._skipped + step.skipped
+        if self._skipped.bit_length() > before.bit_length():
+            text = f"rank {self.life.rank}: {self._skipped} samples could not be loaded and were passed over: {step.failure}"
+            self.life.emit(Note(t=self.life.run_now(), level="warning", text=text))
 
     def _emit_progress(self) -> None:
         if self._pending is not None:

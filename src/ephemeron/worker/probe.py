@@ -17,6 +17,7 @@ Seconds of a step are therefore always the mean of a window of many.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import resource
 import sys
@@ -31,11 +32,11 @@ import numpy as np
 
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
-from ephemeron.data import Sampler, Samples, decode, plan_split, unbundle
+from ephemeron.data import Sampler, plan_split, unbundle
 from ephemeron.platforms.context import Context
 from ephemeron.tensors import Envelope, codec_by_name, decode_state, encode_state, pack, run_hash, unpack
-from ephemeron.units import MB
-from ephemeron.worker.build import build_trainer
+from ephemeron.units import MB, MIB
+from ephemeron.worker.build import build_trainer, open_feed
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
 
@@ -59,15 +60,17 @@ async def run_probe(ctx: Context) -> dict[str, Any]:
     if "transfer" in options:
         out["transfer"] = await _transfers(ctx, **options["transfer"])
     if "probe" in options or "fold" in options:
-        steps = await _Steps.load(ctx)
-        out["load_s"] = time.time() - entered
-        out["load_peak_mb"] = peak_mb()
-        if "fold" in options:
-            out["fold"] = await steps.fold(**options["fold"])
-        if "probe" in options:
-            out["steps"] = await steps.measure(**options["probe"])
-        out["model_bytes"] = steps.trainer.size * steps.trainer.dtype.itemsize
-        out["state_bytes"] = steps.state_bytes
+        with contextlib.ExitStack() as at_end:
+            steps = await _Steps.load(ctx)
+            at_end.callback(steps.trainer.close)
+            out["load_s"] = time.time() - entered
+            out["load_peak_mb"] = peak_mb()
+            if "fold" in options:
+                out["fold"] = await steps.fold(**options["fold"])
+            if "probe" in options:
+                out["steps"] = await steps.measure(**options["probe"])
+            out["model_bytes"] = steps.trainer.size * steps.trainer.dtype.itemsize
+            out["state_bytes"] = steps.state_bytes
     return out
 
 
@@ -93,8 +96,8 @@ class _Windows:
 class _Steps:
     """A trainer as a worker has it, whose batch size can be changed."""
 
-    def __init__(self, ctx: Context, spec: RunSpec, trainer: Trainer, train: Samples) -> None:
-        self.ctx, self.spec, self.trainer, self.train = ctx, spec, trainer, train
+    def __init__(self, ctx: Context, spec: RunSpec, trainer: Trainer) -> None:
+        self.ctx, self.spec, self.trainer = ctx, spec, trainer
         self._iteration = 0
         self.state_bytes = 0
         """Of a checkpoint."""
@@ -107,11 +110,11 @@ class _Steps:
             *(_get(ctx, key) for key in (keys.code, keys.data(0), keys.test(0), keys.init))
         )
         folders: list[Path] = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
-        train = decode(bytearray(data))
-        trainer = build_trainer(spec, 0, folders=folders, train=train, test=decode(bytearray(test)))
+        feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
+        trainer = build_trainer(spec, 0, folders=folders, feed=feed)
         if spec.trainer == "torch":
             trainer.load(*decode_state(init, key=keys.init))
-        return cls(ctx, spec, trainer, train)
+        return cls(ctx, spec, trainer)
 
     async def measure(self, batches: list[int], window_s: float, windows: int) -> list[dict[str, Any]]:
         """Per batch: `seconds` and `cpu_s` of a step (forward, backward) per window, `apply_s` (CPU), `peak_mb`, `steps`.
@@ -121,7 +124,7 @@ class _Steps:
         parts = [_Windows(batch) for batch in sorted(batches)]
         for turn in range(windows):
             for part in parts:
-                self.trainer.sampler = Sampler(plan_split(len(self.train), [part.batch]), 0, self.spec.seed)  # type: ignore[attr-defined]
+                self.trainer.sampler = Sampler(plan_split(self.spec.samples, [part.batch]), 0, self.spec.seed)  # type: ignore[attr-defined]
                 if turn == 0:
                     gc.collect()
                     _forget_peak()
@@ -133,7 +136,7 @@ class _Steps:
                 await self._window(part, window_s)
                 if turn == 0:
                     await self.ctx.compute(self._exchange_and_save, samples=0)
-                    part.peak_mb = peak_mb()
+                    part.peak_mb = peak_mb() + children_mb()
         return [part.result() for part in parts]
 
     async def _window(self, part: _Windows, window_s: float) -> None:
@@ -257,6 +260,17 @@ def peak_mb() -> float:
         pass
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(most) / (1024 if sys.platform != "darwin" else 1024**2)
+
+
+def children_mb() -> float:
+    """Memory that the processes started by this one have to themselves now, MiB: loaders that were forked from it."""
+    import psutil  # type: ignore[import-untyped]
+
+    nbytes = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, AttributeError):
+            nbytes += child.memory_full_info().uss
+    return nbytes / MIB
 
 
 def _forget_peak() -> None:

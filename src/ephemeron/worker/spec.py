@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.data import Split, plan_split
+from ephemeron.data.flowspec import FlowSpec
 from ephemeron.errors import CorruptMessage
 from ephemeron.job import Configuration, Target
 from ephemeron.prices import Prices
@@ -39,6 +40,8 @@ class RunSpec:
     trainer: str = "torch"
     """`torch`, or `synthetic` for studies in which gradients do not matter."""
     trainer_options: dict[str, Any] = field(default_factory=dict)
+    flow: FlowSpec | None = None
+    """Where functions read their samples; None: they get them."""
 
     @property
     def split(self) -> Split:
@@ -68,6 +71,7 @@ class RunSpec:
             raw["configuration"] = Configuration(**raw["configuration"])
             raw["prices"] = Prices(**raw["prices"])
             raw["faults"] = tuple(raw["faults"])
+            raw["flow"] = None if raw["flow"] is None else FlowSpec.from_json(raw["flow"])
             return cls(**raw)
         except (ValueError, KeyError, TypeError) as e:
             raise CorruptMessage(f"not a run specification of this release: {e}") from None

@@ -59,3 +59,6 @@ class SyntheticTrainer:
         self._theta = arrays["theta"]
         self._momentum = arrays["momentum"]
         self._draws = meta["draws"]
+
+    def close(self) -> None:
+        pass

@@ -15,13 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ephemeron.data import Sampler, Samples
+from ephemeron.data.feed import Feed, Positions
 from ephemeron.errors import JobError
 from ephemeron.job import Target
 from ephemeron.tensors import Arrays
 from ephemeron.worker.trainer import Evaluation, Step
-
-EVALUATION_BATCH = 256
 
 
 class TorchTrainer:
@@ -31,7 +29,7 @@ class TorchTrainer:
         model: already on the right dtype.
         loss: `loss(output, target)`, a mean over the batch.
         optimizer: over the model's parameters.
-        train, test: this rank's slices.
+        feed: this rank's samples.
         sampler: which samples belong to an iteration.
         exchange: `gradients`; `parameters` (step first, average after); `delta` (what the step changed).
         seed: of this rank's random numbers.
@@ -39,10 +37,10 @@ class TorchTrainer:
 
     def __init__(
         self, *, model: nn.Module, loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer,
-        train: Samples, test: Samples, sampler: Sampler, exchange: str, seed: int,
+        feed: Feed, sampler: Positions, exchange: str, seed: int,
     ) -> None:  # fmt: skip
         self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.train, self.test, self.sampler, self.exchange = train, test, sampler, exchange
+        self.feed, self.sampler, self.exchange = feed, sampler, exchange
         self.named = _trainable(model)
         wide = self.named[0][1].dtype
         for _, p in self.named:
@@ -61,12 +59,11 @@ class TorchTrainer:
     # -- training -----------------------------------------------------------------------------------------
 
     def compute(self, iteration: int) -> Step:
-        indices = self.sampler.batch(iteration)
-        n = len(indices)
+        batch = self.feed.batch(self.sampler, iteration)
+        n = batch.samples
         if n == 0:
             self.flat.zero_()
-            return Step(self.flat.numpy(), 0, 0.0)
-        batch = self.train.take(indices)
+            return Step(self.flat.numpy(), 0, 0.0, batch.skipped, batch.failure)
         with self._random.in_use():
             self.model.train()
             self._zero()
@@ -78,7 +75,7 @@ class TorchTrainer:
                 self._step_locally(delta=self.exchange == "delta")
         if self.exchange != "delta":
             self.flat.mul_(n)
-        return Step(self.flat.numpy(), n, float(loss.detach()))
+        return Step(self.flat.numpy(), n, float(loss.detach()), batch.skipped, batch.failure)
 
     def apply(self, mean: np.ndarray) -> None:
         with self._random.in_use():
@@ -125,21 +122,34 @@ class TorchTrainer:
 
     def evaluate(self) -> Evaluation:
         self.model.eval()
-        loss_sum, correct = 0.0, 0
+        loss_sum, correct, samples = 0.0, 0, 0
         with torch.no_grad(), self._random.in_use():
-            for start in range(0, len(self.test), EVALUATION_BATCH):
-                part = self.test.take(np.arange(start, min(start + EVALUATION_BATCH, len(self.test))))
+            for part in self.feed.tests():
+                if part.samples == 0:
+                    continue
                 targets = self._tensor(part.targets)
                 output = self.model(self._tensor(part.inputs))
-                loss_sum += float(self.loss(output, targets)) * len(part)
-                if not targets.is_floating_point() and output.ndim == targets.ndim + 1:
-                    correct += int((output.argmax(dim=1) == targets).sum())
-        return Evaluation(loss_sum, correct, len(self.test))
+                loss_sum += float(self.loss(output, targets)) * part.samples
+                correct += _correct(output, targets)
+                samples += part.samples
+        return Evaluation(loss_sum, correct, samples)
 
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.array(array))
-        parameter = self.named[0][1]
-        return tensor.to(parameter.dtype) if tensor.is_floating_point() else tensor
+    def close(self) -> None:
+        self.feed.close()
+
+    def _tensor(self, value: Any) -> Any:
+        """Arrays as tensors, floats in the parameters' dtype; trees of them likewise; anything else as it is."""
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self._tensor, value))
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._tensor, value))
+        if isinstance(value, dict):
+            return {key: self._tensor(inner) for key, inner in value.items()}
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(np.array(value))
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(self.named[0][1].dtype)
+        return value
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -184,6 +194,15 @@ class TorchTrainer:
         groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in meta["optimizer"]["groups"]]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self._random.restore(arrays["random/torch"], meta["random"])
+
+
+def _correct(output: Any, targets: Any) -> int:
+    """Samples whose class was found; 0 where outputs are no scores of classes."""
+    if not isinstance(output, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        return 0
+    if targets.is_floating_point() or output.ndim != targets.ndim + 1:
+        return 0
+    return int((output.argmax(dim=1) == targets).sum())
 
 
 class _RandomState:

@@ -21,6 +21,10 @@ class Step(NamedTuple):
     samples: int
     loss: float
     """Mean over the batch; 0 for an empty one."""
+    skipped: int = 0
+    """Samples that could not be loaded and were passed over."""
+    failure: str = ""
+    """Why the last of these could not."""
 
 
 class Evaluation(NamedTuple):
@@ -58,3 +62,6 @@ class Trainer(Protocol):
 
     def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """The inverse of `state`; also accepts what `weights` gave, for a fresh start."""
+
+    def close(self) -> None:
+        """Ends what loads samples. Idempotent."""

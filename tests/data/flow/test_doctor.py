@@ -43,6 +43,10 @@ def train():
 
 def nothing():
     return 3
+
+
+def pairs(samples):
+    return tuple(zip(*samples))
 """
 
 
@@ -89,6 +93,30 @@ def test_what_is_wrong_is_said_in_one_line(code, target, options, match):
     assert status in (1, 2)
     assert match in said
     assert "Traceback" not in said
+
+
+def test_a_job_says_what_the_options_do_not(code):
+    job = code / "job.toml"
+    job.write_text("""
+model = "m:build"
+[data]
+flow = "flows_of_doctor:train"
+on_error = "skip"
+collate = "flows_of_doctor:pairs"
+loaders = 1
+[run]
+batch_size = 4
+""")
+    status, said = doctor(code, str(job), "--batches", "5", "--json")
+    told = json.loads(said)
+    assert status == 0
+    assert (told["batch_size"], told["workers"], told["batches"], told["bound_by"]) == (4, 1, 5, "busy")
+    status, said = doctor(code, str(job), "--batch-size", "16", "--workers", "0", "--on-error", "fail")
+    assert status in (1, 2)
+    assert "three" in said
+    job.write_text('model = "m:build"\n')
+    status, said = doctor(code, str(job))
+    assert (status, "names no flow" in said) == (2, True)
 
 
 def test_a_trainer_that_is_slower_than_its_loaders_is_not_held_up():

@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,22 @@ import torch
 from torch.utils.data import default_collate
 
 from ephemeron.data.flow.collate import Stacking
-from ephemeron.data.flow.messages import SHARED, Arena, can_share, receive, send
+from ephemeron.data.flow.messages import SHARED, Arena, Line, can_share
 
 
-def through(value: Any, arena: Arena | None = None) -> Any:
+@pytest.fixture
+def ends() -> Iterator[tuple[Line, Line]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = threading.Thread(target=send, args=(ours, value, arena))
-        sender.start()
-        got, _ = receive(theirs)
-        sender.join()
+        yield Line(ours), Line(theirs)
+
+
+def through(ends: tuple[Line, Line], value: Any, arena: Arena | None = None) -> Any:
+    ours, theirs = ends
+    sender = threading.Thread(target=ours.send, args=(value, arena))
+    sender.start()
+    got, _ = theirs.receive()
+    sender.join()
     return got
 
 
@@ -61,9 +68,9 @@ def same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, SHARED // 4 - 1, SHARED, 3 * SHARED + 7])
-def test_arrays_of_any_size(n):
+def test_arrays_of_any_size(ends, n):
     value = {"a": np.arange(n, dtype=np.float32), "b": [np.zeros((0, 3)), np.arange(5)[::2]], "c": "text"}
-    got = through(value)
+    got = through(ends, value)
     assert np.array_equal(got["a"], value["a"])
     assert got["b"][0].shape == (0, 3)
     assert got["b"][1].tolist() == [0, 2, 4]
@@ -72,45 +79,64 @@ def test_arrays_of_any_size(n):
 
 
 @pytest.mark.parametrize(("n", "side"), [(1, 8), (4, 200), (16, 80)])
-def test_a_batch_is_that_of_the_default(n, side):
-    batch, arena = Stacking().into_arena(samples(n, side))
+def test_a_batch_is_that_of_the_default(ends, n, side):
+    batch, arena = Stacking().into_arena(samples(n, side), ends[0])
     if can_share():
         assert (arena is not None) == (n * side * side * 12 > SHARED)
-    same(through(batch, arena), default_collate(samples(n, side)))
+    same(through(ends, batch, arena), default_collate(samples(n, side)))
 
 
-def test_what_does_not_stack_is_left_to_the_default():
+def test_what_does_not_stack_is_left_to_the_default(ends):
     odd = [(np.zeros((300, 1000)), 1), (np.zeros((300, 999)), 2)]
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        Stacking().into_arena(odd)
+        Stacking().into_arena(odd, ends[0])
 
 
 @pytest.mark.skipif(not can_share(), reason="this system has no anonymous files")
 def test_memory_lives_as_long_as_a_part_of_it_and_no_longer():
     before = open_files()
-    batch, arena = Stacking().into_arena(samples(16, 80))
-    got = through(batch, arena)
-    image = got[0]["image"]
-    expected = image.clone()
-    del got, batch, arena
-    more = [through(*Stacking().into_arena(samples(16, 80))) for _ in range(3)]
-    assert torch.equal(image, expected)
-    assert len(more) == 3
-    del image, more
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ends = Line(ours), Line(theirs)
+        got = through(ends, *Stacking().into_arena(samples(16, 80), ends[0]))
+        image = got[0]["image"]
+        expected = image.clone()
+        del got
+        more = [through(ends, *Stacking().into_arena(samples(16, 80), ends[0])) for _ in range(3)]
+        assert torch.equal(image, expected)
+        assert len(more) == 3
+        del image, more, ends
     assert open_files() == before
+
+
+@pytest.mark.skipif(not can_share(), reason="this system has no anonymous files")
+def test_memory_is_used_again_once_nobody_looks_at_it(ends):
+    def place(batch: Any) -> int:
+        return int(batch[0]["image"].data_ptr())
+
+    kept = through(ends, *Stacking().into_arena(samples(16, 80), ends[0]))
+    expected = kept[0]["image"].clone()
+    places = set()
+    for _ in range(5):
+        got = through(ends, *Stacking().into_arena(samples(16, 80), ends[0]))
+        places.add(place(got))
+        del got
+        gc.collect()
+    assert len(places) == 1
+    assert place(kept) not in places
+    assert torch.equal(kept[0]["image"], expected)
 
 
 def test_a_closed_connection_is_an_end():
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs, pytest.raises(EOFError):
-        receive(theirs)
+        Line(theirs).receive()
 
 
-def test_what_cannot_be_pickled_is_refused_before_anything_is_sent():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        with pytest.raises((AttributeError, TypeError)):
-            send(ours, lambda: 0)
-        send(ours, 7)
-        assert receive(theirs)[0] == 7
+def test_what_cannot_be_pickled_is_refused_before_anything_is_sent(ends):
+    ours, theirs = ends
+    with pytest.raises((AttributeError, TypeError)):
+        ours.send(lambda: 0)
+    ours.send(7)
+    assert theirs.receive()[0] == 7

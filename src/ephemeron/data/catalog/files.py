@@ -43,6 +43,8 @@ class Files(ABC):
 
     url: str
     """Names the place, for messages and metadata; without secrets."""
+    survives_fork: bool = True
+    """Whether a forked child can read, also where its parent has done so."""
 
     @abstractmethod
     async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:

@@ -41,6 +41,17 @@ def _own() -> _Loop:
     return own
 
 
+def end() -> None:
+    """Ends the loop of this process and its threads. For whoever has the process to himself and is done with reading."""
+    own = _loops.pop(os.getpid(), None)
+    if own is None:
+        return
+    own.loop.call_soon_threadsafe(own.loop.stop)
+    own.thread.join()
+    own.loop.close()
+    own.unpackers.shutdown(wait=True, cancel_futures=True)
+
+
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Starts `work` on the loop of this process."""
     return asyncio.run_coroutine_threadsafe(work, _own().loop)

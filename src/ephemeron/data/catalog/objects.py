@@ -35,6 +35,8 @@ class ObjectFiles(Files):
         requests: most requests at once, per call.
     """
 
+    survives_fork = False
+
     def __init__(self, store: ObjectStore, *, url: str, requests: int = _REQUESTS) -> None:
         self.url = url
         self._store: Any = store

@@ -19,7 +19,7 @@ from typing import Any, SupportsIndex
 
 from ephemeron.data.catalog.dataset import LATEST, Dataset
 from ephemeron.data.catalog.decoders import DECODERS, Decoder
-from ephemeron.data.catalog.fetcher import Fetcher, RawSample, ReadLimits
+from ephemeron.data.catalog.fetcher import Fetcher, RawSample, ReadLimits, data_place
 from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.loop import run, submit
 from ephemeron.data.catalog.meta import SampleMeta
@@ -116,6 +116,12 @@ class DatasetReader:
 
     def __len__(self) -> int:
         return self._spec.samples
+
+    @property
+    def survives_fork(self) -> bool:
+        """Whether a forked child can read; false where metadata or data lie in an object store."""
+        data, _ = data_place(self._files, self.dataset, self.variant)
+        return self._files.survives_fork and data.survives_fork
 
     @property
     def info(self) -> Mapping[str, Any]:

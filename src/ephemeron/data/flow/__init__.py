@@ -9,6 +9,9 @@ pool      loader processes of this machine, which may die
 collate   from samples to a batch, in memory that loader and trainer share
 messages  what loaders and trainer say to each other
 counters  where the time went, and what would help
+named     the flow that a job names: found and pinned at the start, opened again in functions
+ahead     batches that somebody else chooses, loaded ahead in processes or a thread
+feed      a function's share of a job's flow
 
 from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
 

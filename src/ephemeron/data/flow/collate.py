@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.flow.messages import SHARED, Arena, aligned, can_share
+from ephemeron.data.flow.messages import SHARED, Arena, Line, aligned, can_share
 
 
 class Stacking:
@@ -28,16 +28,29 @@ class Stacking:
     def __call__(self, samples: Sequence[Any]) -> Any:
         return self._collate(samples)
 
-    def into_arena(self, samples: list[Any]) -> tuple[Any, Arena | None]:
-        """The same batch, its large arrays in an arena; None where there are none or they cannot be shared."""
+    def in_place(self, samples: Sequence[Any]) -> Any:
+        """The same batch; arrays that lie side by side in memory already are not copied."""
+        first = samples[0]
+        if type(first) in (tuple, list) and all(len(s) == len(first) for s in samples):
+            parts = [self.in_place(part) for part in zip(*samples, strict=True)]
+            return parts if self._collate is not _stacked else tuple(parts)
+        if type(first) is dict and all(s.keys() == first.keys() for s in samples):
+            return {key: self.in_place([s[key] for s in samples]) for key in first}
+        if not _stackable(samples) or (whole := _side_by_side(samples)) is None:
+            return self(samples)
+        torch: Any = sys.modules.get("torch")
+        return whole if self._collate is _stacked else torch.from_numpy(whole)
+
+    def into_arena(self, samples: list[Any], line: Line) -> tuple[Any, Arena | None]:
+        """The same batch, its large arrays in an arena of a connection; None where there are none or cannot be shared."""
         nbytes = _large(samples)
         if nbytes < SHARED or not can_share():
             return self(samples), None
-        arena = Arena(nbytes)
+        arena = line.arena(nbytes)
         try:
             return self._in(samples, arena), arena
         except BaseException:
-            arena.close()
+            arena.memory[0] = 0
             raise
 
     def _in(self, samples: Sequence[Any], arena: Arena) -> Any:
@@ -61,6 +74,18 @@ def _stackable(samples: Sequence[Any]) -> bool:
         type(first) is np.ndarray and first.ndim > 0 and first.dtype.kind in "biufc" and first.dtype.isnative
         and all(type(s) is np.ndarray and s.shape == first.shape and s.dtype == first.dtype for s in samples)
     )  # fmt: skip
+
+
+def _side_by_side(arrays: Sequence[Any]) -> Any:
+    """The array of all these arrays, if they follow each other in memory without a gap; else None."""
+    first = arrays[0]
+    start, nbytes = first.__array_interface__["data"][0], first.nbytes
+    if not nbytes or any(
+        a.__array_interface__["data"][0] != start + i * nbytes or not a.flags.c_contiguous or not a.flags.writeable
+        for i, a in enumerate(arrays)
+    ):
+        return None
+    return np.lib.stride_tricks.as_strided(first, (len(arrays), *first.shape), (nbytes, *first.strides))
 
 
 def _large(samples: Sequence[Any]) -> int:

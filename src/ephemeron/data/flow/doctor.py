@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class Diagnosis:
 
 def diagnose(
     flow: DataLoadFlow, *, batch_size: int = 64, batches: int = 20, workers: int = 0, step_s: float = 0.0,
-    on_error: str = "fail",
+    on_error: str = "fail", collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Reads some batches as a trainer would.
 
@@ -50,14 +51,14 @@ def diagnose(
         batches: how many, at most an epoch.
         workers: loader processes.
         step_s: seconds that the trainer takes for a batch; 0: it only reads.
-        on_error: as in `to_shuffled`.
+        on_error, collate_fn: as in `to_shuffled`.
 
     Raises:
         JobError, SampleFailed, DatasetError: as reading the flow does.
     """
     read = flow.prepare_read(LocalDataLoadFlowReader(workers))
     samples, first = 0, time.perf_counter()
-    with read.to_shuffled(batch_size, on_error=on_error) as shuffled:
+    with read.to_shuffled(batch_size, collate_fn, on_error=on_error) as shuffled:
         for number, _ in enumerate(itertools.islice(shuffled, batches)):
             if number == 0:
                 first = time.perf_counter()

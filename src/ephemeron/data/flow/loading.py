@@ -88,13 +88,18 @@ class Loading:
 
     def load(self, items: Sequence[Item]) -> list[Any | SampleFailed]:
         """The samples of these items, in this order; in place of one that raises, the error."""
+        return self.map(items, self.fetch(items))
+
+    def map(self, items: Sequence[Item], raws: Sequence[Any | SampleFailed]) -> list[Any | SampleFailed]:
+        """What `fetch` read, after the steps."""
         out: list[Any | SampleFailed] = []
-        for item, raw in zip(items, self._read(items), strict=True):
-            out.append(raw if isinstance(raw, SampleFailed) else self._steps(item, raw))
+        for item, raw in zip(items, raws, strict=True):
+            out.append(raw if isinstance(raw, SampleFailed) else self.steps(item, raw))
             self.seconds.samples += 1
         return out
 
-    def _read(self, items: Sequence[Item]) -> list[Any | SampleFailed]:
+    def fetch(self, items: Sequence[Item]) -> list[Any | SampleFailed]:
+        """The samples as the dataset has them. Draws no random numbers of its own, so any thread may do it."""
         began = time.perf_counter()
         try:
             many = getattr(self.dataset, "__getitems__", None)
@@ -106,12 +111,13 @@ class Loading:
                 return [self._failed(items[0], READ, e)]
         finally:
             self.seconds.add(READ, time.perf_counter() - began)
-        return [sample for item in items for sample in self._read([item])]  # to find out which one it was
+        return [sample for item in items for sample in self.fetch([item])]  # to find out which one it was
 
-    def _steps(self, item: Item, sample: Any) -> Any | SampleFailed:
+    def steps(self, item: Item, sample: Any, *, first: int = 0, end: int | None = None) -> Any | SampleFailed:
+        """A sample that has passed the steps before number `first`, after those before number `end`."""
         cached = self.flow.cached_steps
         with _unchanged_randomness(item.seed is not None):
-            for number, step in enumerate(self.flow.steps):
+            for number, step in list(enumerate(self.flow.steps))[first:end]:
                 if item.seed is not None:
                     job = self._salt if number < cached else f"{item.seed}/{item.epoch}"
                     seed_everything(xxhash.xxh3_64_intdigest(f"{job}/{item.index}/{number}".encode()))

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.loading import COLLATE, NETWORK, Item, Loading, Seconds, nobody_else_draws
-from ephemeron.data.flow.messages import Arena, receive, send
+from ephemeron.data.flow.messages import Arena, Line
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
@@ -84,6 +84,7 @@ class _Chunk:
 class _Loader:
     sock: socket.socket
     pid: int
+    line: Line
     chunks: deque[_Chunk] = field(default_factory=deque)
     given_up: bool = False
     """Overdue: what it holds has been given to others."""
@@ -122,7 +123,7 @@ class LoaderPool:
         self._results: queue.SimpleQueue[Done | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
-        self._nursery = _nursery(loading, collate)
+        self._nursery, self._nursery_pid = _nursery(loading, collate)
         self._loaders = [self._start() for _ in range(loaders)]
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="ephemeron-loaders", daemon=True)
@@ -140,6 +141,9 @@ class LoaderPool:
         with self._lock:
             self._todo.append(_Chunk(number, items))
         self._wake.send(b"w")
+
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Any], *, ordered: bool) -> None:
+        """Nothing is kept here for which that would matter."""
 
     def result(self) -> Done:
         """The next chunk that is finished, in whatever order.
@@ -164,8 +168,12 @@ class LoaderPool:
             loader.sock.close()
             _kill(loader.pid)
         self._nursery.close()
+        _kill(self._nursery_pid)  # pools made later hold its connection open
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._nursery_pid, 0)
         self._wake.close()
         self._woken.close()
+        self._results.put(LoadersLost("the loaders have been closed"))  # for whoever still waits in another thread
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -194,7 +202,7 @@ class LoaderPool:
                     chunk.given_at = time.monotonic()
                     loader.chunks.append(chunk)
                     with contextlib.suppress(OSError):  # dead: noticed when its connection is read
-                        send(loader.sock, (chunk.number, chunk.items))
+                        loader.line.send((chunk.number, chunk.items))
 
     def _hear(self, readable: list[socket.socket]) -> None:
         for sock in readable:
@@ -203,7 +211,7 @@ class LoaderPool:
                 continue
             loader = next(x for x in self._loaders if x.sock is sock)
             try:
-                (number, results, seconds), nbytes = receive(sock)
+                (number, results, seconds), nbytes = loader.line.receive()
             except (OSError, EOFError):
                 self._bury(loader)
                 continue
@@ -292,7 +300,7 @@ class LoaderPool:
         answer = self._nursery.recv(8)
         if len(answer) < 8:
             raise LoadersLost("no loader process can be started")
-        return _Loader(ours, _SIZE.unpack(answer)[0])
+        return _Loader(ours, _SIZE.unpack(answer)[0], Line(ours))
 
 
 class _Missing:
@@ -310,14 +318,15 @@ def _kill(pid: int) -> None:
 # -- processes ----------------------------------------------------------------------------------------------
 
 
-def _nursery(loading: Loading, collate: Collate) -> socket.socket:
+def _nursery(loading: Loading, collate: Collate) -> tuple[socket.socket, int]:
     """A process that forks loaders on request, as it is now."""
     with _FORKING:
         ours, theirs = socket.socketpair()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             _child(lambda: _bear(theirs, loading, collate), [ours])
         theirs.close()
-    return ours
+    return ours, pid
 
 
 def _bear(sock: socket.socket, loading: Loading, collate: Collate) -> None:
@@ -356,10 +365,10 @@ def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-    sending = 0.0
+    line, sending = Line(sock), 0.0
     while True:
         try:
-            (number, items), _ = receive(sock)
+            (number, items), _ = line.receive()
         except (OSError, EOFError):
             return
         loading.seconds = Seconds()
@@ -367,23 +376,26 @@ def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
         results: Any = loading.load(items)
         arena = None
         if collate is not None and number >= 0:  # pieces of a chunk are put together by the trainer
-            results, arena = collated(results, collate, loading)
+            results, arena = collated(results, collate, loading, line)
         began = time.perf_counter()
         try:
-            send(sock, (number, results, loading.seconds), arena)
+            line.send((number, results, loading.seconds), arena)
         except (pickle.PicklingError, TypeError, AttributeError) as e:
-            send(sock, (number, [_unsendable(loading, item, e) for item in items], loading.seconds))
+            line.send((number, [_unsendable(loading, item, e) for item in items], loading.seconds))
         sending = time.perf_counter() - began
+        del results, arena, items
 
 
-def collated(results: list[Any], collate: Callable[[list[Any]], Any], loading: Loading) -> tuple[Any, Arena | None]:
+def collated(
+    results: list[Any], collate: Callable[[list[Any]], Any], loading: Loading, line: Line
+) -> tuple[Any, Arena | None]:
     """The batch; or the samples as they are, if one of them failed or collating does, so that the trainer deals with it."""
     if any(isinstance(result, SampleFailed) for result in results):
         return results, None
     began = time.perf_counter()
     try:
         if isinstance(collate, Stacking):
-            value, arena = collate.into_arena(results)
+            value, arena = collate.into_arena(results, line)
         else:
             value, arena = collate(results), None
         return Collated(value, len(results)), arena

@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from ephemeron.data.flow.flow import DataLoadFlow
+from ephemeron.data.flow.loaders import AnyLoading, Loaders, LocalLoaders, Sampling
 from ephemeron.data.flow.loading import Item, Loading, open_source
 from ephemeron.data.flow.shuffled import ShuffledFlow
 from ephemeron.data.flow.stream import Stream
@@ -49,20 +50,19 @@ class LocalDataLoadFlowReader(DataLoadFlowReader):
     def read(self, flow: DataLoadFlow) -> DataLoadFlowRead:
         if flow.source is None:
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
-        return DataLoadFlowRead(
-            Loading(flow.clone(), open_source(flow.source)), workers=self.workers, lease_s=self.lease_s
-        )
+        loaders = LocalLoaders(self.workers, lease_s=self.lease_s)
+        return DataLoadFlowRead(Loading(flow.clone(), open_source(flow.source)), loaders)
 
 
 class DataLoadFlowRead:
     """A view of a flow: all of its samples, or a part of them."""
 
     def __init__(
-        self, loading: Loading, *, workers: int = 0, lease_s: float | None = None, chosen: Indices | None = None,
+        self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None,
         here: Sequence[Callable[[Any], Any]] = (),
     ) -> None:  # fmt: skip
         self.loading = loading
-        self._workers, self._lease_s = workers, lease_s
+        self.loaders = loaders or LocalLoaders(0)
         self._chosen = chosen
         self._here = tuple(here)
 
@@ -71,6 +71,10 @@ class DataLoadFlowRead:
 
     def __repr__(self) -> str:
         return f"DataLoadFlowRead({self.loading.flow!r}, {len(self)} samples)"
+
+    def indices(self, positions: Indices) -> Indices:
+        """The dataset's numbers of samples of this view."""
+        return positions if self._chosen is None else self._chosen[positions]
 
     def index(self, position: SupportsIndex) -> int:
         """The dataset's number of a sample of this view."""
@@ -97,8 +101,8 @@ class DataLoadFlowRead:
         return self._with(chosen=np.array([self.index(i) for i in indices], dtype=np.intp))
 
     def _with(self, **changed: Any) -> DataLoadFlowRead:
-        kept = {"workers": self._workers, "lease_s": self._lease_s, "chosen": self._chosen, "here": self._here}
-        return DataLoadFlowRead(self.loading, **{**kept, **changed})
+        kept = {"chosen": self._chosen, "here": self._here}
+        return DataLoadFlowRead(self.loading, self.loaders, **{**kept, **changed})
 
     def mapped_here(self, sample: Any) -> Any:
         """A loaded sample after the functions of `local_map`."""
@@ -119,7 +123,7 @@ class DataLoadFlowRead:
     def to_shuffled(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, prefetch: int = 4, *, seed: int = 0,
         shuffle: bool = True, rank: int = 0, world_size: int = 1, remainder: Remainder = "keep", on_error: str = "fail",
-        prefetch_mb: float = 512.0, progress: bool = False,
+        prefetch_mb: float = 512.0, progress: bool = False, sampling: Sampling = "own",
     ) -> ShuffledFlow:  # fmt: skip
         """Batches, each sample once per epoch over all ranks.
 
@@ -137,6 +141,9 @@ class DataLoadFlowRead:
             on_error: `fail`, `skip` (counted), or `retry:N` and then fail.
             prefetch_mb: limit of what is loaded ahead; the next batch is loaded in any case.
             progress: a bar on standard error.
+            sampling: `own`: the order is fixed by the seed, and the same wherever the flow is read. `shared`: a service
+                draws for all jobs that read the flow together, so that they use the same samples at about the same
+                time; each order is as random as before, and depends on what the others do.
 
         Raises:
             JobError: an argument makes no sense.
@@ -145,9 +152,11 @@ class DataLoadFlowRead:
             samples=len(self), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size, shuffle=shuffle,
             remainder=remainder,
         )  # fmt: skip
+        if sampling != "own":
+            stream = self.loaders.shared(stream, sampling, self._chosen)
         return ShuffledFlow(
             self, stream, collate_fn=collate_fn, prefetch=prefetch, prefetch_mb=prefetch_mb, on_error=on_error,
-            workers=self._workers, progress=progress, lease_s=self._lease_s,
+            progress=progress,
         )  # fmt: skip
 
 

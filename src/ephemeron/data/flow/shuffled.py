@@ -10,13 +10,14 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.counters import Counters
+from ephemeron.data.flow.loaders import Pool
 from ephemeron.data.flow.loading import COLLATE, Item
-from ephemeron.data.flow.pool import Collated, Done, LoaderPool
+from ephemeron.data.flow.pool import Collated, Done
 from ephemeron.data.flow.stream import Stream
 from ephemeron.errors import JobError, SampleFailed
 from ephemeron.units import MB
@@ -59,7 +60,7 @@ class ShuffledFlow:
 
     def __init__(
         self, read: DataLoadFlowRead, stream: Stream, *, collate_fn: Callable[[list[Any]], Any] | None, prefetch: int,
-        prefetch_mb: float, on_error: str, workers: int, progress: bool, lease_s: float | None = None,
+        prefetch_mb: float, on_error: str, progress: bool,
     ) -> None:  # fmt: skip
         matched = _POLICY.fullmatch(on_error)
         if matched is None:
@@ -67,13 +68,13 @@ class ShuffledFlow:
         if prefetch < 1:
             raise JobError(f"prefetch = {prefetch} should be at least 1 batch")
         self.read = read
-        self.counters = Counters(loaders=workers)
+        self.counters = Counters(loaders=read.loaders.count)
         self._stream = stream
         self._collate = collate_fn
         self._prefetch, self._most_bytes = prefetch, prefetch_mb * MB
         self._skip, self._retries = on_error == "skip", int(matched[1] or 0)
-        self._workers, self._progress, self._lease_s = workers, progress, lease_s
-        self._pool: LoaderPool | None = None
+        self._loads_ahead, self._progress = read.loaders.count > 0, progress
+        self._pool: Pool | None = None
         self._began: float | None = None
         self._iteration = self._following = self._lost = 0
 
@@ -138,13 +139,17 @@ class ShuffledFlow:
     def _batches(self, mine: int) -> Iterator[Any]:
         if self._collate is None:
             self._collate = Stacking()  # imports PyTorch, which is nobody's waiting
-        ahead = replace(self._stream)
+        ahead = self._stream.copy()
         window = _Window()
         if self._pool is not None and self._pool.under_way:
             self.close()  # what an iteration that was left has under way is of no use
-        if self._workers and self._pool is None:
+        if self._loads_ahead and self._pool is None:
             collate = None if self.read.maps_here else self._collate
-            self._pool = LoaderPool(self.read.loading, self._workers, lease_s=self._lease_s, collate=collate)
+            self._pool = self.read.loaders.pool(self.read.loading, collate, prefetch=self._prefetch)
+        if self._pool is not None:
+            stream, indices = self._stream.copy(), self.read.indices
+            self._pool.foresee(self.epoch, stream.seed, lambda: indices(stream.rest()), ordered=stream.ordered)
+            self._pool.foresee(self.epoch + 1, stream.seed, lambda: indices(stream.following()), ordered=stream.ordered)
         while True:
             began = time.perf_counter()
             self._began = began if self._began is None else self._began
@@ -187,13 +192,13 @@ class ShuffledFlow:
             indices = ahead.next()
             if indices is None:
                 return
-            batch = _Batch([int(i) for i in indices], replace(ahead), [None] * len(indices), len(indices))
+            batch = _Batch([int(i) for i in indices], ahead.copy(), [None] * len(indices), len(indices))
             window.batches.append(batch)
             # What is mapped here cannot be put together there: then loaders share a batch, and it comes sooner.
-            size = CHUNK if self.read.maps_here or not self._workers else len(indices)
+            size = CHUNK if self.read.maps_here or not self._loads_ahead else len(indices)
             for start in range(0, len(indices), max(1, size)):
                 self._submit(window, batch, start, batch.indices[start : start + size])
-            if not self._workers:
+            if not self._loads_ahead:
                 return  # nothing loads meanwhile
 
     def _room(self, window: _Window) -> bool:

@@ -8,7 +8,7 @@ number, however many ranks or loaders there were, and whoever resumes deals what
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,23 @@ class Stream:
         self.steps += 1
         order = self.order()
         return order[(np.arange(part.start, part.stop) + self.begun_at) % max(1, self.samples)]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of an epoch is known when it begins."""
+        return True
+
+    def copy(self) -> Stream:
+        """Another one that stands at the same place."""
+        return replace(self)
+
+    def rest(self) -> Indices:
+        """The samples that all ranks together have still to take in this epoch, in order."""
+        return self.order()[self.consumed :]
+
+    def following(self) -> Indices:
+        """The next epoch's order."""
+        return replace(self, epoch=self.epoch + 1, begun_at=0, steps=0, _order=None).order()
 
     def next_epoch(self, epoch: int | None = None) -> None:
         """Begins another epoch, by default the following one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ephemeron.data.scheduling.tasks import Key
 
@@ -57,6 +58,10 @@ class LoaderQueue:
             self.running = self._queue.popleft()
             return self.running
         return None
+
+    def coming(self, count: int) -> tuple[Key, ...]:
+        """The tasks to be taken next, at most so many."""
+        return tuple(islice(self._queue, count))
 
     def finish(self) -> None:
         """The running task has a result, which the caller keeps until the request that carries it was answered."""

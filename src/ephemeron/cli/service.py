@@ -1,0 +1,161 @@
+"""`ephemeron data serve | flows`: a data service that training jobs share, and what it is doing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ephemeron.data.service import Service
+
+_folder = click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path),
+    help="Where the service keeps its state.  [default: ~/.ephemeron/data-service]",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free one.")
+@click.option("--allow-remote", is_flag=True, help="Let other machines in, if --host can be reached from them.")
+@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Of each flow.")
+@click.option(
+    "--loaders", type=click.IntRange(1), help="Loader functions of each flow, at most.  [default: one per CPU]"
+)
+@click.option(
+    "--loader-memory-mb", type=click.IntRange(128), default=1769, show_default=True, help="CPU comes with it."
+)
+@click.option("--buffer-mb", type=click.FloatRange(1), default=1024.0, show_default=True,
+              help="For samples loaded ahead, of each flow.")  # fmt: skip
+@click.option("--cache-mb", type=click.FloatRange(0), default=1024.0, show_default=True,
+              help="For samples kept for later epochs and other jobs, of each flow.")  # fmt: skip
+@click.option("--idle-s", type=click.FloatRange(1), default=60.0, show_default=True,
+              help="A flow that nobody reads for so long runs nothing any more.")  # fmt: skip
+@_folder
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready.")
+def serve(
+    host: str, port: int, allow_remote: bool, shards: int, loaders: int | None, loader_memory_mb: int, buffer_mb: float,
+    cache_mb: float, idle_s: float, folder: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Load data for many training jobs: serves until Ctrl-C.
+
+    Jobs that read the same flow share its loaders, its cache and, if they wish, the order of their samples. Loaders are
+    functions with a memory quota and a lifetime; there are as many as trainers need, and none when nobody reads.
+
+    \b
+    ephemeron data serve --port 7070 --loaders 4 --cache-mb 4096
+    # in a training script
+    reader = RemoteDataLoadFlowReader("127.0.0.1:7070", token=...)    # or EPHEMERON_DATA_TOKEN
+    batches = flow.prepare_read(reader).to_shuffled(batch_size=128, sampling="shared")
+
+    The token is that of EPHEMERON_DATA_TOKEN, or one that is made and kept in FOLDER/token. A service that was killed
+    goes on where it was when it is started with the same folder.
+    """
+    from ephemeron.data.service import ServiceSettings, own_token
+    from ephemeron.data.service.address import TOKEN_VARIABLE
+    from ephemeron.data.service.keeper import Part
+    from ephemeron.errors import JobError, ServiceUnreachable
+    from ephemeron.home import home
+    from ephemeron.rpc import is_loopback
+
+    place = (folder or home() / "data-service").absolute()
+    if not allow_remote and not is_loopback(host):
+        raise JobError(f"{host!r} can be reached from other machines", remedy="add --allow-remote if that is meant")
+    settings = ServiceSettings(
+        shards=shards, loaders=loaders or os.cpu_count() or 1, loader_memory_mb=loader_memory_mb, buffer_mb=buffer_mb,
+        cache_mb=cache_mb, idle_s=idle_s, host=host, port=port, allow_remote=allow_remote,
+    )  # fmt: skip
+    token = os.environ.get(TOKEN_VARIABLE) or own_token(place)
+    part = Part("coordinator", place, token)
+    try:
+        running = part.address()
+    except ServiceUnreachable:
+        pass
+    else:
+        raise JobError(
+            f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder"
+        )
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    address = part.ensure(asdict(settings))
+    where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")
+    if as_json:
+        click.echo(json.dumps({"address": str(address), "folder": str(place), "token_in": where}))
+    else:
+        click.echo(f"data service at {address}, token in {where}; Ctrl-C ends it")
+    try:
+        while not over.wait(1.0):
+            if not part.alive:
+                click.echo("the coordinator was gone and is started again", err=True)
+                part.ensure({**asdict(settings), "port": address.port})
+    finally:
+        part.kill(gently=True, wait_s=30)
+
+
+@click.command()
+@click.option("--address", metavar="HOST:PORT", help="Of the service.  [default: this machine's own]")
+@_folder
+@click.option("--delete", metavar="NAME", help="Forget a flow that nobody reads.")
+@click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def flows(address: str | None, folder: Path | None, delete: str | None, watch: bool, as_json: bool) -> None:
+    """What a data service knows and does: flows, their state, readers, loaders, cache.
+
+    \b
+    ephemeron data flows
+    ephemeron data flows --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
+    """
+    from ephemeron.data.service import Service
+    from ephemeron.data.service.keeper import Part
+    from ephemeron.errors import ServiceUnreachable
+    from ephemeron.home import home
+
+    if address is None:  # do not start one to ask it
+        place = folder or home() / "data-service"
+        if not Part("coordinator", place, "").alive:
+            raise ServiceUnreachable(f"no data service runs with folder {place}; start one with: ephemeron data serve")
+    service = Service(address, folder=folder, timeout_s=5.0)
+    if delete is not None:
+        service.call("delete", {"flow": delete})
+    while True:
+        _print(service, as_json)
+        if not watch:
+            return
+        time.sleep(1.0)
+
+
+def _print(service: Service, as_json: bool) -> None:
+    from ephemeron.units import human_bytes
+
+    found = service.call("list", {})
+    rows = [_row(entry, found["routers"].get(entry["name"], {})) for entry in found["flows"]]
+    if as_json:
+        click.echo(json.dumps({"flows": rows}))
+        return
+    if not rows:
+        click.echo("no flows are registered")
+    for r in rows:
+        click.echo(
+            f"{r['flow']}@{r['version']}: {r['state']}, {r['samples']} samples; {r['readers']} readers, {r['loaders']} "
+            f"loaders; {r['loaded']} loaded, {r['hits']} found finished, {r['half_hits']} half-finished; "
+            f"{human_bytes(r['cached_bytes'])} kept, {human_bytes(r['buffered_bytes'])} ahead"
+        )
+
+
+def _row(entry: dict[str, Any], router: dict[str, Any]) -> dict[str, Any]:
+    shards = router.get("shards", [])
+    sums = ("loaders", "loaded", "hits", "half_hits", "skipped", "cached_bytes", "buffered_bytes")
+    return {
+        "flow": entry["name"], "version": entry["version"], "state": entry["state"], "samples": entry["samples"],
+        "readers": router.get("readers", 0), "shards": len(shards),
+        **{key: sum(shard.get(key, 0) for shard in shards) for key in sums},
+    }  # fmt: skip

@@ -1,0 +1,274 @@
+"""Batches of given samples, the next ones loaded while the present one is used; bounded in bytes.
+
+`ShuffledFlow` decides itself which samples come next. Here somebody else does (a job's sampler, which deals samples out by
+role), and may go anywhere: back after a failure, or on to other batch sizes. Three ways of loading, one interface:
+
+processes   loaders forked from this process (`LoaderPool`); steps run there, with random numbers of their own
+thread      samples are fetched in a thread, steps run where batches are asked for: for object stores, whose client does not
+            survive a fork. Steps may not run in a thread: they draw from the process's global generators, and so does the model
+here        everything when it is asked for: where time is virtual, or processes are not wanted
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.feed import Batch
+from ephemeron.data.flow.collate import Stacking
+from ephemeron.data.flow.loading import COLLATE, Item, Loading, Seconds
+from ephemeron.data.flow.pool import Collated, Done, LoaderPool
+from ephemeron.errors import SampleFailed
+from ephemeron.units import MB
+
+Collate = Callable[[list[Any]], Any]
+_RETRY = re.compile(r"retry:(\d+)")
+
+
+class Way(ABC):
+    """A way of loading. Each number that was submitted comes back once; in which order is its own affair."""
+
+    ahead: int = 0
+    """Batches worth submitting beyond the one that is waited for."""
+
+    @abstractmethod
+    def submit(self, number: int, items: Sequence[Item]) -> None:
+        """Begins to load a batch. Earlier ones come first."""
+
+    @abstractmethod
+    def result(self) -> Done:
+        """The next batch that is loaded; waits for it.
+
+        Raises:
+            LoadersLost: it cannot be loaded, and no other could.
+        """
+
+    def close(self) -> None:
+        """Gives up what is under way. Idempotent."""
+
+
+class Here(Way):
+    """Loads in the thread that asks, when it asks."""
+
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
+        self._todo: deque[tuple[int, Sequence[Item]]] = deque()
+
+    def submit(self, number: int, items: Sequence[Item]) -> None:
+        self._todo.append((number, items))
+
+    def result(self) -> Done:
+        number, items = self._todo.popleft()
+        return Done(number, self._loading.load(items), Seconds(), 0)
+
+
+class Fetching(Way):
+    """Fetches in a thread; the steps run in the thread that asks."""
+
+    ahead = 1
+
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ephemeron-fetch")
+        self._todo: deque[tuple[int, Sequence[Item], Future[list[Any]]]] = deque()
+
+    def submit(self, number: int, items: Sequence[Item]) -> None:
+        self._todo.append((number, items, self._thread.submit(self._loading.fetch, items)))
+
+    def result(self) -> Done:
+        number, items, fetched = self._todo.popleft()
+        raws = fetched.result()
+        return Done(number, self._loading.map(items, raws), Seconds(), sum(map(_nbytes, raws)))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class Processes(Way):
+    """Loader processes. Make it before this process computes anything in threads."""
+
+    def __init__(self, loading: Loading, loaders: int, collate: Collate) -> None:
+        self._pool = LoaderPool(loading, loaders, collate=collate)
+        self.ahead = loaders + 1
+
+    def submit(self, number: int, items: Sequence[Item]) -> None:
+        self._pool.submit(number, items)
+
+    def result(self) -> Done:
+        return self._pool.result()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A batch that was submitted."""
+
+    number: int
+    items: Sequence[Item]
+    done: Done | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Ahead:
+    """Batches by iteration. Not for several threads.
+
+    Args:
+        loading: the flow with its dataset.
+        way: of loading.
+        collate: makes a batch of samples; the same that the way uses, if it does.
+        on_error: `fail`, `skip`, or `retry:N` and then fail.
+        prefetch_bytes: most that is held for later; the next batch is loaded in any case.
+    """
+
+    loading: Loading
+    way: Way
+    collate: Collate = field(default_factory=Stacking)
+    on_error: str = "fail"
+    prefetch_bytes: float = 64 * MB
+    _coming: dict[int, _Coming] = field(default_factory=dict)
+    _dropped: set[int] = field(default_factory=set)
+    _following: int = 0
+    _usual: int = 0
+
+    def get(self, iteration: int, wanted: Callable[[int], Sequence[Item] | None]) -> Batch:
+        """The batch of an iteration; begins to load those after it.
+
+        Args:
+            iteration: any.
+            wanted: what an iteration consists of; None: there is no such iteration, so that it is not loaded ahead.
+
+        Raises:
+            SampleFailed: a sample cannot be loaded, and may not be skipped; or samples cannot be put together.
+            LoadersLost: loader processes keep dying.
+        """
+        self._forget(iteration, wanted)
+        self._submit(iteration, wanted)
+        self._plan(iteration, wanted)
+        coming = self._coming[iteration]
+        while coming.done is None:
+            self._take(self.way.result())
+            self._plan(iteration, wanted)
+        del self._coming[iteration]
+        return self._settle(coming.items, coming.done)
+
+    def close(self) -> None:
+        """Gives up what is under way."""
+        self.way.close()
+
+    def _forget(self, iteration: int, wanted: Callable[[int], Sequence[Item] | None]) -> None:
+        """Whoever asks for something else than was foreseen has no use for it."""
+        for i, coming in list(self._coming.items()):
+            if not iteration <= i <= iteration + self.way.ahead or coming.items != wanted(i):
+                del self._coming[i]
+                if coming.done is None:
+                    self._dropped.add(coming.number)
+
+    def _submit(self, iteration: int, wanted: Callable[[int], Sequence[Item] | None]) -> None:
+        items = wanted(iteration)
+        if iteration in self._coming or items is None:
+            return
+        coming = self._coming[iteration] = _Coming(self._following, items)
+        if not items:
+            coming.done = Done(self._following, [], Seconds(), 0)
+            return
+        self._following += 1
+        self.way.submit(coming.number, items)
+
+    def _plan(self, iteration: int, wanted: Callable[[int], Sequence[Item] | None]) -> None:
+        for later in range(1, self.way.ahead + 1):
+            if later == 1 or self._room(iteration):
+                self._submit(iteration + later, wanted)
+
+    def _room(self, iteration: int) -> bool:
+        """Whether what is here and what is to come at its usual size leave room for another batch."""
+        if self._usual == 0:
+            return False  # nobody knows yet how large they are
+        later = [c for i, c in self._coming.items() if i > iteration]
+        held = sum(c.done.nbytes if c.done is not None else self._usual for c in later)
+        return held + self._usual <= self.prefetch_bytes
+
+    def _take(self, done: Done) -> None:
+        if done.chunk in self._dropped:
+            self._dropped.remove(done.chunk)
+            return
+        self._usual = max(self._usual, done.nbytes, 1)
+        next(c for c in self._coming.values() if c.number == done.chunk and c.items).done = done
+
+    def _settle(self, items: Sequence[Item], done: Done) -> Batch:
+        if isinstance(done.results, Collated):
+            inputs, targets = done.results.value
+            return Batch(inputs, targets, done.results.samples)
+        samples, skipped, failure = [], 0, ""
+        retry = _RETRY.fullmatch(self.on_error)
+        for item, result in zip(items, done.results, strict=True):
+            tries = int(retry[1]) if retry else 0
+            while isinstance(result, SampleFailed) and tries:
+                tries -= 1
+                (result,) = self.loading.load([item])
+            if not isinstance(result, SampleFailed):
+                samples.append(result)
+            elif self.on_error == "skip":
+                skipped, failure = skipped + 1, str(result)
+            else:
+                raise result
+        if not samples:
+            return Batch(None, None, 0, skipped, failure)
+        inputs, targets = paired(samples, self.collate, self.loading, items[0].index)
+        return Batch(inputs, targets, len(samples), skipped, failure)
+
+
+def paired(samples: list[Any], collate: Collate, loading: Loading, index: int) -> tuple[Any, Any]:
+    """A batch of these samples, which is a pair.
+
+    Raises:
+        SampleFailed: they cannot be put together, or what comes out is no pair of inputs and targets.
+    """
+    try:
+        inputs, targets = collate(samples)
+    except Exception as e:
+        flow = loading.flow
+        text = (
+            f"{len(samples)} samples from this one on cannot be put together to (inputs, targets): {type(e).__name__}: "
+        )
+        raise SampleFailed(
+            text + " ".join(str(e).split())[:300], flow=f"{flow.name}@{flow.version}", dataset=str(flow.source), index=index,
+            step=COLLATE,
+        ) from e  # fmt: skip
+    return inputs, targets
+
+
+def way_of(loading: Loading, *, loaders: int, own_process: bool, collate: Collate) -> Way:
+    """How to load where this runs.
+
+    Args:
+        loaders: processes; 0: none are wanted.
+        own_process: whether this process may fork and start threads.
+        collate: makes batches, in loaders.
+    """
+    if not own_process or loaders == 0:
+        return Here(loading)
+    from ephemeron.data.catalog import DatasetReader
+
+    if isinstance(loading.dataset, DatasetReader) and not loading.dataset.survives_fork:
+        return Fetching(loading)
+    return Processes(loading, loaders, collate)
+
+
+def _nbytes(sample: Any) -> int:
+    """Of the arrays and texts in a sample, about."""
+    if isinstance(sample, (tuple, list)):
+        return sum(map(_nbytes, sample))
+    if isinstance(sample, dict):
+        return sum(map(_nbytes, sample.values()))
+    if isinstance(sample, (bytes, str)):
+        return len(sample)
+    return int(getattr(sample, "nbytes", np.dtype(np.float64).itemsize))

@@ -1,0 +1,99 @@
+"""What loads ahead for an iteration: nobody, processes of this machine, or a service. The port between reading and loading."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from ephemeron.data.flow.flow import DataLoadFlow
+from ephemeron.data.flow.loading import Item, Loading, Seconds
+from ephemeron.data.flow.pool import Done, LoaderPool
+from ephemeron.data.flow.stream import Stream
+from ephemeron.data.shuffle import Indices
+from ephemeron.errors import JobError, SampleFailed
+
+Sampling: TypeAlias = Literal["own", "shared"]
+Collate: TypeAlias = Callable[[list[Any]], Any] | None
+
+
+class AnyLoading(Protocol):
+    """Loads samples when they are asked for."""
+
+    flow: DataLoadFlow
+    seconds: Seconds
+
+    def __len__(self) -> int: ...
+
+    def load(self, items: Sequence[Item]) -> list[Any | SampleFailed]:
+        """The samples of these items, in this order; in place of one that raises, the error."""
+
+
+class Pool(Protocol):
+    """Loads chunks of samples ahead: exactly one result for each that was submitted, in any order."""
+
+    lost: int
+    """Loaders that died."""
+    under_way: int
+    """Chunks without a result."""
+
+    def submit(self, number: int, items: Sequence[Item]) -> None:
+        """Wants these samples; numbers rise."""
+
+    def result(self) -> Done:
+        """The next chunk that is ready; waits for one.
+
+        Raises:
+            LoadersLost, ServiceUnreachable: there is nobody who loads.
+        """
+
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
+        """What this job will use of an epoch, if anybody wants to know; `ordered`: in this order."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Loaders(ABC):
+    """Makes pools."""
+
+    count: int
+    """Loaders at most; 0: there is no pool, everything happens when it is asked for."""
+
+    @abstractmethod
+    def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> Pool:
+        """A pool for one iteration after the other.
+
+        Args:
+            loading: what to load.
+            collate: makes a batch of a chunk, where it is convenient; None: chunks stay lists of samples.
+            prefetch: chunks that will be under way at a time.
+        """
+
+    def shared(self, stream: Stream, sampling: str, chosen: Indices | None) -> Stream:
+        """The stream whose order is drawn together with that of other jobs.
+
+        Raises:
+            JobError: there is nobody to draw with.
+        """
+        if sampling not in get_args(Sampling):
+            raise JobError(f"sampling = {sampling!r} is not known", remedy="use own or shared")
+        raise JobError(
+            "sampling = 'shared' takes a service that other jobs use too", remedy="read with RemoteDataLoadFlowReader"
+        )
+
+
+class LocalLoaders(Loaders):
+    """Processes of this machine.
+
+    Args:
+        workers: how many; 0: none.
+        lease_s: see `LoaderPool`.
+    """
+
+    def __init__(self, workers: int, *, lease_s: float | None = None) -> None:
+        self.count, self._lease_s = workers, lease_s
+
+    def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> LoaderPool:
+        assert isinstance(loading, Loading)
+        return LoaderPool(loading, self.count, lease_s=self._lease_s, collate=collate)

@@ -1,0 +1,191 @@
+"""A flow that a job names: found, checked and pinned where the run is started, opened again where it is read.
+
+Functions start bare and get no samples: they call the same function of the user's code and read the store themselves. So
+that a replacement reads what its predecessor read, `latest` is resolved once, the store's URL is made absolute, and a
+dataset whose number of samples is not the one that was dealt out is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.datasets import call
+from ephemeron.data.flow.ahead import Collate, paired
+from ephemeron.data.flow.collate import Stacking
+from ephemeron.data.flow.flow import DataLoadFlow, Source
+from ephemeron.data.flow.loading import Item, Loading, open_source
+from ephemeron.data.flowspec import FlowPart, FlowSpec
+from ephemeron.data.shuffle import Indices
+from ephemeron.data.sources import held_out
+from ephemeron.data.usercode import resolve
+from ephemeron.errors import DatasetError, JobError, SampleFailed
+from ephemeron.job import DataSpec, check_data
+
+TRIED = 8
+"""Samples that are loaded before anything is started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFlow:
+    """A job's data, of which nothing has been read but a few samples."""
+
+    spec: FlowSpec
+    train: Loading
+    train_indices: Indices
+    """Of the training flow's dataset: what is trained on."""
+    test_indices: Indices
+    """Of the test flow's dataset."""
+    collate: Collate
+    tried: list[Any]
+    """The first samples, after all steps."""
+
+
+def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedFlow:
+    """Everything that can be refused before a function is started.
+
+    Args:
+        data: with a flow.
+        seed: of the job: decides which samples are held out, and the random steps.
+        code: folders of the user's code.
+
+    Raises:
+        JobError: a function cannot be had, raises, or returns no flow; the flow has no dataset, no samples, or its first
+            samples fail or cannot be put together.
+        DatasetNotFound: the dataset is not there.
+        DatasetError: it cannot be read.
+    """
+    check_data(data)
+    assert data.flow is not None
+    arguments = arguments_of(data)
+    train, part = _pinned(data.flow, arguments, code)
+    if len(train) == 0:
+        raise JobError(f"data.flow {data.flow}: its dataset {train.flow.source} is empty", remedy="give it samples")
+    everything = np.arange(len(train))
+    if data.test_flow is None or data.test_flow == data.flow:
+        test_part = part
+        chosen, tested = held_out(len(train), data.test_fraction, seed=seed)
+    else:
+        test, test_part = _pinned(data.test_flow, arguments, code)
+        if _same(train, test):
+            chosen, tested = held_out(len(train), data.test_fraction, seed=seed)
+        else:
+            chosen, tested = everything, np.arange(len(test))
+    collate = collate_of(data.collate, code)
+    samples = _try(train, chosen, data, seed)
+    first = int(chosen[0])
+    try:
+        batch = paired(samples, collate, train, first)
+    except SampleFailed as e:
+        remedy = "bring samples to one shape in a step, or name a function with data.collate"
+        raise JobError(f"data.flow {data.flow}: {e}", remedy=remedy) from e
+    spec = FlowSpec(
+        train=part, test=test_part, options=dict(data.options), path=None if data.path is None else str(data.path),
+        collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb,
+        sample_nbytes=nbytes(batch) // len(samples),
+    )  # fmt: skip
+    return NamedFlow(spec=spec, train=train, train_indices=chosen, test_indices=tested, collate=collate, tried=samples)
+
+
+def arguments_of(data: DataSpec) -> dict[str, Any]:
+    """What a job's flow functions are called with."""
+    return {**({} if data.path is None else {"path": data.path}), **data.options}
+
+
+def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> Loading:
+    """The flow where it is read, with the dataset that was found when the run was started.
+
+    Raises:
+        JobError: the user's function does not return what it did.
+        DatasetError: the dataset is not what it was, or cannot be read.
+    """
+    flow = make_flow(part.target, spec.arguments, code)
+    assert flow.source is not None
+    if part.store is not None:
+        flow.source = dataclasses.replace(flow.source, version=part.version, store=part.store)
+    loading = Loading(flow, open_source(flow.source))
+    if len(loading) != part.samples:
+        raise DatasetError(
+            f"flow {part.target} has {len(loading)} samples here, and had {part.samples} where the run was started",
+            dataset=str(flow.source),
+        )
+    return loading
+
+
+def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> DataLoadFlow:
+    """What `module:function` returns.
+
+    Raises:
+        JobError: it cannot be had, does not take these arguments, raises, or returns anything but a flow with a dataset.
+    """
+    made = call(target, resolve(target, code), arguments, code)
+    if not isinstance(made, DataLoadFlow):
+        raise JobError(f"{target} returned {type(made).__name__}", remedy="return a DataLoadFlow")
+    if made.source is None:
+        raise JobError(f"{target}: flow {made.name} has no dataset", remedy="call .dataset(name, version, variant)")
+    return made.clone()
+
+
+def collate_of(target: str | None, code: Sequence[Path]) -> Collate:
+    """The user's function, or the default.
+
+    Raises:
+        JobError: it cannot be had.
+    """
+    if target is None:
+        return Stacking()
+    function = resolve(target, code)
+    if not callable(function):
+        raise JobError(f"data.collate {target} is not callable but {type(function).__name__}", remedy="name a function")
+    collate: Collate = function
+    return collate
+
+
+def nbytes(batch: Any) -> int:
+    """Of all arrays and tensors in a batch."""
+    if isinstance(batch, (tuple, list)):
+        return sum(map(nbytes, batch))
+    if isinstance(batch, Mapping):
+        return sum(map(nbytes, batch.values()))
+    return int(getattr(batch, "nbytes", 0))
+
+
+def _pinned(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> tuple[Loading, FlowPart]:
+    flow = make_flow(target, arguments, code)
+    source = flow.source
+    assert source is not None
+    if source.dataset is not None:
+        loading = Loading(flow, source.dataset)
+        return loading, FlowPart(target=target, samples=len(loading))
+    from ephemeron.data.catalog import DatasetStore
+
+    store = DatasetStore.open(source.store)
+    dataset = store.dataset(source.name, source.version)
+    flow.source = dataclasses.replace(source, version=dataset.version, store=store.files.url)
+    loading = Loading(flow, open_source(flow.source))
+    return loading, FlowPart(target=target, samples=len(loading), version=dataset.version, store=store.files.url)
+
+
+def _same(a: Loading, b: Loading) -> bool:
+    """Whether both read the same samples of a store."""
+
+    def place(source: Source | None) -> tuple[Any, ...]:
+        assert source is not None
+        return (source.name, source.version, source.variant, source.store, source.name or id(source.dataset))
+
+    return place(a.flow.source) == place(b.flow.source)
+
+
+def _try(loading: Loading, chosen: Indices, data: DataSpec, seed: int) -> list[Any]:
+    items = [Item(index=int(i), epoch=0, seed=seed) for i in chosen[:TRIED]]
+    results = loading.load(items)
+    samples = [r for r in results if not isinstance(r, SampleFailed)]
+    failed = [r for r in results if isinstance(r, SampleFailed)]
+    if failed and (data.on_error != "skip" or not samples):
+        raise JobError(f"data.flow {data.flow}: {failed[0]}", remedy="see: ephemeron data doctor") from failed[0]
+    return samples

@@ -1,0 +1,106 @@
+"""What a reader hands to a service: a flow that loaders can rebuild, and words that tell one definition from another.
+
+Functions of modules travel by name, and the loaders are told where the reader found its modules. Functions of a script
+or a notebook travel whole, which takes cloudpickle.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.data.flow.flow import DataLoadFlow
+from ephemeron.errors import JobError
+
+MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A flow on its way to loaders."""
+
+    name: str
+    version: int
+    signature: str
+    dataset: str
+    """In words, for errors."""
+    samples: int
+    random: bool
+    """Whether steps follow those that may be cached: then samples differ between epochs."""
+    paths: tuple[str, ...]
+    """Where its modules are."""
+    payload: bytes
+
+
+def define(flow: DataLoadFlow, samples: int) -> Definition:
+    """Packs a flow.
+
+    Args:
+        flow: with a dataset.
+        samples: in the dataset.
+
+    Raises:
+        JobError: it cannot be pickled, or is too large.
+    """
+    payload = _dumps(flow)
+    if len(payload) > MOST_BYTES:
+        raise JobError(
+            f"flow {flow.name} is {len(payload) >> 20} MB when pickled; a service takes {MOST_BYTES >> 20} MB",
+            remedy="import its dataset into a store (ephemeron data import) instead of passing it as an object",
+        )
+    steps = [f"{s.name}={_words(s.function)}/{s.cache}/{_words(s.transform)}" for s in flow.steps]
+    return Definition(
+        name=flow.name, version=flow.version, signature=" → ".join([str(flow.source), *steps]),
+        dataset=str(flow.source), samples=samples, random=flow.cached_steps < len(flow.steps),
+        paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
+    )  # fmt: skip
+
+
+def restore(payload: bytes, paths: tuple[str, ...]) -> DataLoadFlow:
+    """The flow again, in a loader."""
+    for path in paths:
+        if path not in sys.path and os.path.exists(path):
+            sys.path.append(path)
+    importlib.invalidate_caches()
+    flow: DataLoadFlow = pickle.loads(payload)
+    return flow
+
+
+def _dumps(flow: DataLoadFlow) -> bytes:
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        cloudpickle = None
+    try:
+        if cloudpickle is not None:
+            whole: bytes = cloudpickle.dumps(flow, protocol=5)
+            return whole
+        file = io.BytesIO()
+        _ByName(file, protocol=5).dump(flow)
+        return file.getvalue()
+    except Exception as e:  # whatever a user's object raises when it is pickled
+        hint = "" if cloudpickle is not None else "; or: pip install 'ephemeron[data]'"
+        raise JobError(
+            f"flow {flow.name} cannot be sent to loaders: {type(e).__name__}: {e}",
+            remedy=f"use functions of modules, without open files or locks{hint}",
+        ) from e
+
+
+class _ByName(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if getattr(obj, "__module__", None) == "__main__" and callable(obj):
+            raise pickle.PicklingError(f"{obj!r} is defined in the main script, which loaders do not have")
+        return NotImplemented
+
+
+def _words(thing: Any) -> str:
+    if thing is None:
+        return "-"
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    module = getattr(named, "__module__", "?")
+    return f"{module}.{named.__qualname__}"

@@ -1,0 +1,67 @@
+"""A part of the service as a process: `python -m ephemeron.data.service.process KIND FOLDER`, started by `keeper.Part`.
+
+Ends on SIGTERM in good order, and by itself when nobody needs it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
+from ephemeron.data.service.keeper import Presence
+from ephemeron.data.service.patience import Patience
+
+
+class Served(Protocol):
+    """What a part has to have."""
+
+    endpoint: Endpoint
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+def main() -> None:
+    """Serves until told to stop."""
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    try:
+        presence = Presence(folder)
+    except BlockingIOError:
+        return  # another one was faster
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    served = _make(kind, presence, os.environ[TOKEN_VARIABLE], over.set)
+    presence.announce(served.endpoint.address)
+    while not over.wait(1.0):
+        pass
+    presence.withdraw()
+    served.close()
+
+
+def _make(kind: str, presence: Presence, token: str, ending: Callable[[], None]) -> Served:
+    settings = presence.settings()
+    settings["patience"] = Patience(**settings["patience"])
+    if kind == "shard":
+        from ephemeron.data.service.shard import Shard, ShardSettings
+
+        return Shard(ShardSettings(**{**settings, "paths": tuple(settings["paths"])}), presence.folder, token, ending)
+    if kind == "router":
+        from ephemeron.data.service.router import Router, RouterSettings
+
+        return Router(RouterSettings(**{**settings, "paths": tuple(settings["paths"])}), presence.folder, token, ending)
+    if kind == "coordinator":
+        from ephemeron.data.service.coordinator import Coordinator, ServiceSettings
+
+        return Coordinator(ServiceSettings(**settings), presence.folder, token, ending)
+    raise ValueError(f"no part of the service is a {kind!r}")
+
+
+if __name__ == "__main__":
+    main()

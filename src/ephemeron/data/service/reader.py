@@ -1,0 +1,71 @@
+"""`RemoteDataLoadFlowReader`: the same flow, read through a service that other jobs may share (DPFlow, table 3-2)."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from ephemeron.data.flow.flow import DataLoadFlow
+from ephemeron.data.flow.loading import open_source
+from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
+from ephemeron.data.service.client import FlowClient, Service
+from ephemeron.data.service.coordinator import ServiceSettings
+from ephemeron.data.service.definition import define
+from ephemeron.data.service.remote import RemoteLoaders, RemoteLoading
+from ephemeron.errors import JobError
+
+
+class RemoteDataLoadFlowReader(DataLoadFlowReader):
+    """Reads through a data service.
+
+    Jobs that read the same flow (name and version) share its loaders and everything that is the same for them: samples
+    before the first random step always, finished samples if their seeds are equal or nothing is random.
+
+    Args:
+        address: `HOST:PORT` of the service, as `ephemeron data serve` prints it; None: this machine's own, which is
+            started if it does not run, and ends when nobody has read for a while.
+        token: its secret; None: the variable `EPHEMERON_DATA_TOKEN`, or that of this machine's own service.
+        job: this job's name, equal for all its ranks; None: one of its own.
+        timeout_s: how long to wait for somebody who answers.
+        loaders: loader functions at most, of a service that is started here; None: two.
+        cache_mb: for samples that are kept, of a service that is started here.
+        folder: where a service that is started here keeps its state; None: in the home folder.
+
+    Raises:
+        JobError: an argument makes no sense.
+    """
+
+    def __init__(
+        self, address: str | None = None, *, token: str | None = None, job: str | None = None, timeout_s: float = 60.0,
+        loaders: int | None = None, cache_mb: float | None = None, folder: Path | None = None,
+        settings: ServiceSettings | None = None,
+    ) -> None:  # fmt: skip
+        if address is not None and (loaders is not None or cache_mb is not None or settings is not None):
+            raise JobError(
+                f"loaders and cache_mb are those of the service at {address}",
+                remedy="give them to ephemeron data serve",
+            )
+        if not timeout_s > 0:
+            raise JobError(f"timeout_s = {timeout_s} should be above 0")
+        own = settings or ServiceSettings(ends_when_idle=True)
+        if loaders is not None:
+            own = replace(own, loaders=loaders)
+        if cache_mb is not None:
+            own = replace(own, cache_mb=cache_mb)
+        self.service = Service(address, token=token, folder=folder, settings=own, timeout_s=timeout_s)
+        self.job = job or f"job-{secrets.token_hex(4)}"
+
+    def read(self, flow: DataLoadFlow) -> DataLoadFlowRead:
+        """The flow, registered with the service.
+
+        Raises:
+            JobError: it has no dataset, cannot be sent to loaders, or the service knows it otherwise.
+            DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
+            ServiceUnreachable, ServiceRefused: the service does not answer in time, or not with this token.
+        """
+        if flow.source is None:
+            raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
+        samples = len(open_source(flow.source))
+        client = FlowClient(self.service, define(flow, samples))
+        return DataLoadFlowRead(RemoteLoading(flow.clone(), client, samples), RemoteLoaders(client, self.job))

@@ -1,0 +1,266 @@
+"""Placement: baselines, search, solvers, and the judge over all of them.
+
+Everything that any method proposes is replayed by the judge, and the best that fits is taken. So the result is never worse than
+any baseline, whatever the solvers do, and a bound that they prove is set against a value that none of them computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from ephemeron.errors import JobError
+from ephemeron.partition.annealing import Found, anneal
+from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
+from ephemeron.partition.constraint import improve
+from ephemeron.partition.costs import Costs, costs_of
+from ephemeron.partition.effort import Effort, Timer, timer
+from ephemeron.partition.energy import energy_bound_s
+from ephemeron.partition.graph import Graph
+from ephemeron.partition.judge import check_placement, replay
+from ephemeron.partition.memory import no_plan_found, refuse_what_cannot_fit
+from ephemeron.partition.pipeline import best_pipeline, staging
+from ephemeron.partition.plan import Candidate, Objective, Plan
+from ephemeron.partition.relaxation import iteration_program, load_program, path_bound_s
+from ephemeron.partition.replay import Replay
+from ephemeron.partition.schedule import Orders, Schedule
+from ephemeron.partition.sequencing import orders_of
+from ephemeron.partition.stages import Staged, in_flight
+from ephemeron.partition.topology import Topology
+
+DEFAULTS: dict[str, Schedule] = {
+    "throughput": Schedule(kind="1f1b", micro_batches=8),
+    "iteration": Schedule(),
+}
+TIGHT = 1e-4
+"""Relative gap at which a plan counts as proved."""
+SERIAL = 0.9
+"""From this share of the bound on, the longest way decides: the relaxed program finds and proves more there than annealing."""
+PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
+"""Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
+
+
+def place(
+    graph: Graph,
+    topology: Topology,
+    *,
+    objective: Objective = "throughput",
+    schedule: Schedule | None = None,
+    effort: Effort | None = None,
+    seeds: Sequence[Mapping[str, str]] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Plan:
+    """Places a model's operators on devices.
+
+    Args:
+        graph: the model.
+        topology: the devices and links.
+        objective: `throughput`: the least bottleneck of a pipeline of stages; `iteration`: the shortest iteration, of any
+            placement, which is searched for in earnest with the batch whole.
+        schedule: of the micro-batches; None: 1F1B with 8 of them, or the batch whole.
+        effort: limits and seed.
+        seeds: placements that are known, e.g. of yesterday's topology; the result is no worse than any that fits.
+        clock: seconds, for the time limit.
+
+    Returns:
+        The best that was found, with a proved lower bound.
+
+    Raises:
+        JobError: graph, topology, schedule and seeds do not agree.
+        PlanInfeasible: memory does not suffice; says how much is missing and what would fit.
+        MissingExtra: SciPy or OR-tools is not installed.
+    """
+    effort = effort or Effort()
+    schedule = schedule or DEFAULTS[objective]
+    if objective == "throughput" and schedule.kind == "plain":
+        raise JobError(
+            "objective throughput does not go with a plain schedule, which has nothing to overlap",
+            remedy="take gpipe or 1f1b, or the objective iteration",
+        )
+    begun_s = clock()
+    limit = timer(effort.time_limit_s, clock)
+    costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
+    devices = {d.name: d for d in topology.devices}
+    for seed in seeds:
+        check_placement(graph, devices, seed)
+    refuse_what_cannot_fit(graph, topology, costs, schedule, limit)
+    trial = _Trial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
+    for k, seed in enumerate(seeds):
+        trial.judge(f"seed {k}", costs.where(seed))
+    _judge_baselines(trial, effort, limit)
+    bound_s = (_iteration if objective == "iteration" else _throughput)(trial, effort, limit)
+    best = trial.best
+    if best is None:
+        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(10.0, clock))
+    value_s = best.candidate.value_s
+    assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is replayed"
+    return Plan(
+        graph=graph.name,
+        topology=topology.name,
+        objective=objective,
+        schedule=schedule,
+        placement=costs.placement(best.where),
+        orders=best.replay.orders() if schedule.micro_batches == 1 else None,
+        method=best.candidate.name,
+        value_s=value_s,
+        bound_s=min(bound_s, value_s),
+        iteration_s=best.replay.iteration_s,
+        solver_s=clock() - begun_s,
+        reserved_bytes=best.replay.reserved_bytes,
+        peak_bytes=best.replay.peak_bytes,
+        candidates=tuple(j.candidate for j in trial.judged),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    candidate: Candidate
+    where: tuple[int, ...]
+    replay: Replay
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Everything that was judged so far."""
+
+    graph: Graph
+    topology: Topology
+    schedule: Schedule
+    objective: Objective
+    costs: Costs
+    judged: list[_Judged] = field(default_factory=list)
+
+    def judge(self, name: str, where: Sequence[int], orders: Orders | None = None) -> _Judged:
+        done = replay(self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders)
+        if self.objective == "iteration":
+            value_s = done.iteration_s
+        else:
+            value_s = done.bottleneck_s if done.stages else float("inf")
+        candidate = Candidate(
+            name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values())
+        )
+        self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=done))
+        return self.judged[-1]
+
+    @property
+    def best(self) -> _Judged | None:
+        admitted = [j for j in self.judged if j.candidate.admitted]
+        return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
+
+    def least_over_bytes(self) -> int:
+        return min((j.candidate.over_bytes for j in self.judged), default=0)
+
+    def proved(self, bound_s: float) -> bool:
+        best = self.best
+        return best is not None and bound_s >= best.candidate.value_s * (1 - TIGHT)
+
+
+def _judge_baselines(trial: _Trial, effort: Effort, limit: Timer) -> None:
+    """They know one batch. For a pipeline they are asked twice, the second time with the memory of what is in flight."""
+    flight = max(in_flight(trial.schedule, len(trial.costs.devices)))
+    full = replace(trial.costs, held=tuple(flight * h for h in trial.costs.held))
+    trial.judge("even split by nodes", even_split(trial.costs))
+    trial.judge("even split by time", even_split(trial.costs, by="time"))
+    for costs in (trial.costs, full) if flight > 1 else (trial.costs,):
+        trial.judge("m-TOPO", m_topo(costs))
+        trial.judge("m-ETF", m_etf(costs))
+        trial.judge("m-ETF, both passes and true links", m_etf(costs, passes="both", true_links=True))
+        limit_s = limit.part(0.03).left_s()
+        trial.judge("m-SCT", m_sct(costs, time_limit_s=limit_s))
+        better = m_sct(costs, passes="both", true_links=True, time_limit_s=limit_s)
+        trial.judge("m-SCT, both passes and true links", better)
+        for name, method in (("Pesto", pesto), ("NetSplit", netsplit)):
+            where = method(costs, time_limit_s=limit.part(0.05).left_s(), node_limit=effort.program_nodes)
+            trial.judge(name, where)
+
+
+def _throughput(trial: _Trial, effort: Effort, limit: Timer) -> float:
+    costs, schedule = trial.costs, trial.schedule
+    known: list[Staged] = []
+    for j in trial.judged:
+        as_stages = staging(costs, schedule, j.where) if j.candidate.admitted else None
+        if as_stages is not None:
+            known.append(as_stages)
+    searched = best_pipeline(costs, schedule, effort=effort, timer=limit, least=known)
+    for found in searched.found:
+        trial.judge("pipeline search", found.where)
+    return searched.bound_s
+
+
+def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
+    costs, parts = trial.costs, trial.schedule.micro_batches
+    divided = load_program(costs, costs.clusters, repeats=parts)
+    solution = divided.program.solve(time_limit_s=limit.part(0.1).left_s(), node_limit=effort.program_nodes, gap=1e-5)
+    way_s = path_bound_s(costs)
+    bound_s = max(way_s, solution.bound * divided.scale_s) * (1 - 1e-7)
+    if trial.proved(bound_s) or len(costs.devices) == 1:
+        return bound_s
+    if parts > 1:
+        _throughput(trial, effort, limit.part(0.5))
+        _annealed(trial, effort, limit, Random(effort.seed))
+        return bound_s
+    energy_s = energy_bound_s(costs, moments=8 if len(costs.nodes) > PROGRAM_NODES else 32)
+    bound_s = max(bound_s, energy_s)
+    serial = way_s > SERIAL * bound_s
+    if len(costs.nodes) <= PROGRAM_NODES:
+        bound_s = max(bound_s, _relaxed(trial, effort, limit.part(0.65 if serial else 0.1)))
+        if trial.proved(bound_s):
+            return bound_s
+    constraint = len(costs.nodes) <= CONSTRAINT_NODES
+    found = _annealed(trial, effort, limit.part(0.5 if constraint else 0.97), Random(effort.seed))
+    if trial.proved(bound_s) or found.over_bytes or not constraint:
+        return bound_s
+    proved = improve(
+        costs, costs.clusters, found.where, found.order, bound_s=bound_s, effort=effort, timer=limit.part(0.97)
+    )
+    if proved.where is not None:
+        trial.judge("CP-SAT", proved.where, proved.orders)
+    return max(bound_s, proved.bound_s)
+
+
+def _relaxed(trial: _Trial, effort: Effort, limit: Timer) -> float:
+    """The published program with all nodes apart, as a bound and as one more candidate."""
+    costs = trial.costs
+    formulated = iteration_program(costs, costs.clusters)
+    solution = formulated.program.solve(time_limit_s=limit.left_s(), node_limit=effort.program_nodes, gap=TIGHT / 2)
+    where = formulated.where(solution)
+    if where is not None:
+        trial.judge("relaxed program", where)
+    return solution.bound * formulated.scale_s * (1 - 1e-7)
+
+
+def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found:
+    """Short runs from the two best candidates, cooler and hotter (heavy tensors want it hotter), then a long one from the best."""
+    costs = trial.costs
+    starts: dict[tuple[int, ...], _Judged] = {}
+    for j in sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
+        starts.setdefault(j.where, j)
+    runs: list[tuple[Found, float]] = []
+    for j in list(starts.values())[:2]:
+        for heat in (1.0, 3.0):
+            found = anneal(
+                costs, costs.clusters, j.where, _order(costs, j.replay),
+                rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
+            )  # fmt: skip
+            runs.append((found, heat))
+    best, heat = min(runs, key=lambda run: (run[0].over_bytes, run[0].makespan_s))
+    long = anneal(
+        costs, costs.clusters, best.where, best.order,
+        rng=rng, steps=effort.annealing_steps // 2, timer=limit, heat=heat,
+    )  # fmt: skip
+    for found in (best, long):
+        whole = trial.schedule.micro_batches == 1
+        trial.judge("annealing", found.where, orders_of(costs, found.where, found.order) if whole else None)
+    return min((best, long), key=lambda f: (f.over_bytes, f.makespan_s))
+
+
+def _order(costs: Costs, done: Replay) -> list[int]:
+    """All passes as they ended under the judge's own rule, see `sequencing`: what ends first is sent first."""
+    number = {name: i for i, name in enumerate(costs.nodes)}
+    return [
+        number[s.what] + (len(costs.nodes) if s.direction == "backward" else 0)
+        for s in sorted(done.spans, key=lambda s: s.end_s)
+        if isinstance(s.resource, str) and s.micro_batch == 0
+    ]

@@ -1,0 +1,87 @@
+"""Flows for end-to-end tests, over the dataset `test/digits` of the store at `path`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ephemeron.data.flow import DataLoadFlow
+
+
+def scale(image: Any) -> Any:
+    return image.astype(np.float32) / 16
+
+
+def jitter(image: Any) -> Any:
+    """Draws from every global generator."""
+    return image + np.float32(0.2 * (random.random() + np.random.normal() + float(torch.rand(()))))
+
+
+def plain(path: Path) -> DataLoadFlow:
+    return DataLoadFlow("test/plain").dataset("test/digits", variant="train", store=str(path)).map_data("scale", scale)
+
+
+def shaken(path: Path) -> DataLoadFlow:
+    return plain(path).map_data("jitter", jitter)
+
+
+def in_bucket(url: str) -> DataLoadFlow:
+    flow = DataLoadFlow("test/bucket").dataset("test/digits", variant="train", store=url)
+    return flow.map_data("scale", scale).map_data("jitter", jitter)
+
+
+def held_out(path: Path) -> DataLoadFlow:
+    return DataLoadFlow("test/held-out").dataset("test/digits", variant="val", store=str(path)).map_data("scale", scale)
+
+
+def picky(path: Path, above: int = 40) -> DataLoadFlow:
+    """Fails for images that begin with a large number."""
+
+    def check(image: Any) -> Any:
+        if image[0, 0] >= above:
+            raise ValueError(f"a pixel of {image[0, 0]}")
+        return image
+
+    flow = DataLoadFlow("test/picky").dataset("test/digits", variant="train", store=str(path))
+    return flow.map_data("check", check).map_data("scale", scale)
+
+
+class Ragged:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return np.zeros(i + 1, dtype=np.float32), i
+
+
+def ragged() -> DataLoadFlow:
+    return DataLoadFlow("test/ragged").dataset(Ragged())
+
+
+def empty() -> DataLoadFlow:
+    return DataLoadFlow("test/empty").dataset([])
+
+
+def without_dataset() -> DataLoadFlow:
+    return DataLoadFlow("test/nothing")
+
+
+def absent(path: Path) -> DataLoadFlow:
+    return DataLoadFlow("test/absent").dataset("test/no-such", store=str(path))
+
+
+def three() -> int:
+    return 3
+
+
+def triples(samples: list[Any]) -> Any:
+    return 1, 2, 3
+
+
+def arrays(path: Path) -> Any:
+    """The same samples as a Dataset, which is put into arrays before the run."""
+    return plain(path).prepare_read().to_mapped()
