@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ephemeron.errors import JobError
 from ephemeron.partition.tracing.check import Loss, mean_square
-from ephemeron.partition.tracing.operators import Operator, operators
+from ephemeron.partition.tracing.operators import Operator, front_numbers, operators
 from ephemeron.partition.tracing.piece import Piece
 from ephemeron.partition.tracing.program import Ref, leaves
-from ephemeron.partition.tracing.split import front_numbers
 from ephemeron.partition.tracing.traced import Traced
 
 
@@ -91,7 +90,9 @@ def measure_times(
     if repeats < 3:
         raise JobError(f"repeats = {repeats} gives no quartiles", remedy="use 3 or more")
     loss = loss or mean_square
-    bench = _Bench(copy.deepcopy(traced).train(), loss, clock)
+    twin = copy.deepcopy(traced)
+    twin.train()
+    bench = _Bench(twin, loss, clock)
     rows = [bench.run(tuple(args), dict(kwargs or {})) for _ in range(warmup + repeats)][warmup:]
     empty_s = median(bench.empty_s() for _ in range(50))
     return Times(

@@ -6,6 +6,7 @@ branches on data, and its branching module becomes an opaque node here. Costs 1 
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import operator
@@ -50,6 +51,7 @@ def export_program(
     Raises:
         CannotTrace: with the reason, and the module that stands in the way where that is known.
     """
+    model = copy.deepcopy(model)
     names = canonical_names(model)
     interceptor = Interceptor(model, opaque)
     try:
@@ -162,7 +164,7 @@ def _program(
     return Program(
         tracer="torch.export" + (" with opaque nodes" if opaque else ""),
         inputs=tuple(inputs),
-        steps=tuple(_without_asserts(steps)),
+        steps=tuple(_without_echoes(_without_asserts(steps))),
         outputs=outputs,
         in_spec=made.call_spec.in_spec,
         out_spec=made.call_spec.out_spec,
@@ -216,6 +218,29 @@ def _without_asserts(steps: list[Step]) -> list[Step]:
     compare = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
     read = {leaf.name for s in steps for leaf in _refs(s)}
     return [s for s in steps if s.target not in compare or s.name in read]
+
+
+def _without_echoes(steps: list[Step]) -> list[Step]:
+    """Without copies of a buffer onto itself, which export adds at the end for those that the model changed in place.
+
+    They change no number, but count as a change, and autograd would refuse what was saved before.
+    """
+    same: dict[str, State] = {}
+    kept = []
+    for s in steps:
+        first = s.args[0] if s.args else None
+        state = first if isinstance(first, State) else same.get(first.name) if isinstance(first, Ref) else None
+        changes = isinstance(s.target, torch._ops.OpOverload) and s.target._schema.is_mutable
+        if (
+            s.target is torch.ops.aten.copy_.default
+            and state
+            and s.args[1] in [Ref(n) for n in same if same[n] == state]
+        ):
+            continue
+        if changes and state is not None:
+            same[s.name] = state
+        kept.append(s)
+    return kept
 
 
 def _refs(step: Step) -> list[Ref]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -73,7 +73,7 @@ def observe(piece: Piece, values: Mapping[str, Any]) -> Observation:
     watcher.keep(given)
     with torch.random.fork_rng(), watcher.watching():
         twin.run_steps(given)
-    return Observation(values=watcher.values, deeds=watcher.deeds)
+    return Observation(values=watcher.finished(), deeds=watcher.deeds)
 
 
 class _Watcher:
@@ -82,11 +82,19 @@ class _Watcher:
         self.values: dict[str, Value] = {}
         self.deeds: dict[str, Deed] = {}
         self._alive: list[torch.Tensor] = []  # or a storage's address would be given out again
+        self._tensors: dict[str, torch.Tensor] = {}
         self._numbers: dict[int, int] = {}
 
     def keep(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            self.values[name] = self._value(value)
+            self._note(name, value)
+
+    def finished(self) -> dict[str, Value]:
+        """Values as they are in the end: one that was made without a gradient may have been written into with one."""
+        return {
+            name: replace(v, needs_gradient=self._tensors[name].requires_grad) if name in self._tensors else v
+            for name, v in self.values.items()
+        }
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -109,8 +117,13 @@ class _Watcher:
             changed_states=frozenset(n for n, t in states.items() if t._version != states_before[n]),
             random=not torch.equal(drawn, torch.random.get_rng_state()),
         )
-        self.values[step.name] = self._value(made)
+        self._note(step.name, made)
         return made
+
+    def _note(self, name: str, made: Any) -> None:
+        self.values[name] = self._value(made)
+        if isinstance(made, torch.Tensor):
+            self._tensors[name] = made
 
     def _states(self, step: Step) -> dict[str, torch.Tensor]:
         found = {r.name: self.piece.state(r.name) for r in reads(step) if isinstance(r, State)}

@@ -7,6 +7,7 @@ self-check sees. One opaque node for the whole model is always right, and cannot
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_structure
 
 from ephemeron.partition.tracing.exporting import CannotTrace, canonical_names
 from ephemeron.partition.tracing.opaque import Interceptor
-from ephemeron.partition.tracing.program import Constant, Input, Leaf, Program, Ref, State, Step
+from ephemeron.partition.tracing.program import Constant, Input, Program, Ref, State, Step
 
 
 class _Method:
@@ -53,8 +54,8 @@ def symbolic_program(
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         plain = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
-        graph = _Tracer(opaque).trace(model, concrete_args=plain or None)
-        made = Interceptor(model, opaque).model(*args, **kwargs)
+        graph = _Tracer(opaque).trace(copy.deepcopy(model), concrete_args=plain or None)
+        made = copy.deepcopy(model)(*args, **kwargs)
     except Exception as e:
         raise CannotTrace(
             f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e).strip() else ''}"
@@ -63,7 +64,8 @@ def symbolic_program(
     keys = [*list(bound.arguments)[: len(args)], *kwargs]
     if len(flat) != len(keys):
         raise CannotTrace("an argument is a nest of several tensors")
-    found: dict[fx.Node, Leaf] = {}
+    found: dict[fx.Node, Any] = {}
+    taken = iter(bound.arguments.items())
     constants: dict[str, Any] = {}
     inputs = [_given(key, value) for key, value in zip(keys, flat, strict=True)]
     steps: list[Step] = []
@@ -74,7 +76,8 @@ def symbolic_program(
 
     for node in graph.nodes:
         if node.op == "placeholder":
-            found[node] = Ref(str(node.target))
+            key, value = next(taken)
+            found[node] = Ref(key) if isinstance(value, torch.Tensor) else value
         elif node.op == "get_attr":
             name = str(node.target)
             if name in names:
