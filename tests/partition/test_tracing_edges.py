@@ -143,6 +143,9 @@ def test_memory_that_is_written_stays_together():
     writers = [o for o in found.values() if any(tracing.model.observation.deeds[s.name].changed for s in o.steps)]
     assert len(writers) >= 3
     assert {o.group for o in writers if o.group == zeros.group}, "who writes into the table is where the table is"
+    order = graph_of(tracing.model).topological_order()
+    for writer in (o.name for o in writers if o.group == zeros.group):
+        assert order.index(writer) < order.index("mul"), "who reads the table waits for what was written into it"
     gap, _ = trained_apart(tracing.model, (batch(),), parts=3)
     assert gap <= 1e-6
     apart = {n: "b" if n == zeros.name else "a" for n in found}

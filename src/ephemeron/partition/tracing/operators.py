@@ -94,6 +94,16 @@ def front_numbers(traced: Traced) -> tuple[Step, ...]:
     return tuple(made)
 
 
+def last_writers(traced: Traced, found: Sequence[Operator]) -> dict[int, tuple[int, str]]:
+    """By storage that is changed in place: number of the last step that does so, and its operator."""
+    home = {s.name: o.name for o in found for s in o.steps}
+    made = {}
+    for i, step in enumerate(traced.program.steps):
+        for storage in traced.observation.deeds[step.name].changed:
+            made[storage] = (i, home[step.name])
+    return made
+
+
 def _homes(traced: Traced) -> dict[str, str]:
     """The operator of every value."""
     program, seen = traced.program, traced.observation

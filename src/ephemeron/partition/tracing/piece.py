@@ -1,6 +1,6 @@
 """Some steps of a traced model as a trainable `nn.Module`, whose parameters have the names of the original model.
 
-The whole model is a piece, and so is each stage. Steps are interpreted, not compiled: 2 to 4 µs each on top of what PyTorch does,
+The whole model is a piece, and so is each stage. Steps are interpreted, not compiled: about 4 µs each on top of what PyTorch does,
 for exactly the calls that the original makes.
 
 Random draws come from PyTorch's global generator, as in the original, in the order of the steps. With `draw_from`, each random step

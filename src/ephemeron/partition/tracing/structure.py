@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
 from ephemeron.partition.graph import Graph, Node, Tensor
-from ephemeron.partition.tracing.operators import Ties, operators
+from ephemeron.partition.tracing.observing import references
+from ephemeron.partition.tracing.operators import Operator, Ties, last_writers, operators
 from ephemeron.partition.tracing.traced import Traced
 
 
@@ -54,18 +55,34 @@ def graph_of(
                 group=o.group,
             )
         )
-    tensors = []
+    return Graph(name=name, nodes=tuple(nodes), tensors=tuple(_tensors(traced, found)), source=source)
+
+
+def _tensors(traced: Traced, found: Sequence[Operator]) -> Iterator[Tensor]:
+    """Variables. One that is written into in place comes, for those that read it afterwards, from its last writer."""
+    index = {s.name: i for i, s in enumerate(traced.program.steps)}
+    writers = last_writers(traced, found)
     for o in found:
         for value in o.outputs:
             seen = traced.observation.values[value]
-            readers = tuple(r.name for r in found if value in r.inputs)
-            tensors.append(
-                Tensor(
-                    name=value,
-                    producer=o.name,
-                    consumers=readers,
-                    nbytes=seen.nbytes,
-                    gradient_nbytes=None if seen.needs_gradient else 0,
-                )
-            )
-    return Graph(name=name, nodes=tuple(nodes), tensors=tuple(tensors), source=source)
+            readers = [r for r in found if value in r.inputs]
+            written, writer = writers.get(seen.storage, (-1, o.name))
+            if writer == o.name or index.get(value, -1) > written:
+                writer, later = o.name, readers
+            else:
+                later = [r for r in readers if r.name != writer and _reads_at(r, value, index) > written]
+            parts = [(value, o.name, [r for r in readers if r not in later])] if writer != o.name else []
+            parts.append((value if not parts else f"{value} as {writer} leaves it", writer, later))
+            for name, producer, consumers in parts:
+                if consumers or not readers:
+                    yield Tensor(
+                        name=name,
+                        producer=producer,
+                        consumers=tuple(r.name for r in consumers),
+                        nbytes=seen.nbytes,
+                        gradient_nbytes=None if seen.needs_gradient else 0,
+                    )
+
+
+def _reads_at(reader: Operator, value: str, index: Mapping[str, int]) -> int:
+    return min(index[s.name] for s in reader.steps if value in references(s))
