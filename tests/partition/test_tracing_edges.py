@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 
 from models import MODELS, Bert, OddBatch, Quantised, ResNet  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.partition.tracing import (  # noqa: E402
@@ -56,6 +57,17 @@ class NoExport(nn.Module):
         if torch.compiler.is_exporting():
             raise RuntimeError("not for export")
         return self.second(torch.relu(self.norm(self.first(x))) * scale)
+
+
+class Recomputing(nn.Module):
+    """Checkpoints its activations the old way: a custom function that reads parameters behind the tracer's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.body, self.first(x), use_reentrant=True))
 
 
 class InPlace(nn.Module):
@@ -124,6 +136,14 @@ def test_what_export_refuses_fx_may_take():
     assert any("not for export" in f for f in tracing.failures)
     assert tracing.checked.smaller_batch
     assert tracing.checked.evaluation
+    assert trained_apart(tracing.model, (batch(),))[0] <= 1e-6
+
+
+def test_gradients_that_a_tracer_loses_are_found_and_another_is_taken():
+    tracing = trace(Recomputing(), (batch(),))
+    assert any("gradient of body.weight is there only in the original model" in f for f in tracing.failures)
+    assert tracing.model.program.tracer != "torch.export"
+    assert tracing.checked.largest_difference <= 1e-6
     assert trained_apart(tracing.model, (batch(),))[0] <= 1e-6
 
 

@@ -16,7 +16,7 @@ from models import MODELS, Example  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 from ephemeron.partition import Graph  # noqa: E402
-from ephemeron.partition.tracing import Split, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402
+from ephemeron.partition.tracing import Pass, Split, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402
 
 STEPS = 20
 OPAQUE = {"data-dependent-branch": ("gate",)}
@@ -163,6 +163,11 @@ def test_stages_train_as_the_original_does(name, dtype, limit):
         assert furthest(parts.state(), whole.state_dict()) <= limit
         loaded = copy.deepcopy(e.model)
         loaded.load_state_dict(parts.state(), strict=True)
+        for stage in parts.stages:
+            stage.eval()
+        expected_result = tree_leaves(copy.deepcopy(loaded).eval()(*e.args, **e.kwargs))
+        for a, b in zip(tree_leaves(Pass(parts, e.args, e.kwargs).result), expected_result, strict=True):
+            assert (a is b is None) or torch.allclose(a, b, rtol=limit, atol=limit), "in evaluation"
 
 
 @pytest.mark.parametrize("name", MODELS)
