@@ -1,14 +1,14 @@
 """Latency and bandwidth of a link from timed messages. Pure.
 
 NetSplit (section 4.2, figure 4-3) fits a line by least squares. Over five orders of magnitude of size that would fit the largest
-messages only; here relative errors are squared, so that the latency is as good as the bandwidth.
+messages only; here relative errors are squared, so that the latency is as good as the bandwidth. The fastest message of a size
+counts: whatever else the machine does only ever adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from ephemeron.errors import JobError
 
@@ -20,11 +20,11 @@ class Fitted:
     latency_s: float
     bandwidth_bytes_s: float
     worst_error: float
-    """Largest relative difference of a median from the line."""
+    """Largest relative difference of a size's fastest message from the line."""
 
 
 def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) -> Fitted:
-    """Fits medians.
+    """Fits the fastest message of each size.
 
     Args:
         samples: seconds by bytes sent; at least two sizes.
@@ -36,7 +36,7 @@ def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) ->
     """
     if len(samples) < 2:
         raise JobError(f"a link needs messages of two sizes, not of {sorted(samples)}", remedy="send larger ones too")
-    points = {n: median(times) for n, times in samples.items() if times}
+    points = {n: min(times) for n, times in samples.items() if times}
     for n, seconds in points.items():
         if not seconds > 0:
             raise JobError(f"a message of {n} bytes took {seconds} s", remedy="measure again")

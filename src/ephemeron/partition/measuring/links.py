@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ephemeron.errors import JobError
 from ephemeron.partition.measuring.fitting import Fitted, fit_link
@@ -21,6 +22,7 @@ from ephemeron.rpc import Client
 
 SIZES = (0, 4096, 65536, 1 << 20, 8 << 20)
 Pair = tuple[str, str]
+_TRIALS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +77,34 @@ async def measure_links(
         client = await Client.connect_tcp(*peers[a], token=token)
         try:
             host, port = peers[b]
+            order = {
+                "host": host,
+                "port": port,
+                "sizes": list(sizes),
+                "repeats": repeats,
+                "latency_s": limit.latency_s,
+                "bandwidth_bytes_s": limit.bandwidth_bytes_s,
+            }
             async with asyncio.timeout(timeout_s):
-                reply, _ = await client.call(
-                    "send",
-                    {
-                        "host": host,
-                        "port": port,
-                        "sizes": list(sizes),
-                        "repeats": repeats,
-                        "latency_s": limit.latency_s,
-                        "bandwidth_bytes_s": limit.bandwidth_bytes_s,
-                    },
-                )
+                made[a, b] = await _one_link(client, order, limit, f"{a} → {b}")
         finally:
             await client.close()
-        made[a, b] = _fitted(dict(zip(sizes, reply["samples"], strict=True)), limit, f"{a} → {b}")
     return made
+
+
+async def _one_link(client: Client, order: Mapping[str, Any], limit: Throttle, where: str) -> Fitted:
+    """Measures again, up to `_TRIALS` times, where the machine was too busy for a line to be seen."""
+    samples: dict[int, list[float]] = {}
+    for trial in range(1, _TRIALS + 1):
+        reply, _ = await client.call("send", order)
+        for nbytes, times in zip(order["sizes"], reply["samples"], strict=True):
+            samples.setdefault(nbytes, []).extend(times)
+        try:
+            return _fitted(samples, limit, where)
+        except JobError:
+            if trial == _TRIALS:
+                raise
+    raise AssertionError("the last trial returns or raises")
 
 
 async def measure_here(
