@@ -1,0 +1,34 @@
+"""Real PyTorch models as operator graphs, and back as trainable stages (NetSplit, section 4.1). Needs torch.
+
+tracing = trace(model, (batch,))                  # a model of known operators, checked to train like the original
+graph = graph_of(tracing.model)                   # what `place` takes; `measuring` adds costs
+parts = split(tracing.model, placement)           # stages, each an nn.Module
+"""
+
+from ephemeron.partition.tracing.check import Checked, NotEqual, check, mean_square
+from ephemeron.partition.tracing.operators import Operator, operators
+from ephemeron.partition.tracing.relay import Pass, train_step
+from ephemeron.partition.tracing.split import Port, Split, Stage, StageSpec, split
+from ephemeron.partition.tracing.structure import graph_of
+from ephemeron.partition.tracing.trace import Tracing, trace
+from ephemeron.partition.tracing.traced import Traced
+
+__all__ = [
+    "Checked",
+    "NotEqual",
+    "Operator",
+    "Pass",
+    "Port",
+    "Split",
+    "Stage",
+    "StageSpec",
+    "Traced",
+    "Tracing",
+    "check",
+    "graph_of",
+    "mean_square",
+    "operators",
+    "split",
+    "trace",
+    "train_step",
+]

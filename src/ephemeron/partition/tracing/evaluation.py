@@ -1,0 +1,59 @@
+"""A graph traced in training, run in evaluation.
+
+PyTorch's own operators take a flag, so the same steps serve both: dropout is off, batch statistics are the running ones. What a
+model's own code does otherwise in evaluation cannot be known from a training trace; `check` compares, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ephemeron.partition.tracing.program import Ref, State, Step, leaves
+
+_FLAGS = {"train": False, "training": False, "dropout_p": 0.0}
+_COUNTERS = ("num_batches_tracked",)
+
+
+def evaluated(steps: Sequence[Step]) -> list[Step]:
+    """The steps that are done in evaluation, as they are then."""
+    counters: set[str] = set()
+    made = []
+    for step in steps:
+        if _counts(step, counters):
+            counters.add(step.name)
+        else:
+            made.append(_evaluated(step))
+    return made
+
+
+def _counts(step: Step, counters: set[str]) -> bool:
+    """Whether a step only counts batches."""
+    if not (isinstance(step.target, torch._ops.OpOverload) and step.target._schema.is_mutable):
+        return False
+    changed = next(leaves(step.args[:1]), None)
+    if isinstance(changed, State):
+        return changed.name.rpartition(".")[2] in _COUNTERS
+    return isinstance(changed, Ref) and changed.name in counters
+
+
+def _evaluated(step: Step) -> Step:
+    target = step.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return step
+    args, kwargs = list(step.args), dict(step.kwargs)
+    for i, a in enumerate(target._schema.arguments):
+        if a.name in _FLAGS:
+            if a.name in kwargs:
+                kwargs[a.name] = _FLAGS[a.name]
+            elif i < len(args):
+                args[i] = _FLAGS[a.name]
+    if (tuple(args), kwargs) == (step.args, dict(step.kwargs)):
+        return step
+    return _with(step, tuple(args), kwargs)
+
+
+def _with(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+    return Step(name=step.name, target=step.target, args=args, kwargs=kwargs, module=step.module, origin=step.origin)

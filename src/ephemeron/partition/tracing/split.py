@@ -1,0 +1,218 @@
+"""A traced model cut into stages: trainable modules with named values that go in and out.
+
+    split(traced, plan.placement) -> Split: stages, and one pass through them in one process
+
+What crosses is a value by name. Sizes of the batch are plain numbers, known to every stage before anything runs. A parameter that
+stages of several devices read has a copy on each: `sum_shared_gradients` makes their gradients equal, and equal optimisers keep them equal
+(Megatron does so with tied embeddings). Buffers that change live on one device; constant ones are copied. Parameters that no
+operator reads lie on the first stage, so that no state is lost.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ephemeron.errors import JobError
+from ephemeron.partition.tracing.observing import references
+from ephemeron.partition.tracing.operators import Ties, front_numbers, operators, states_read
+from ephemeron.partition.tracing.piece import Piece
+from ephemeron.partition.tracing.program import Ref, Step, leaves
+from ephemeron.partition.tracing.staging import stages_of
+from ephemeron.partition.tracing.traced import Traced, full_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A value that a stage takes or gives."""
+
+    name: str
+    kind: str
+    """`tensor`, or `number`."""
+    nbytes: int
+    """Of a tensor, for the example batch."""
+    needs_gradient: bool
+    """Whether a gradient comes back for it."""
+    source: int | None
+    """Stage that makes it; None: an input of the model, or a size that follows from inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """A stage's place and what crosses its border."""
+
+    index: int
+    device: str
+    operators: tuple[str, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    """What later stages read, and outputs of the model."""
+
+
+class Stage(Piece):
+    """Operators of one device between two transfers.
+
+    Attributes:
+        spec: what it takes and gives.
+    """
+
+    spec: StageSpec
+
+    def forward(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by name from inputs by name; more inputs than needed do no harm.
+
+        Raises:
+            JobError: an input is missing; names it.
+        """
+        missing = [p.name for p in self.spec.inputs if p.name not in values]
+        if missing:
+            raise JobError(f"stage {self.spec.index} on {self.spec.device} was not given {', '.join(missing)}")
+        own = {p.name: values[p.name] for p in self.spec.inputs}
+        self.run_steps(own)
+        return {p.name: own[p.name] for p in self.spec.outputs}
+
+
+class Split:
+    """All stages of a model. Make one with `split`."""
+
+    def __init__(self, traced: Traced, stages: Sequence[Stage], shared: Mapping[str, tuple[str, ...]]) -> None:
+        self.traced = traced
+        self.stages = tuple(stages)
+        self.shared = dict(shared)
+        """Devices by parameter, for those that lie on several."""
+
+    def numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Sizes that follow from the model's inputs alone."""
+        steps = front_numbers(self.traced)
+        front = Piece(
+            steps=steps,
+            outputs=[s.name for s in steps] + list(values),
+            random=(),
+            constants=self.traced.program.constants,
+        )
+        made = dict(values)
+        front.run_steps(made)
+        return {s.name: made[s.name] for s in steps}
+
+    def parameters(self, device: str) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of one device, each once."""
+        seen: set[int] = set()
+        for stage in self.stages:
+            if stage.spec.device == device:
+                for name, p in stage.named_parameters():
+                    if id(p) not in seen:
+                        seen.add(id(p))
+                        yield name, p
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """In the order of their first stages."""
+        return tuple(dict.fromkeys(s.spec.device for s in self.stages))
+
+    def sum_shared_gradients(self) -> None:
+        """Gives every copy of a shared parameter the sum of all copies' gradients; for stages in one process."""
+        copies = {d: dict(self.parameters(d)) for d in self.devices}
+        for name, devices in self.shared.items():
+            found = [copies[d][name] for d in reversed(devices)]  # backward passes end with the first stage
+            grads = [p.grad for p in found if p.grad is not None]
+            if grads:
+                total = grads[0].clone()
+                for g in grads[1:]:
+                    total += g
+                for p in found:
+                    p.grad = total.clone()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """A state that the original model loads strictly."""
+        made: dict[str, torch.Tensor] = {}
+        changing = {n for d in self.traced.observation.deeds.values() for n in d.changed_states}
+        for stage in self.stages:
+            for name, t in stage.state_dict().items():
+                if name not in made or name in changing:
+                    made[name] = t
+        return full_state(made, self.traced.__dict__["names"])
+
+
+def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "together") -> Split:
+    """Cuts a model; the stages' parameters are copies of the traced model's.
+
+    Args:
+        traced: the model.
+        placement: device by operator, as `Plan.placement` of the model's graph.
+        ties: as the graph was made; `apart` lets operators that share a parameter lie on several devices.
+
+    Raises:
+        JobError: the placement is not one of this model, or pulls apart what cannot be; names the operators.
+    """
+    nodes = operators(traced, ties=ties)
+    layout = stages_of(nodes, placement)
+    by_name = {o.name: o for o in nodes}
+    stage_of = {n: i for i, (_, names) in enumerate(layout) for n in names}
+    maker = {n: stage_of[o.name] for o in nodes for n in (o.name, *(s.name for s in o.steps), *o.outputs)}
+    numbers = {s.name for s in front_numbers(traced)}
+    given = {i.name for i in traced.program.inputs}
+    wanted = {r.name for r in leaves(list(traced.program.outputs)) if isinstance(r, Ref)}
+    index = {s.name: i for i, s in enumerate(traced.program.steps)}
+    bodies = [
+        sorted((s for n in names for s in by_name[n].steps if s.name not in numbers), key=lambda s: index[s.name])
+        for _, names in layout
+    ]
+    reads = [{n for s in body for n in references(s)} - {s.name for s in body} for body in bodies]
+    copies: dict[str, Traced] = {}
+    stages = []
+    for i, (device, names) in enumerate(layout):
+        later = {n for j, r in enumerate(reads) if j != i for n in r}
+        outputs = [s.name for s in bodies[i] if s.name in later or s.name in wanted]
+        spec = StageSpec(
+            index=i,
+            device=device,
+            operators=names,
+            inputs=tuple(_port(traced, n, None if n in given or n in numbers else maker[n]) for n in sorted(reads[i])),
+            outputs=tuple(_port(traced, n, i) for n in outputs),
+        )
+        home = copies.setdefault(device, copy.deepcopy(traced))
+        stages.append(_stage(spec, bodies[i], home, extra=_unread(traced) if i == 0 else ()))
+    return Split(traced, stages, _shared(traced, stages))
+
+
+def _stage(spec: StageSpec, steps: Sequence[Step], home: Traced, extra: Sequence[str]) -> Stage:
+    """A stage with the parameters of its device's copy of the model."""
+    stage = Stage(
+        steps=steps, outputs=[p.name for p in spec.outputs], random=home._box.random, constants=home.program.constants
+    )
+    stage.__dict__["spec"] = spec
+    if any(s.module == "" for s in steps):
+        stage.hold_module("", home.module_at(""))
+        return stage
+    needed = {n for s in steps for n in states_read(home, s)} | set(extra)
+    persistent = set(home.state_dict())
+    for name in (*dict(home.named_parameters()), *dict(home.named_buffers())):
+        if name in needed:
+            stage.hold(name, home.state(name), persistent=name in persistent)
+    for path in dict.fromkeys(s.module for s in steps if s.module is not None):
+        stage.hold_module(path, home.module_at(path))
+    return stage
+
+
+def _unread(traced: Traced) -> tuple[str, ...]:
+    read = {n for s in traced.program.steps for n in states_read(traced, s)}
+    return tuple(n for n in (*dict(traced.named_parameters()), *dict(traced.named_buffers())) if n not in read)
+
+
+def _shared(traced: Traced, stages: Sequence[Stage]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for stage in stages:
+        for name, p in stage.named_parameters():
+            if p.requires_grad:
+                found.setdefault(name, {})[stage.spec.device] = None
+    return {n: tuple(d) for n, d in found.items() if len(d) > 1}
+
+
+def _port(traced: Traced, name: str, source: int | None) -> Port:
+    v = traced.observation.values[name]
+    return Port(name=name, kind=v.kind, nbytes=v.nbytes, needs_gradient=v.needs_gradient, source=source)

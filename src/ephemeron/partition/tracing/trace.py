@@ -1,0 +1,141 @@
+"""From any `nn.Module` to a traced one: tracers in turn, each result checked, the first that trains like the original wins.
+
+1. `torch.export`, batch size open; modules that it cannot look into become opaque nodes, one after the other;
+2. the same with the batch size fixed;
+3. `torch.fx`, layers kept whole;
+4. the model as one opaque node, which cannot be split.
+
+A conversion without a check is worth nothing: on eight models, symbolic tracing lost a buffer silently, and export forgets the
+backward pass of custom functions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ephemeron.errors import JobError
+from ephemeron.partition.tracing.check import Checked, Loss, NotEqual, check, mean_square, one_step
+from ephemeron.partition.tracing.exporting import CannotTrace, export_program
+from ephemeron.partition.tracing.program import Program
+from ephemeron.partition.tracing.traced import Traced
+from ephemeron.partition.tracing.whole import opaque_program, symbolic_program
+
+_MOST_OPAQUE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    """A traced model, and how it came to be."""
+
+    model: Traced
+    checked: Checked
+    opaque: tuple[str, ...]
+    """Paths of modules that were kept as they are."""
+    failures: tuple[str, ...] = field(default=())
+    """Why earlier tracers were not taken."""
+
+    @property
+    def splittable(self) -> bool:
+        """Whether there is more than one node."""
+        return self.opaque != ("",)
+
+
+def trace(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    opaque: Sequence[str] = (),
+    loss: Loss | None = None,
+    steps: int = 3,
+) -> Tracing:
+    """Traces a model in training mode and checks the result; the model itself does not change (NetSplit, section 4.1).
+
+    Args:
+        model: in the dtype in which it is to be trained.
+        args, kwargs: an example batch. Its first size may differ later, if it is 3 or more.
+        opaque: paths of modules not to look into.
+        loss: for the check; by default the mean square of all floating results.
+        steps: of the check.
+
+    Raises:
+        JobError: the model fails on the example, `opaque` names no module, or no tracer gives an equal model; names the operators.
+    """
+    paths = dict(model.named_modules())
+    for path in opaque:
+        if path not in paths:
+            raise JobError(f"opaque = {path!r} is no module of the model", remedy="use a path of named_modules()")
+    given, named = tuple(args), dict(kwargs or {})
+    twin = copy.deepcopy(model).train()
+    _refuse_what_fails(twin, given, named, loss or mean_square)
+    failures: list[str] = []
+    kept = list(opaque)
+    for attempt in _attempts(twin, given, named, kept, failures):
+        try:
+            program = attempt()
+            made = Traced(program, twin, given, named)
+            checked = check(twin, made, given, named, loss=loss, steps=steps)
+        except CannotTrace as e:
+            failures.append(_told(e))
+        except NotEqual as e:
+            failures.append(str(e))
+        else:
+            made.__dict__["evaluates"] = checked.evaluation
+            modules = dict.fromkeys(s.module for s in program.steps if s.module is not None and s.shape is not None)
+            return Tracing(model=made, checked=checked, opaque=tuple(modules), failures=tuple(failures))
+    raise JobError(
+        f"{type(model).__name__} cannot be traced: " + "; ".join(failures),
+        remedy="name the modules not to look into with opaque=[…]",
+    )
+
+
+def _attempts(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kept: list[str], failures: list[str]
+) -> Sequence[Callable[[], Program]]:
+    return (
+        lambda: _with_opaque(model, args, kwargs, kept, failures, open_batch=True),
+        lambda: _with_opaque(model, args, kwargs, kept, failures, open_batch=False),
+        lambda: symbolic_program(model, args, kwargs, opaque=kept),
+        lambda: opaque_program(model, args, kwargs),
+    )
+
+
+def _with_opaque(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kept: list[str],
+    failures: list[str],
+    *,
+    open_batch: bool,
+) -> Program:
+    """Exports; a module that stands in the way is kept as it is, and it is tried again."""
+    while True:
+        try:
+            return export_program(model, args, kwargs, opaque=kept, open_batch=open_batch)
+        except CannotTrace as e:
+            if not e.module or e.module in kept or len(kept) >= _MOST_OPAQUE:
+                raise
+            failures.append(_told(e))
+            kept[:] = [k for k in kept if not k.startswith(f"{e.module}.")] + [e.module]
+
+
+def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss) -> None:
+    try:
+        one_step(copy.deepcopy(model), args, kwargs, loss, 0)
+    except JobError:
+        raise
+    except Exception as e:
+        raise JobError(
+            f"{type(model).__name__} cannot be trained on its example batch: {type(e).__name__}: {str(e)[:300]}",
+            remedy="give an example that the model takes",
+        ) from e
+
+
+def _told(e: CannotTrace) -> str:
+    return str(e) if e.module is None else f"module {e.module or 'itself'}: {e}"

@@ -1,0 +1,138 @@
+"""The whole traced model: in place of the original it takes the same arguments, gives the same results and trains the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ephemeron.errors import JobError
+from ephemeron.partition.tracing.exporting import canonical_names
+from ephemeron.partition.tracing.observing import Observation, observe
+from ephemeron.partition.tracing.piece import Piece
+from ephemeron.partition.tracing.program import Input, Leaf, Program, Ref, State, filled
+
+
+class Traced(Piece):
+    """A model whose operators are known. Make one with `trace`.
+
+    Parameters, buffers and their names are the original's; they are copies.
+
+    Attributes:
+        program: the steps.
+        observation: what they did on the example batch.
+        evaluates: whether it may be used in evaluation.
+    """
+
+    program: Program
+    observation: Observation
+    evaluates: bool
+
+    def __init__(self, program: Program, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wanted = [o.name for o in program.outputs if isinstance(o, Ref)]
+        every = [s.name for s in program.steps]
+        super().__init__(steps=program.steps, outputs=wanted, random=every, constants=program.constants)
+        self.__dict__.update(program=program, evaluates=True, names=canonical_names(model))
+        twin = copy.deepcopy(model)
+        modules = tuple(dict.fromkeys(s.module for s in program.steps if s.module is not None))
+        if "" not in modules:
+            _hold_states(self, twin)
+        for path in modules:
+            self.hold_module(path, twin.get_submodule(path))
+        self.__dict__["observation"] = observe(self, self.named_inputs(args, kwargs))
+        self._box.random = frozenset(name for name, deed in self.observation.deeds.items() if deed.random)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the original.
+
+        Raises:
+            JobError: arguments that the trace does not hold for, or evaluation of a model that cannot be evaluated in this form.
+        """
+        if not self.training and not self.evaluates:
+            raise JobError(
+                f"the traced {self.program.tracer} model was not found equal to the original in evaluation",
+                remedy="load its state_dict() into the original and evaluate that",
+            )
+        values = self.named_inputs(args, kwargs)
+        self.run_steps(values)
+        return self.result(values)
+
+    def named_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by the names of the program's inputs.
+
+        Raises:
+            JobError: another structure, another shape, or another plain value than in the trace; names the input.
+        """
+        spec = self.program.in_spec
+        order = spec.child(1).context if spec.num_children == 2 else list(kwargs)
+        if set(order) == set(kwargs):
+            kwargs = {k: kwargs[k] for k in order}
+        flat, given = tree_flatten((tuple(args), dict(kwargs)))
+        if given != spec:
+            raise JobError(
+                f"arguments of the model are nested as {given}, and were traced as {spec}",
+                remedy="call it as in the example batch, or trace it again",
+            )
+        for i, value in zip(self.program.inputs, flat, strict=True):
+            _check_input(i, value)
+        return {i.name: value for i, value in zip(self.program.inputs, flat, strict=True)}
+
+    def result(self, values: Mapping[str, Any]) -> Any:
+        """The model's result from values by name."""
+
+        def value(leaf: Leaf) -> Any:
+            if isinstance(leaf, Ref):
+                return values[leaf.name]
+            return self.state(leaf.name) if isinstance(leaf, State) else self._box.constants[leaf.name]
+
+        return tree_unflatten([filled(o, value) for o in self.program.outputs], self.program.out_spec)
+
+    def original_state(self) -> dict[str, torch.Tensor]:
+        """A state that the original model loads strictly: with every name of shared parameters."""
+        return full_state(self.state_dict(), self.__dict__["names"])
+
+
+def full_state(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Adds the other names of shared parameters.
+
+    Args:
+        state: by canonical name.
+        names: canonical name by any name.
+    """
+    made = dict(state)
+    for name, canonical in names.items():
+        if canonical in made:
+            made.setdefault(name, made[canonical])
+    return made
+
+
+def _hold_states(piece: Piece, model: nn.Module) -> None:
+    """All parameters and buffers in the order of the original, each under its canonical name; opaque modules bring their own."""
+    for name, parameter in model.named_parameters():
+        piece.hold(name, parameter)
+    persistent = {id(t) for t in model.state_dict(keep_vars=True).values()}
+    for name, buffer in model.named_buffers():
+        piece.hold(name, buffer, persistent=id(buffer) in persistent)
+
+
+def _check_input(i: Input, value: Any) -> None:
+    if i.shape is None:
+        if value is not i.value and value != i.value:
+            raise JobError(
+                f"input {i.name} of the model = {value!r}, and was traced with {i.value!r}",
+                remedy="trace it again for this value",
+            )
+        return
+    if not isinstance(value, torch.Tensor):
+        raise JobError(f"input {i.name} of the model is {type(value).__name__}, and was traced as a tensor")
+    shape = tuple(value.shape)
+    if len(shape) != len(i.shape) or any(n is not None and n != m for n, m in zip(i.shape, shape, strict=True)):
+        traced = " × ".join("any" if n is None else str(n) for n in i.shape) or "a number"
+        raise JobError(
+            f"input {i.name} of the model is {' × '.join(map(str, shape)) or 'a number'}, and was traced as {traced}",
+            remedy="pass that shape, or trace it again with an example of this shape",
+        )
