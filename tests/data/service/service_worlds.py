@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,10 @@ class World:
     def close(self) -> None:
         """Ends everything, and sees that it has ended."""
         for process in self.processes():
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
+        if self.processes() and not self.coordinator.alive:
+            self.coordinator.ensure(asdict(self.settings))  # one that was killed has ended nobody
         self.coordinator.kill(gently=True, wait_s=30)
         end = time.monotonic() + 20
         while (left := self.processes()) and time.monotonic() < end:
@@ -145,6 +148,20 @@ class World:
         for process in left:
             process.kill()
         assert not names, f"left behind: {names}"
+
+
+def signalled(part: Part, number: signal.Signals) -> int:
+    """Sends a signal to a part that lives, and returns whom. It may just have ended, and another one begun."""
+
+    def sent() -> int | None:
+        pid = pid_of(part)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return None
+        return pid
+
+    return int(until(sent, f"a living {part.kind}"))
 
 
 def pid_of(part: Part) -> int:

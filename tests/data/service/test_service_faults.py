@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
-from service_worlds import World, epochs_of, local, mixed, pid_of, plain, settings, until
+from service_worlds import World, epochs_of, local, mixed, plain, settings, signalled, until
 
 from ephemeron.data.service import client as client_module
 from ephemeron.data.service.address import Address
@@ -34,7 +35,8 @@ def undisturbed(seed: int) -> list[list[Any]]:
 
 def kill_loaders(world: World) -> None:
     for process in until(lambda: world.loaders(FLOW), "loaders"):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def stop_a_loader(world: World) -> None:
@@ -44,28 +46,26 @@ def stop_a_loader(world: World) -> None:
 
 
 def kill_shard(world: World, number: int = 0) -> None:
-    os.kill(pid_of(world.shard(FLOW, number)), signal.SIGKILL)
+    signalled(world.shard(FLOW, number), signal.SIGKILL)
 
 
 def stop_shard(world: World) -> None:
-    stopped = pid_of(world.shard(FLOW, 1))
-    os.kill(stopped, signal.SIGSTOP)
+    stopped = signalled(world.shard(FLOW, 1), signal.SIGSTOP)
     until(lambda: world.shard(FLOW, 1)._pid() != stopped, "another shard")
 
 
 def kill_router(world: World) -> None:
-    os.kill(pid_of(world.router(FLOW)), signal.SIGKILL)
+    signalled(world.router(FLOW), signal.SIGKILL)
 
 
 def stop_router(world: World) -> None:
-    stopped = pid_of(world.router(FLOW))
-    os.kill(stopped, signal.SIGSTOP)
+    stopped = signalled(world.router(FLOW), signal.SIGSTOP)
     until(lambda: world.router(FLOW)._pid() != stopped, "another router")
 
 
 def kill_coordinator(world: World) -> None:
     world.service.call("ping", {})  # nobody misses it, so perhaps it is still dead
-    os.kill(pid_of(world.coordinator), signal.SIGKILL)
+    signalled(world.coordinator, signal.SIGKILL)
 
 
 def kill_control(world: World) -> None:
@@ -76,7 +76,8 @@ def kill_control(world: World) -> None:
 
 def kill_everything(world: World) -> None:
     for process in world.processes():
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 Fault = Callable[[World], None]
