@@ -47,6 +47,15 @@ def test_a_service_comes_and_goes(own_world: Callable[..., World]) -> None:
     assert not list((world.folder / "payloads").glob("*.part"))
 
 
+def test_without_its_folder_it_ends(own_world: Callable[..., World]) -> None:
+    """As when a temporary folder is cleared away at once: nobody can find it any more, so it must not stay."""
+    world = own_world(idle_s=1.0, patience=replace(HASTY, orphan_s=2.0))
+    assert epochs_of(world.read(mixed()))
+    assert world.processes()
+    world.folder.rename(world.folder.with_name("elsewhere"))
+    until(lambda: not world.processes(), "all have ended")
+
+
 def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
     world = own_world(idle_s=1.0, ends_when_idle=False)
     read = world.read(mixed())

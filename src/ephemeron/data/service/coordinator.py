@@ -180,6 +180,12 @@ class Coordinator:
 
     def _control(self) -> None:
         """Heartbeats, and the states that follow from them."""
+        try:
+            self._watch()
+        finally:
+            self._ending()  # also if its folder is gone: without control it would stay for ever
+
+    def _watch(self) -> None:
         quiet_since = time.monotonic()
         while not self._over.wait(TICK_S):
             now = time.monotonic()
@@ -198,7 +204,6 @@ class Coordinator:
                 if self._registry.busy:
                     quiet_since = now
             if self.settings.ends_when_idle and now - quiet_since > self.settings.idle_s:
-                self._ending()
                 return
 
     def _look_after(self, name: str, now: float) -> None:

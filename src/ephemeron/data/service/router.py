@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,17 +150,20 @@ class Router:
             return {"readers": len(self._readers), "generation": self._generation, "shards": self._status}
 
     def _control(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._ending()  # also if its folder is gone: without control it would stay for ever
+
+    def _watch(self) -> None:
         while not self._over.wait(TICK_S):
-            try:
+            with suppress(EphemeronError):  # it will be tried again; readers are told when they ask
                 self._look_after()
-            except EphemeronError:
-                continue  # it will be tried again; readers are told when they ask
             with self._lock:
                 alive = {reader.rpartition("/")[0] for reader in self._readers}
                 self._traversals.settle(alive=alive, now=time.time())
                 unused = not self._readers and time.monotonic() - self._guarded_at > self.settings.patience.orphan_s
             if unused:
-                self._ending()
                 return
 
     def _is_of_now(self, found: dict[str, Any] | None, number: int) -> bool:

@@ -303,6 +303,12 @@ class Shard:
 
     def _control(self) -> None:
         """Leases, and how many loaders there should be."""
+        try:
+            self._watch()
+        finally:
+            self._ending()  # also if its folder is gone: without control it would stay for ever
+
+    def _watch(self) -> None:
         patience = self.settings.patience
         limits = ElasticLimits(
             most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0,
@@ -332,7 +338,6 @@ class Shard:
                         self._bells[loader].set()
                 unused = not self._core.readers and now - self._guarded_at > patience.orphan_s
             if unused:
-                self._ending()
                 return
 
     def _ring(self) -> None:
