@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
@@ -66,6 +66,20 @@ def open_source(source: Source) -> Any:
     return DatasetReader.open(
         source.name, source.variant, version=source.version, store=source.store, decode=source.decode
     )
+
+
+def pinned(source: Source) -> Source:
+    """The same with the version and the store that it means here and now, so that other processes open no other.
+
+    Raises:
+        DatasetNotFound, DatasetError: it is not there, or cannot be read.
+    """
+    if source.dataset is not None:
+        return source
+    from ephemeron.data.catalog import DatasetStore
+
+    store = DatasetStore.open(source.store)
+    return replace(source, version=store.dataset(source.name, source.version).version, store=store.files.url)
 
 
 class Loading:

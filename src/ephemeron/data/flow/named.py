@@ -19,7 +19,7 @@ from ephemeron.data.datasets import call
 from ephemeron.data.flow.ahead import Collate, paired
 from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.flow import DataLoadFlow, Source
-from ephemeron.data.flow.loading import Item, Loading, open_source
+from ephemeron.data.flow.loading import Item, Loading, open_source, pinned
 from ephemeron.data.flowspec import FlowPart, FlowSpec
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.sources import held_out
@@ -162,13 +162,10 @@ def _pinned(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> tup
     if source.dataset is not None:
         loading = Loading(flow, source.dataset)
         return loading, FlowPart(target=target, samples=len(loading))
-    from ephemeron.data.catalog import DatasetStore
-
-    store = DatasetStore.open(source.store)
-    dataset = store.dataset(source.name, source.version)
-    flow.source = dataclasses.replace(source, version=dataset.version, store=store.files.url)
+    flow.source = pinned(source)
     loading = Loading(flow, open_source(flow.source))
-    return loading, FlowPart(target=target, samples=len(loading), version=dataset.version, store=store.files.url)
+    version, store = flow.source.version, flow.source.store
+    return loading, FlowPart(target=target, samples=len(loading), version=version, store=store)
 
 
 def _same(a: Loading, b: Loading) -> bool:

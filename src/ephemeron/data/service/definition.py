@@ -12,7 +12,12 @@ import os
 import pickle
 import sys
 from dataclasses import dataclass
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
+
+import numpy as np
+import xxhash
 
 from ephemeron.data.flow.flow import DataLoadFlow
 from ephemeron.errors import JobError
@@ -53,9 +58,12 @@ def define(flow: DataLoadFlow, samples: int) -> Definition:
             f"flow {flow.name} is {len(payload) >> 20} MB when pickled; a service takes {MOST_BYTES >> 20} MB",
             remedy="import its dataset into a store (ephemeron data import) instead of passing it as an object",
         )
+    assert flow.source is not None
+    own = flow.source.dataset
+    source = str(flow.source) if own is None else _words(own)
     steps = [f"{s.name}={_words(s.function)}/{s.cache}/{_words(s.transform)}" for s in flow.steps]
     return Definition(
-        name=flow.name, version=flow.version, signature=" → ".join([str(flow.source), *steps]),
+        name=flow.name, version=flow.version, signature=" → ".join([source, *steps]),
         dataset=str(flow.source), samples=samples, random=flow.cached_steps < len(flow.steps),
         paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
     )  # fmt: skip
@@ -99,8 +107,40 @@ class _ByName(pickle.Pickler):
 
 
 def _words(thing: Any) -> str:
+    """A step's function in words: its name, and a digest of what can be seen of it."""
     if thing is None:
         return "-"
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     module = getattr(named, "__module__", "?")
-    return f"{module}.{named.__qualname__}"
+    return f"{module}.{named.__qualname__}#{xxhash.xxh3_64_hexdigest(repr(_seen(thing)).encode())[:8]}"
+
+
+def _seen(thing: Any, depth: int = 4) -> Any:
+    """What tells a function from another one of the same name, without addresses: code, defaults, what it has closed over.
+
+    What a function calls is not looked at; objects are, by their attributes, down to a depth.
+    """
+    if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
+        return thing
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        return (thing.dtype.str, thing.shape, xxhash.xxh3_64_hexdigest(np.ascontiguousarray(thing).tobytes()))
+    if depth == 0:
+        return type(thing).__qualname__
+    if isinstance(thing, CodeType):
+        return (thing.co_code, thing.co_names, [_seen(constant, depth) for constant in thing.co_consts])
+    if isinstance(thing, list | tuple):
+        return [_seen(each, depth - 1) for each in thing]
+    if isinstance(thing, set | frozenset):
+        return sorted(repr(_seen(each, depth - 1)) for each in thing)
+    if isinstance(thing, dict):
+        return [(repr(key), _seen(value, depth - 1)) for key, value in thing.items()]
+    if isinstance(thing, partial):
+        return [_seen(each, depth - 1) for each in (thing.func, thing.args, thing.keywords)]
+    if isinstance(thing, MethodType):
+        return [_seen(each, depth - 1) for each in (thing.__func__, thing.__self__)]
+    if isinstance(thing, FunctionType):
+        closed = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]
+        return [_seen(each, depth - 1) for each in (thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed)]
+    if isinstance(thing, type):
+        return [(name, _seen(f, depth - 1)) for name, f in vars(thing).items() if isinstance(f, FunctionType)]
+    return [type(thing).__qualname__, _seen(type(thing), depth - 1), _seen(getattr(thing, "__dict__", None), depth - 1)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ephemeron.data.flow.flow import DataLoadFlow
-from ephemeron.data.flow.loading import open_source
+from ephemeron.data.flow.loading import open_source, pinned
 from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
 from ephemeron.data.service.client import FlowClient, Service
 from ephemeron.data.service.coordinator import ServiceSettings
@@ -66,6 +66,8 @@ class RemoteDataLoadFlowReader(DataLoadFlowReader):
         """
         if flow.source is None:
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
-        samples = len(open_source(flow.source))
+        source, flow = pinned(flow.source), flow.clone()
+        flow.source = source
+        samples = len(open_source(source))
         client = FlowClient(self.service, define(flow, samples))
-        return DataLoadFlowRead(RemoteLoading(flow.clone(), client, samples), RemoteLoaders(client, self.job))
+        return DataLoadFlowRead(RemoteLoading(flow, client, samples), RemoteLoaders(client, self.job))
