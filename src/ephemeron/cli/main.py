@@ -17,6 +17,7 @@ import click
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
+from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
@@ -58,6 +59,7 @@ def main() -> None:
     ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
     ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
+    ephemeron train job.toml --platform openfaas        on a cluster of yours, after `ephemeron deploy openfaas`
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
@@ -87,6 +89,15 @@ def _output_options(command: F) -> F:
 @click.option("--aws-function", metavar="NAME", help="The function that `deploy aws` has made.  [default: ephemeron]")
 @click.option("--aws-region", metavar="REGION", help="Where it is.  [default: as for all AWS clients]")
 @click.option("--aws-endpoint", metavar="URL", help="A Lambda service elsewhere, such as the local one.")
+@click.option("--gateway", metavar="URL", help="Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]")
+@click.option(
+    "--openfaas-function", metavar="NAME", help="The function that `deploy openfaas` has made.  [default: ephemeron]"
+)
+@click.option(
+    "--callback",
+    metavar="URL",
+    help="http://HOST:PORT of this machine, where the cluster reaches it: deaths of whole replicas are known at once.",
+)
 @click.option(
     "--channel",
     metavar="ADDRESS",
@@ -134,7 +145,8 @@ def _output_options(command: F) -> F:
 @_output_options
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
-          aws_endpoint: str | None, **flags: Any) -> None:  # fmt: skip
+          aws_endpoint: str | None, gateway: str | None, openfaas_function: str | None, callback: str | None,
+          **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -166,6 +178,16 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         raise UserError(
             f"--aws-function, --aws-region and --aws-endpoint are not for platform {configuration.platform}"
         )
+    openfaas = None
+    if configuration.platform == "openfaas":
+        from ephemeron.platforms.openfaas.settings import FUNCTION as OPENFAAS_FUNCTION
+        from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+
+        openfaas = OpenFaasSettings(
+            gateway=gateway or "", function=openfaas_function or OPENFAAS_FUNCTION, callback=callback or ""
+        )
+    elif gateway or openfaas_function or callback:
+        raise UserError(f"--gateway, --openfaas-function and --callback are not for platform {configuration.platform}")
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -177,6 +199,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             plan=plan,
             profile=profile,
             aws=aws,
+            openfaas=openfaas,
         ),
         as_json=as_json,
     )
@@ -203,6 +226,8 @@ def _planned(
     if platform == "aws":
         raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
                         "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
+    if platform == "openfaas":
+        raise UserError("on openfaas nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
@@ -282,6 +307,8 @@ main.add_command(plan_command)
 main.add_command(data_group)
 main.add_command(deploy_group)
 main.add_command(clean_group)
+deploy_group.add_command(deploy_openfaas)
+clean_group.add_command(clean_openfaas)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

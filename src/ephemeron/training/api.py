@@ -35,6 +35,7 @@ from ephemeron.worker.spec import RunSpec
 
 if TYPE_CHECKING:
     from ephemeron.platforms.aws.settings import AwsSettings
+    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
 
 OnEvent = Callable[[Event], None]
 SIMULATED_MEMORY_MB = 1769
@@ -88,7 +89,7 @@ def configure(job: Job, **overrides: Any) -> Configuration:
         channel = "parameter_server" if channel == "parameter_server" else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
-    if c.platform == "aws":  # its function has the memory and the time limit that it was deployed with
+    if c.platform in live.CLOUDS:  # its function has the memory and the time limit that it was deployed with
         return c
     memory_mb = c.memory_mb
     if not memory_mb:
@@ -106,6 +107,10 @@ def platform_limits(name: str) -> Limits:
         from ephemeron.platforms.aws.platform import LIMITS
 
         return LIMITS
+    if name == "openfaas":
+        from ephemeron.platforms.openfaas.platform import LIMITS as OPENFAAS_LIMITS
+
+        return OPENFAAS_LIMITS
     from ephemeron.platforms.local import default_limits
 
     return default_limits()
@@ -114,7 +119,7 @@ def platform_limits(name: str) -> Limits:
 def train(
     job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None, aws: AwsSettings | None = None,
+    profile: Profile | None = None, aws: AwsSettings | None = None, openfaas: OpenFaasSettings | None = None,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end.
 
@@ -129,6 +134,7 @@ def train(
         plan: that the configuration is from; kept beside the run and compared with it in the report.
         profile: that the plan is from; kept so that it can be refined by what the run took.
         aws: which function, for platform `aws`; None: `ephemeron` in the usual region.
+        openfaas: which function, for platform `openfaas`; None: `ephemeron` at the usual gateway.
 
     Raises:
         UserError: refused; nothing was started or paid for.
@@ -145,14 +151,25 @@ def train(
 
         aws = (aws or AwsSettings()).located()
         c, limits = live.on_aws(c, aws, secrets)
-    cold_start_s = {"simulated": world.cold_start_s, "aws": live.AWS_COLD_START_S}.get(c.platform, 3.0)
+    elif c.platform == "openfaas":
+        from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+
+        openfaas = (openfaas or OpenFaasSettings()).located()
+        c, limits = live.on_openfaas(c, openfaas, secrets)
+    known = {
+        "simulated": world.cold_start_s, "aws": live.AWS_COLD_START_S, "openfaas": live.OPENFAAS_COLD_START_S,
+    }  # fmt: skip
+    cold_start_s = known.get(c.platform, 3.0)
     prepared = prepare(
         job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
         faults=faults, patience_s=patience_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
     )  # fmt: skip
     folder = home.create(run_id)
-    run = _record(prepared.spec, folder, job) | ({} if aws is None else {"aws": dataclasses.asdict(aws)})
+    run = _record(prepared.spec, folder, job)
+    for name, settings in (("aws", aws), ("openfaas", openfaas)):
+        if settings is not None and c.platform == name:
+            run[name] = dataclasses.asdict(settings)
     folder.write("run.json", run)
     if plan is not None:
         plan.save(folder.path / PLAN_FILE)

@@ -1,6 +1,6 @@
 """The platforms on which functions live on their own, as `train`, `attach`, `resume` and `stop` take hold of them.
 
-What a run was started on is in its record (`run.json`): `platform`, and for AWS which function, where. No secrets.
+What a run was started on is in its record (`run.json`): `platform`, and for clouds which function, where. No secrets.
 """
 
 from __future__ import annotations
@@ -20,16 +20,26 @@ if TYPE_CHECKING:
     from ephemeron.platforms.aws.platform import AwsPlatform
     from ephemeron.platforms.aws.settings import AwsSettings
     from ephemeron.platforms.local import LocalPlatform
+    from ephemeron.platforms.openfaas.platform import OpenFaasPlatform
+    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.platforms.recorded import RecordedPlatform
 
 AWS_COLD_START_S = 10.0
 """Until a function of a PyTorch image runs its code: the lead that successors get."""
+
+CLOUDS = ("aws", "openfaas")
+"""Where functions go on without any process of this machine."""
+OPENFAAS_COLD_START_S = 5.0
+"""The same where replicas wait with their imports made; what the queue takes to try again is in it."""
+SPARE = 1
+"""Replicas beside those of the workers, for a successor that comes while its predecessor still runs."""
 
 
 class NotRunning(Exception):
     """Nothing of the run lives any more."""
 
 
-async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str]) -> LocalPlatform | AwsPlatform:
+async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str]) -> LocalPlatform | RecordedPlatform:
     """A platform to launch or resume the run on.
 
     Raises:
@@ -38,21 +48,23 @@ async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str])
     """
     if run["platform"] == "aws":
         return await _aws(folder, run, starting=True)
+    if run["platform"] == "openfaas":
+        return await _openfaas(folder, run, starting=True)
     from ephemeron.platforms.local import LocalPlatform
 
     return await LocalPlatform.start(folder.path, env=secrets)
 
 
-async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | AwsPlatform:
+async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | RecordedPlatform:
     """The platform that the run is on.
 
     Raises:
         NotRunning: it is over.
     """
-    if run["platform"] == "aws":
+    if run["platform"] in CLOUDS:
         if _is_over(folder):
             raise NotRunning
-        return await _aws(folder, run)
+        return await (_aws(folder, run) if run["platform"] == "aws" else _openfaas(folder, run))
     from ephemeron.platforms.local import HostGone, LocalPlatform
 
     try:
@@ -83,6 +95,53 @@ def on_aws(c: Configuration, settings: AwsSettings, secrets: dict[str, str]) -> 
     )
     preflight.check_fit(deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s)
     return c, deployed.limits
+
+
+def on_openfaas(c: Configuration, settings: OpenFaasSettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
+    """Asks the gateway what there is, and refuses what does not fit it. Memory and lifetime default to the function's.
+
+    Args:
+        c: resolved; its channel without credentials.
+        settings: located.
+        secrets: that the channel's address held.
+
+    Raises:
+        JobError, PlanInfeasible: one line each; nothing has been started.
+    """
+    from ephemeron.platforms.aws.deploy.package import digest
+    from ephemeron.platforms.openfaas import preflight
+
+    preflight.check_channel(c.channel, settings, secrets)
+    deployed = preflight.inspect(settings)
+    c = dataclasses.replace(
+        c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or deployed.lifetime_s
+    )
+    preflight.check_fit(
+        deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, digest=digest()
+    )
+    return c, deployed.limits
+
+
+async def _openfaas(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> OpenFaasPlatform:
+    from ephemeron.platforms.aws.deploy.package import digest
+    from ephemeron.platforms.openfaas import preflight
+    from ephemeron.platforms.openfaas.platform import OpenFaasPlatform
+    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+
+    try:
+        settings = OpenFaasSettings(**run["openfaas"]).located()
+        c = Configuration(**run["configuration"])
+    except (KeyError, TypeError) as e:
+        raise JobError(f"run.json of {folder.run_id} does not say which function it runs on: {e}") from None
+    deployed = await asyncio.to_thread(preflight.inspect, settings)
+    if starting:
+        preflight.check_fit(
+            deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, digest=digest()
+        )
+        await asyncio.to_thread(preflight.make_ready, settings, deployed, replicas=c.workers + SPARE)
+    return await OpenFaasPlatform.open(
+        folder.path, settings, channel=run["address"], run=run["run_id"], limits=deployed.limits
+    )
 
 
 async def _aws(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> AwsPlatform:

@@ -27,7 +27,7 @@ from ephemeron.channels.wrappers import Metered
 from ephemeron.errors import ChannelError
 from ephemeron.events import Ended, Note, Traffic, from_json, to_json
 from ephemeron.platforms._journal import Journal
-from ephemeron.platforms.aws.logs import LogReader
+from ephemeron.platforms.aws.logs import Witness
 from ephemeron.platforms.aws.records import Names, Record, cancelled_ids, decode, line_of, record_of
 from ephemeron.platforms.aws.state import NOT_BEGUN_S, Calls, Final
 from ephemeron.platforms.base import Outcome, ended_event
@@ -64,7 +64,7 @@ class Collector:
     """
 
     def __init__(
-        self, run_dir: Path, channel: Channel, names: Names, logs: LogReader | None, *, every_s: float,
+        self, run_dir: Path, channel: Channel, names: Names, logs: Witness | None, *, every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.calls = Calls()
@@ -234,7 +234,7 @@ class Collector:
         traffic = self._channel.traffic
         event = dataclasses.replace(event, traffic=event.traffic + final.traffic + _minus(traffic, self._booked))
         self._booked = traffic
-        if final.billed_by != "report" and outcome.status != "cancelled" and final.request:
+        if final.billed_by in ("handler", "nobody") and outcome.status != "cancelled" and final.request:
             how = "as its handler measured it" if final.billed_by == "handler" else "not at all: its bill is not known"
             self._events.append(to_json(Note(t=t, text=f"{name} is billed {how}; no REPORT line came in time")))
         self._events.append(to_json(event))

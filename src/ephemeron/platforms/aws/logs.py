@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ephemeron.platforms.aws.settings import THROTTLED, AwsSettings, code_of, explain
 
@@ -78,6 +78,19 @@ def parse(message: str, stream: str) -> Report | Death | None:
         text = f"its process ended: {found['how'] or 'without a word'}"
         return Death(request=found["request"], stream=stream, timed_out=False, text=text)
     return None
+
+
+class Witness(Protocol):
+    """Whoever else can tell of invocations: the bill, and deaths. Here it is the logs."""
+
+    problem: str
+    """Why it cannot tell; empty as long as it can."""
+
+    async def poll(self) -> list[Report | Death]:
+        """What is new."""
+
+    async def tail(self, stream: str, request: str) -> list[str]:
+        """The last lines of an invocation; none where nobody keeps them."""
 
 
 class LogReader:

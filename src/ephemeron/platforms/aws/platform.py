@@ -3,69 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 from ephemeron.channels.address import open_channel
 from ephemeron.channels.base import Channel
-from ephemeron.errors import ChannelError, InvocationRefused, PlatformError
-from ephemeron.events import Event, to_json
-from ephemeron.platforms._journal import Journal, follow
-from ephemeron.platforms._refusals import check_call
-from ephemeron.platforms.aws.collector import CALLS_FILE, CLIENT, EVENTS_FILE, Collector, collecting
 from ephemeron.platforms.aws.logs import LogReader
-from ephemeron.platforms.aws.records import (
-    EVERYTHING,
-    Names,
-    Record,
-    calls_prefix,
-    cancellation,
-    cancelled_ids,
-    encode,
-    invocation_of,
-    line_of,
-    new_id,
-    record_of,
-)
+from ephemeron.platforms.aws.records import Names, calls_prefix
 from ephemeron.platforms.aws.sending import INLINE_BYTES, Sender
 from ephemeron.platforms.aws.settings import AwsSettings, client
-from ephemeron.platforms.aws.state import Calls
-from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform
+from ephemeron.platforms.base import Limits
+from ephemeron.platforms.recorded import RecordedPlatform
 
 LIMITS = Limits(payload_bytes=16_000_000)
 """Of Lambda: 128 to 10,240 MB, 15 minutes. Calls of more than 1 MB go through the store."""
-_POLL_S = 0.05
-_CANCEL_S = 60.0
-_SWEEP_S = 10.0
 
 
-class AwsInvocation(Invocation):
-    """A call that was sent."""
-
-    def __init__(self, platform: AwsPlatform, id: str, call: Call) -> None:
-        self.id = id
-        self.call = call
-        self._platform = platform
-
-    async def wait(self) -> Outcome:
-        """Until its first delivery has ended, as far as can be known from here.
-
-        Raises:
-            PlatformError: the platform was closed meanwhile.
-        """
-        return await self._platform.outcome(self.id)
-
-    async def cancel(self) -> None:
-        """Tells it to end; the function looks every few seconds. Returns when it has ended."""
-        await self._platform.cancel([self.id])
-
-
-class AwsPlatform(Platform):
+class AwsPlatform(RecordedPlatform):
     """Functions of one run on AWS Lambda. Made by `open`.
 
     Args:
@@ -82,29 +36,16 @@ class AwsPlatform(Platform):
         self, run_dir: Path, settings: AwsSettings, limits: Limits, channel: Channel, names: Names, *,
         inline_bytes: int = INLINE_BYTES,
     ) -> None:  # fmt: skip
-        self.run_dir, self.settings, self.limits = run_dir, settings, limits
+        self.settings, self._inline_bytes = settings, inline_bytes
         self.unenforced = (
             f"A cancelled function ends when it looks, every {settings.every_s:g} s: Lambda cannot end it.",
         )
-        self._names, self._channel = names, channel
-        self._journal = Journal(run_dir / EVENTS_FILE)
-        self._known = Calls()
-        """What the records in `calls.jsonl` say, whoever collects them."""
-        self._mine: set[str] = set()
-        """Sent by us, and not yet among what is known."""
-        self._outcomes: dict[str, Outcome] = {}
-        self._changed = asyncio.Condition()
-        self._voice = f"{CLIENT}{secrets.token_hex(4)}"
-        self._number = 0
-        self._offset = 0
-        self._reopened = False
-        self._telling = asyncio.Lock()
-        self._collector: Collector | None = None
-        self._stack = AsyncExitStack()
-        self._closed = False
-        self._sender = Sender(
-            settings, lambda: client(settings, "lambda"), channel=channel, names=names, announce=self._announce,
-            inline_bytes=inline_bytes,
+        super().__init__(run_dir, limits, channel, names, every_s=settings.every_s)
+
+    def sender(self) -> Sender:
+        return Sender(
+            self.settings, lambda: client(self.settings, "lambda"), channel=self._channel, names=self._names,
+            announce=self._announce, inline_bytes=self._inline_bytes,
         )  # fmt: skip
 
     @classmethod
@@ -131,159 +72,7 @@ class AwsPlatform(Platform):
         run_dir.mkdir(parents=True, exist_ok=True)
         names = Names(calls_prefix(run))
         self = cls(run_dir, settings, limits, open_channel(channel), names, inline_bytes=inline_bytes)
-        self._stack.push_async_callback(self._channel.close)
         since = (time.time() if logs_since is None else logs_since) - 60.0
         logs = LogReader(await asyncio.to_thread(client, settings, "logs"), settings, since_ms=int(since * 1000))
-        own = await self._stack.enter_async_context(open_channel(channel))
-        collector = Collector(run_dir, own, names, logs, every_s=settings.every_s)
-        self._collector = await self._stack.enter_async_context(collecting(collector))
-        await self._collector.looked.wait()
-        await self._read_on()
-        reading = asyncio.create_task(self._read())
-        self._stack.callback(reading.cancel)
+        await self.hold(channel, logs)
         return self
-
-    async def invoke(self, call: Call) -> AwsInvocation:
-        check_call(call, self.limits)
-        if len(self._open()) >= self.limits.concurrency:
-            raise InvocationRefused(
-                f"{len(self._open())} functions run already; the limit of concurrency is {self.limits.concurrency}",
-                binding="concurrency",
-            )
-        options = dict(call.options)
-        twice = bool(options.pop("duplicate", False))  # not passed on, or successors would be doubled as well
-        call = dataclasses.replace(call, options=options)
-        id = new_id(call)
-        self._mine.add(id)
-        try:
-            await self._reopen()
-            await self._sender.send(call, id=id, copies=2 if twice else 1)
-        except BaseException:
-            self._mine.discard(id)
-            raise
-        if self._collector is not None:
-            self._collector.hurry()
-        return AwsInvocation(self, id, call)
-
-    def events(self, run: str) -> AsyncIterator[Event]:
-        """All events in the run's folder."""
-        return follow(self.run_dir / EVENTS_FILE)
-
-    async def emit(self, run: str, event: Event) -> None:
-        self._journal.append(to_json(event))
-        if self._journal.problem:
-            raise PlatformError(f"cannot write to {self.run_dir / EVENTS_FILE}: {self._journal.problem}")
-
-    async def outcome(self, id: str) -> Outcome:
-        """How a call's first delivery has ended; waits for it.
-
-        Raises:
-            PlatformError: the platform was closed meanwhile.
-        """
-        async with self._changed:
-            await self._changed.wait_for(lambda: id in self._outcomes or self._closed)
-        if id not in self._outcomes:
-            raise PlatformError("this platform was closed")
-        return self._outcomes[id]
-
-    async def cancel(self, ids: list[str]) -> None:
-        """Flags calls as cancelled, and waits until all have ended. Says so again in case somebody wrote over it."""
-        end = asyncio.get_running_loop().time() + _CANCEL_S
-        while (left := [id for id in ids if id in self._open()]) and not self._closed:
-            flagged = cancelled_ids(await self._channel.fetch(self._names.cancel))
-            if not flagged >= set(left):
-                await self._channel.put(self._names.cancel, [cancellation(sorted(flagged | set(left)))])
-            if self._collector is not None:
-                self._collector.hurry()
-            if asyncio.get_running_loop().time() > end:
-                return  # a function that does not look; its lifetime ends it
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(1.0, self.settings.every_s)), self._changed:
-                    await self._changed.wait()
-
-    async def cancel_all(self, run: str) -> None:
-        end = asyncio.get_running_loop().time() + _CANCEL_S
-        while (left := sorted(self._open())) and asyncio.get_running_loop().time() < end:
-            await self.cancel(left)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        async with self._changed:
-            self._changed.notify_all()
-        await self._stack.aclose()
-
-    async def shutdown(self) -> None:
-        """Ends all functions, clears what their records have left in the store, and detaches."""
-        try:
-            await self.cancel_all("")
-            async with asyncio.timeout(_SWEEP_S):
-                # The one object that stays: Lambda may deliver a call again when nothing else is left of the run.
-                await self._channel.put(self._names.cancel, [cancellation([EVERYTHING])])
-                left = await self._channel.list(self._names.all)
-                await self._channel.delete([key for key in left if key != self._names.cancel])
-        except (ChannelError, TimeoutError):
-            pass  # the store is gone: so is what lay in it, or a lifecycle rule removes it
-        finally:
-            await self.close()
-
-    async def __aenter__(self) -> AwsPlatform:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    # -- records --------------------------------------------------------------------------------------------
-
-    async def _announce(self, record: Record) -> None:
-        """Our own voice: in the store like everybody's, because whoever collects may be another process."""
-        async with self._telling:
-            key = self._names.segment(self._voice, 0, self._number)
-            await self._channel.put(key, [encode([line_of(record)])])
-            self._number += 1
-
-    async def _reopen(self) -> None:
-        """A run that was over goes on."""
-        if not self._reopened:
-            if EVERYTHING in cancelled_ids(await self._channel.fetch(self._names.cancel)):
-                await self._channel.delete([self._names.cancel])
-            self._reopened = True
-
-    def _open(self) -> set[str]:
-        return set(self._known.open) | self._mine
-
-    async def _read(self) -> None:
-        """Follows `calls.jsonl`."""
-        while True:
-            await self._read_on()
-            await asyncio.sleep(_POLL_S)
-
-    async def _read_on(self) -> None:
-        data = await asyncio.to_thread(_complete, self.run_dir / CALLS_FILE, self._offset)
-        self._offset += len(data)
-        for line in data.decode(errors="replace").splitlines():
-            record = record_of(line)
-            if record is not None:
-                self._learn(record)
-        if data:
-            async with self._changed:
-                self._changed.notify_all()
-
-    def _learn(self, record: Record) -> None:
-        self._known.feed(record, now=0.0)
-        self._mine.discard(record.get("id", ""))
-        if record["record"] == "final":
-            name = invocation_of(record["id"], record["delivery"])
-            self._outcomes.setdefault(name, Outcome(**record["outcome"]))
-
-
-def _complete(path: Path, offset: int) -> bytes:
-    """Whole lines from an offset on."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read()
-    except FileNotFoundError:
-        return b""
-    return data[: data.rfind(b"\n") + 1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -32,31 +33,33 @@ def pauses(rng: random.Random) -> Iterator[float]:
         bound = min(2 * bound, LONGEST_PAUSE_S)
 
 
-class Sender:
-    """One voice's way of starting functions.
+class RecordedSender(ABC):
+    """One voice's way of starting functions: a record first, then the request. Clouds differ in `request`.
 
     Args:
-        settings: which function.
-        client: makes the boto3 client; called once, in a thread.
         channel: for calls that are too large; used in the loop that sends.
         names: of the records.
         announce: takes a record, and returns when it is in the store.
+        every_s: how often functions are to report.
         by: the invocation that sends; empty for clients.
         clock: Unix time.
-        rng: of the pauses.
         inline_bytes: larger events go through the store.
     """
 
     def __init__(
-        self, settings: AwsSettings, client: Callable[[], Any], *, channel: Channel, names: Names, announce: Announce,
-        by: str = "", clock: Callable[[], float] = time.time, rng: random.Random | None = None,
-        inline_bytes: int = INLINE_BYTES,
+        self, *, channel: Channel, names: Names, announce: Announce, every_s: float, by: str = "",
+        clock: Callable[[], float] = time.time, inline_bytes: int = INLINE_BYTES,
     ) -> None:  # fmt: skip
-        self._settings, self._make_client = settings, client
         self._channel, self._names, self._announce, self._by = channel, names, announce, by
-        self._clock, self._rng, self._inline_bytes = clock, rng or random.Random(), inline_bytes
-        self._client: Any = None
-        self._first = asyncio.Lock()
+        self._every_s, self._clock, self._inline_bytes = every_s, clock, inline_bytes
+
+    @abstractmethod
+    async def request(self, event: bytes) -> str:
+        """Hands an event to the cloud, patiently; returns the request's id.
+
+        Raises:
+            InvocationRefused: nothing was started.
+        """
 
     async def send(self, call: Call, *, id: str | None = None, copies: int = 1) -> str:
         """Starts a function, and returns the call's id.
@@ -75,7 +78,7 @@ class Sender:
         try:
             event = await self._event(id, call)
             for _ in range(copies):
-                request = await self._invoke(event)
+                request = await self.request(event)
                 await self._announce({"record": "sent", "id": id, "request": request})
         except InvocationRefused as e:
             await self._announce({"record": "unsent", "id": id, "error": str(e)})
@@ -86,7 +89,7 @@ class Sender:
         payload = call.to_payload()
         fields: dict[str, Any] = {
             "id": id, "run": call.run, "rank": call.rank, "attempt": call.attempt, "calls": self._names.calls,
-            "channel": call.channel, "every_s": self._settings.every_s, "lifetime_s": call.lifetime_s,
+            "channel": call.channel, "every_s": self._every_s, "lifetime_s": call.lifetime_s,
         }  # fmt: skip
         event = Envelope(**fields, call=payload).to_bytes()
         if len(event) <= self._inline_bytes:
@@ -96,7 +99,26 @@ class Sender:
         await self._channel.put(self._names.payload(id), [json.dumps(payload).encode()])
         return Envelope(**fields, call=None).to_bytes()
 
-    async def _invoke(self, event: bytes) -> str:
+
+class Sender(RecordedSender):
+    """Sends to AWS Lambda.
+
+    Args:
+        settings: which function.
+        client: makes the boto3 client; called once, in a thread.
+        rng: of the pauses.
+        voice: see `RecordedSender`.
+    """
+
+    def __init__(
+        self, settings: AwsSettings, client: Callable[[], Any], *, rng: random.Random | None = None, **voice: Any
+    ) -> None:
+        super().__init__(every_s=settings.every_s, **voice)
+        self._settings, self._make_client, self._rng = settings, client, rng or random.Random()
+        self._client: Any = None
+        self._first = asyncio.Lock()
+
+    async def request(self, event: bytes) -> str:
         waits = pauses(self._rng)
         client = await self._known_client()
         while True:

@@ -46,6 +46,8 @@ class Delivery:
     seen_at: float
     outcome: Record | None = None
     outcome_at: float = 0.0
+    billed_by: str = ""
+    """Who measures it, where it is not Lambda: then no REPORT line is waited for."""
     report: Report | None = None
     death: Death | None = None
     death_at: float = math.inf
@@ -86,7 +88,7 @@ class Final:
     request: str
     stream: str
     billed_by: str
-    """`report`, `handler`, or `nobody`: then what it cost is not known."""
+    """`report`, `handler`, `nobody` (then what it cost is not known), or whoever measures it elsewhere than on AWS."""
     traffic: Traffic
     """Of its reporting."""
 
@@ -190,7 +192,9 @@ class Calls:
         if number in sent.deliveries:
             return []
         request = record["request"]
-        delivery = Delivery(request=request, stream=record["stream"], seen_at=now)
+        delivery = Delivery(
+            request=request, stream=record["stream"], seen_at=now, billed_by=record.get("billed_by", "")
+        )
         sent.deliveries[number] = delivery
         self._of_request.setdefault(request, []).append(delivery)
         self._settle(request)
@@ -239,7 +243,7 @@ class Calls:
 
 def _end_of(sent: Sent, number: int, delivery: Delivery, now: float) -> Final | None:
     if delivery.outcome is not None:
-        if delivery.report is None and now < delivery.outcome_at + REPORT_S:
+        if delivery.report is None and not delivery.billed_by and now < delivery.outcome_at + REPORT_S:
             return None
         return _by_outcome(sent, number, delivery, delivery.outcome)
     if now >= delivery.death_at + DEATH_S:
@@ -251,12 +255,12 @@ def _end_of(sent: Sent, number: int, delivery: Delivery, now: float) -> Final | 
 
 
 def _by_outcome(sent: Sent, number: int, delivery: Delivery, said: Record) -> Final:
-    report = delivery.report
+    report = None if delivery.billed_by else delivery.report
     billed = report.billed_s if report is not None else math.ceil(said["took_s"] * 1000 - 1e-6) / 1000
     peak = report.used_mb if report is not None else said["peak_mb"]
     return _final(
         sent, number, delivery, said["status"], said["error"], value=said["value"], billed_s=billed, peak_mb=peak,
-        billed_by="handler" if report is None else "report",
+        billed_by=delivery.billed_by or ("handler" if report is None else "report"),
     )  # fmt: skip
 
 

@@ -29,8 +29,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from ephemeron.platforms.cgroups import Enforcement, Group
+from ephemeron.rpc.http import Handler, Listener, Request, Response, json_response, listen
 from ephemeron.testing.lambda_service.functions import Function
-from ephemeron.testing.lambda_service.http import Handler, Listener, Request, Response, json_response, listen
 from ephemeron.units import MIB
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")

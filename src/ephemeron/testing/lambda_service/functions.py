@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ephemeron.testing.lambda_service.http import Response, json_response
+from ephemeron.rpc.http import Response, json_response
 from ephemeron.units import MIB
 
 ACCOUNT = "123456789012"

@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ephemeron.rpc.http import Request, Response
 from ephemeron.testing.lambda_service.environment import Done, Environment, Work
 from ephemeron.testing.lambda_service.functions import Function, Refusal
-from ephemeron.testing.lambda_service.http import Request, Response
 from ephemeron.units import MIB
 
 SYNCHRONOUS_BYTES = 6 * MIB

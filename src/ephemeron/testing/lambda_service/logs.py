@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.testing.lambda_service.http import Request, Response, json_response
+from ephemeron.rpc.http import Request, Response, json_response
 
 _PAGE = 1_000
 _TERM = re.compile(r'(\??)(?:"((?:[^"\\]|\\.)*)"|(\S+))')

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ephemeron.platforms.cgroups import UNENFORCED, Enforcement, detect
+from ephemeron.rpc.http import Handler, Request, Response, json_response, listen
 from ephemeron.testing.lambda_service.environment import Environment
 from ephemeron.testing.lambda_service.functions import ACCOUNT, Function, Functions, Refusal
-from ephemeron.testing.lambda_service.http import Handler, Request, Response, json_response, listen
 from ephemeron.testing.lambda_service.invoking import RETRY_AFTER_S, Invoker
 from ephemeron.testing.lambda_service.logs import Logs
 

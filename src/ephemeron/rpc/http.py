@@ -1,4 +1,5 @@
-"""As much of HTTP/1.1 as the Lambda APIs need: kept-alive connections, whole bodies, one handler.
+"""As much of HTTP/1.1 as a function's handler and the clouds of the tests need: kept-alive connections, whole bodies, one
+handler, and requests to others of its kind.
 
 A server of the standard library would write header and body apart, and an answer would then wait for a delayed
 acknowledgement: 40 ms for each warm call.
@@ -28,6 +29,8 @@ class Request:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes = b""
+    query: str = ""
+    """What followed `?`, as it came."""
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty where there is none.
@@ -114,19 +117,25 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
     if not line:
         return None
     method, target, _ = line.decode("latin-1").split(" ", 2)
-    headers: dict[str, str] = {}
-    while line := (await reader.readline()).strip():
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-        if len(headers) > _MOST_HEADERS:
-            raise ValueError("too many headers")
+    headers = await _headers(reader)
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     if headers.get("transfer-encoding", "").lower() == "chunked":
         body = await _chunks(reader)
     else:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Request(method=method, path=unquote(urlsplit(target).path), headers=headers, body=body)
+    parts = urlsplit(target)
+    return Request(method=method, path=unquote(parts.path), headers=headers, body=body, query=parts.query)
+
+
+async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    while line := (await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+        if len(headers) > _MOST_HEADERS:
+            raise ValueError("too many headers")
+    return headers
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:
@@ -147,3 +156,37 @@ def _encode(response: Response) -> bytes:
     lines = [f"HTTP/1.1 {response.status} {phrase}", f"Content-Length: {len(response.body)}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + response.body
+
+
+async def ask(
+    host: str, port: int, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> Response:
+    """One request over a connection of its own, which is closed when the caller is cancelled.
+
+    Returns:
+        The answer, with names of headers in lower case.
+
+    Raises:
+        OSError: nobody listens, or the connection is lost.
+        asyncio.IncompleteReadError, ValueError: what came is no answer of HTTP.
+    """
+    reader, writer = await asyncio.open_connection(host, port, limit=_LINE)
+    try:
+        told = {"Host": f"{host}:{port}", **(headers or {}), "Content-Length": str(len(body)), "Connection": "close"}
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items()), "", ""]
+        writer.write("\r\n".join(lines).encode("latin-1") + body)
+        await writer.drain()
+        line = await reader.readline()
+        if not line:
+            raise ConnectionResetError("the connection ended without an answer")
+        status = int(line.split(b" ", 2)[1])
+        found = await _headers(reader)
+        if found.get("transfer-encoding", "").lower() == "chunked":
+            data = await _chunks(reader)
+        elif "content-length" in found:
+            data = await reader.readexactly(int(found["content-length"]))
+        else:
+            data = await reader.read()
+        return Response(status=status, headers=found, body=data)
+    finally:
+        writer.close()

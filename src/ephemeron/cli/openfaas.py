@@ -1,0 +1,168 @@
+"""`ephemeron deploy openfaas` and `ephemeron clean openfaas`: what is put into a cluster, and how it is removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ephemeron.errors import JobError
+
+if TYPE_CHECKING:
+    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+
+_STORE_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
+"""Where an S3 store is; nothing secret."""
+
+
+def _where(command: Any) -> Any:
+    for option in (
+        click.option(
+            "--gateway", metavar="URL", help="Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"
+        ),
+        click.option("--namespace", default="", metavar="NAME", help="Of functions.  [default: the gateway's own]"),
+        click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Its name."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("openfaas")
+@_where
+@click.option("--channel", required=True, metavar="ADDRESS", help="Which the function is to reach: s3://… or redis://…")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("openfaas"), show_default=True, help="Folder of the recipe."
+)
+@click.option(
+    "--image", metavar="NAME", help="Built and pushed by build.sh. Without it nothing is sent to the gateway."
+)
+@click.option(
+    "--memory-mb", type=int, default=1769, show_default=True, help="Limit of a replica, 60 MB of ours included."
+)
+@click.option("--cpus", type=float, default=0.0, help="Limit of a replica.  [default: one for 1,769 MB]")
+@click.option("--lifetime-s", type=float, default=900.0, show_default=True, help="Of a call; longer runs hand over.")
+@click.option("--replicas", type=int, default=5, show_default=True, help="At most; a worker takes one.")
+@click.option(
+    "--inside", metavar="URL", help="The gateway, as functions reach it.  [default: that of the usual cluster]"
+)
+@click.option(
+    "--s3-keys", is_flag=True, help="Give the function AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of here, as secrets."
+)
+@click.option("--contract-kit", is_flag=True, help="Put the entries of the platform contract into the recipe, too.")
+def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel: str, out: Path, image: str | None,
+                    memory_mb: int, cpus: float, lifetime_s: float, replicas: int, inside: str | None, s3_keys: bool,
+                    contract_kit: bool) -> None:  # fmt: skip
+    """Write the function's image as a recipe, for review; with --image, also create or update the function.
+
+    The password of the gateway is read from EPHEMERON_OPENFAAS_PASSWORD. A cache's password is taken from EPHEMERON_CHANNEL_PASSWORD
+    into a secret of OpenFaaS, and nowhere else.
+    """
+    from ephemeron.channels import public_address
+    from ephemeron.platforms.aws.deploy.package import digest
+    from ephemeron.platforms.openfaas import preflight
+    from ephemeron.platforms.openfaas.deploy import function as functions
+    from ephemeron.platforms.openfaas.deploy import recipe
+    from ephemeron.platforms.openfaas.gateway import GatewayError, refused
+    from ephemeron.platforms.openfaas.settings import INSIDE, check_url
+
+    public, hidden = public_address(channel)
+    if hidden:
+        raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+    settings = _settings(gateway, function, namespace)
+    check_url(inside or INSIDE, "--inside")
+    preflight.check_channel(public, settings, {})
+    wanted = functions.Wanted(
+        image=image or "not yet built", memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=cpus,
+        inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
+        variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ} if public.startswith("s3:") else {},
+    )  # fmt: skip
+    for path in recipe.write_recipe(out, kit=contract_kit):
+        click.echo(f"wrote {path}")
+    values = out / "openfaas-values.yaml"
+    values.write_text(functions.gateway_values(wanted))
+    click.echo(f"wrote {values}")
+    if image is None:
+        click.echo(f"""
+nothing was sent to {settings.gateway}. Read these files, then:
+  {out}/build.sh REGISTRY/ephemeron:1
+  helm upgrade openfaas openfaas/openfaas -n openfaas --reuse-values -f {values}
+  ephemeron deploy openfaas --gateway {settings.gateway} --channel {public} --image REGISTRY/ephemeron:1""")
+        return
+    api = preflight.gateway_of(settings)
+    try:
+        for name, value in secrets.items():
+            api.set_secret(name, value)
+        done = api.deploy(functions.spec_of(wanted, settings))
+    except GatewayError as e:
+        if e.status in (400, 404):  # about the deployment, not about what is deployed
+            text = f"the gateway at {settings.gateway} refuses this function: {e.text or e.status}"
+            raise JobError(text, remedy="see the message") from e
+        raise refused(e, settings, doing="deploying") from e
+    click.echo(
+        f"{done} function {function} at {settings.gateway}: {memory_mb} MB, {wanted.vcpus:g} CPUs, calls of up to "
+        f"{lifetime_s:g} s, up to {replicas} replicas"
+    )
+    if secrets:
+        click.echo(f"with secrets {', '.join(secrets)}")
+    click.echo("one replica stays up and holds its memory; `ephemeron clean openfaas` removes everything")
+    click.echo(
+        f"train with: ephemeron train JOB --platform openfaas --gateway {settings.gateway} --channel {public} --workers "
+        f"{max(1, min(4, replicas - 1))}"
+    )
+
+
+@click.command("openfaas")
+@_where
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean_openfaas(gateway: str | None, namespace: str, function: str, yes: bool) -> None:
+    """Delete the function and its secrets, and say what else there is."""
+    from ephemeron.platforms.openfaas import preflight
+    from ephemeron.platforms.openfaas.handler import SECRETS
+
+    settings = _settings(gateway, function, namespace)
+    if not yes:
+        click.confirm(f"delete function {function} at {settings.gateway}, and its secrets?", abort=True)
+    api = preflight.gateway_of(settings)
+    _delete(f"function {function}", settings, api.delete)
+    for name in SECRETS:
+        _delete(f"secret {name}", settings, partial(api.delete_secret, name), silent=True)
+    click.echo("not touched: the image in its registry, objects of runs in the store")
+
+
+def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], *, silent: bool = False) -> None:
+    from ephemeron.platforms.openfaas.gateway import GatewayError, refused
+
+    try:
+        request()
+        click.echo(f"deleted {what}")
+    except GatewayError as e:
+        if e.status != 404:
+            raise refused(e, settings, doing=f"deleting {what} for") from e
+        if not silent:
+            click.echo(f"there is no {what}")
+
+
+def _settings(gateway: str | None, function: str, namespace: str) -> OpenFaasSettings:
+    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+
+    return OpenFaasSettings(gateway=gateway or "", function=function, namespace=namespace).located()
+
+
+def _secrets(s3_keys: bool) -> dict[str, str]:
+    """Values by the name of the secret that they are to become."""
+    from ephemeron.platforms.openfaas.handler import SECRETS
+
+    found = {}
+    for name, variable in SECRETS.items():
+        if variable.startswith("AWS_"):
+            if not s3_keys:
+                continue
+            if variable not in os.environ:
+                raise JobError(f"--s3-keys: {variable} is not set", remedy="set it, or leave --s3-keys out")
+        if os.environ.get(variable):
+            found[name] = os.environ[variable]
+    return found

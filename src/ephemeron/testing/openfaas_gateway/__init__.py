@@ -1,0 +1,25 @@
+"""OpenFaaS on loopback: a gateway, its queue and of-watchdog, in front of our own handler in real processes.
+
+Written from the public documents of openfaas/faas (`api-docs/spec.openapi.yml`), of-watchdog and the queue-worker; no code of theirs
+runs here, and none of ours pretends to: what a replica runs is what its image's recipe says.
+
+    client ──/system/…──▶ routes, basic authentication ──▶ functions, secrets, replicas
+      ├──/function/NAME──▶ a replica, whichever ──▶ Watchdog: max_inflight 429, exec_timeout 504 ──HTTP──▶ the handler
+      └──/async-function/NAME──▶ 202, X-Call-Id ──▶ queue ──▶ the same, with retries ──▶ POST X-Callback-Url
+
+An image is a folder with a Dockerfile as `ephemeron deploy openfaas` writes it: its ENV lines and what it copies are used,
+and what it would install is found in this interpreter. Each replica is one process on a port of its own, under a memory
+quota and a CPU share by control groups where there are any, and is started again when it dies.
+
+    with OpenFaasGateway(password="secret") as gateway:
+        gateway.add_image("example/ephemeron:1", folder)
+
+It binds to loopback only, lives in a thread of its owner and ends with it. What it is not: there are no containers and
+no network between them, no autoscaler, one namespace, and start-up takes what this machine takes.
+"""
+
+from __future__ import annotations
+
+from ephemeron.testing.openfaas_gateway.service import OpenFaasGateway, Running
+
+__all__ = ["OpenFaasGateway", "Running"]

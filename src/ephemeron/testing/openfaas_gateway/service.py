@@ -1,0 +1,326 @@
+"""The gateway itself: routes, basic authentication, and a thread to live in."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import json
+import random
+import re
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from ephemeron.platforms.cgroups import Enforcement, detect
+from ephemeron.rpc.http import Handler, Request, Response, json_response, listen
+from ephemeron.testing.openfaas_gateway.fleet import Fleet, find
+from ephemeron.testing.openfaas_gateway.functions import Function, Image, Refusal, parse
+from ephemeron.testing.openfaas_gateway.queueing import Queue
+
+T = TypeVar("T")
+
+_START_S = 30.0
+_CALL = re.compile(r"/(function|async-function)/([^/]+)(/.*)?")
+_INFO = {
+    "provider": {"provider": "ephemeron.testing", "orchestration": "processes", "version": {"sha": "", "release": "0"}},
+    "version": {"sha": "", "release": "0.27.0", "commit_message": ""},
+    "arch": "x86_64",
+}
+_Answer = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One replica, as `OpenFaasGateway.replicas` shows it."""
+
+    pid: int
+    """Of its first process."""
+    function: str
+    ready: bool
+    body: bytes
+    """Of the call that it serves; empty while it is idle."""
+
+
+class OpenFaasGateway:
+    """A gateway on a port of loopback, in a thread of this process.
+
+    Args:
+        password: of user `admin`; empty: /system is open.
+        environment: variables of every replica, for example where its S3 is.
+        inflight: asynchronous calls that are delivered at the same time (Community Edition: 1).
+        port: 0: a free one.
+        seed: of the choice among replicas.
+
+    Use it as a context manager; it ends with its replicas when the context is left, or with its process.
+    """
+
+    def __init__(
+        self, *, password: str = "", user: str = "admin", environment: Mapping[str, str] | None = None, inflight: int = 10,
+        port: int = 0, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self._folder = Path(tempfile.mkdtemp(prefix="openfaas-"))
+        self._user, self._password, self._port = user, password, port
+        self._variables = dict(environment or {})
+        self._images: dict[str, Image] = {}
+        self._functions: dict[str, Function] = {}
+        self._secrets: dict[str, str] = {}
+        self.enforcement: Enforcement = detect()
+        self._fleet = Fleet(
+            self._images, self.enforcement, environment=self._environment, folder=self._folder, rng=random.Random(seed)
+        )
+        self.queue = Queue(self._deliver, self._find, inflight=inflight)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="openfaas gateway", daemon=True)
+        self._started = threading.Event()
+        self._problem: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """Of the gateway, for clients and for functions."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def add_image(self, name: str, folder: Path) -> None:
+        """Makes a recipe's folder known as an image, as if it had been built and pushed.
+
+        Raises:
+            ValueError: it is no recipe.
+        """
+        image = Image.of(folder)
+        self._images[name] = image
+
+    def start(self) -> OpenFaasGateway:
+        """Returns when it can be spoken to.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._thread.start()
+        self._started.wait(_START_S)
+        if self._problem is not None:
+            raise self._problem
+        return self
+
+    def close(self) -> None:
+        """Ends every replica and the gateway."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> OpenFaasGateway:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def replicas(self) -> list[Running]:
+        """Every replica there is."""
+
+        async def look() -> list[Running]:
+            return [
+                Running(
+                    pid=r.pid, function=r.function.name, ready=r.ready, body=r.serving[0].body if r.serving else b""
+                )
+                for r in self._fleet.all
+            ]
+
+        return self._do(look())
+
+    def log(self, function: str) -> list[str]:
+        """What its replicas have printed."""
+        return [line for replica in self._fleet.of(function) for _, line in replica.log]
+
+    def deliver_twice(self, calls: int = 1) -> None:
+        """Delivers each of the next asynchronous calls twice."""
+        self._loop.call_soon_threadsafe(setattr, self.queue.mischief, "deliver_twice", calls)
+
+    def throttle(self, requests: int = 1) -> None:
+        """Refuses the next asynchronous calls with 429."""
+        self._loop.call_soon_threadsafe(setattr, self.queue.mischief, "throttle", requests)
+
+    def lose(self, calls: int = 1) -> None:
+        """Accepts the next asynchronous calls and never runs them."""
+        self._loop.call_soon_threadsafe(setattr, self.queue.mischief, "lose", calls)
+
+    # -- routes ---------------------------------------------------------------------------------------------
+
+    def _handler(self) -> Handler:
+        routes: dict[tuple[str, str], _Answer] = {
+            ("GET", "/system/info"): self._info,
+            ("GET", "/system/functions"): self._list,
+            ("POST", "/system/functions"): self._deploy,
+            ("PUT", "/system/functions"): self._update,
+            ("DELETE", "/system/functions"): self._delete,
+            ("GET", "/system/secrets"): self._list_secrets,
+            ("POST", "/system/secrets"): self._put_secret,
+            ("PUT", "/system/secrets"): self._put_secret,
+            ("DELETE", "/system/secrets"): self._delete_secret,
+            ("GET", "/system/logs"): self._logs,
+        }
+
+        async def answer(request: Request) -> Response:
+            try:
+                if found := _CALL.fullmatch(request.path):
+                    return await self._call(request, found[1], found[2], found[3] or "")
+                if request.path == "/healthz":
+                    return Response(body=b"OK")
+                if request.path.startswith("/system/"):
+                    self._check(request)
+                    if found := re.fullmatch(r"/system/function/([^/]+)", request.path):
+                        return await self._status(found[1])
+                    if found := re.fullmatch(r"/system/scale-function/([^/]+)", request.path):
+                        return await self._scale(found[1], request)
+                    if work := routes.get((request.method, request.path)):
+                        return await work(request)
+                raise Refusal(404, "404 page not found")
+            except Refusal as e:
+                return Response(status=e.status, headers={"Content-Type": "text/plain"}, body=e.text.encode())
+            except (ValueError, KeyError, TypeError) as e:
+                return Response(status=400, body=f"unable to unmarshal request: {e}".encode())
+
+        return answer
+
+    def _check(self, request: Request) -> None:
+        """Basic authentication."""
+        if not self._password:
+            return
+        expected = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
+        if not hmac.compare_digest(request.headers.get("authorization", ""), f"Basic {expected}"):
+            raise Refusal(401, "invalid credentials")
+
+    async def _call(self, request: Request, kind: str, name: str, path: str) -> Response:
+        headers, told = dict(request.headers), {}
+        if not headers.get("x-call-id"):
+            headers["x-call-id"] = told["X-Call-Id"] = str(uuid.uuid4())
+        headers["x-start-time"] = told["X-Start-Time"] = str(time.time_ns())
+        inner = Request(
+            method=request.method, path=path or "/", headers=headers, body=request.body, query=request.query
+        )
+        if kind == "async-function":
+            if request.method != "POST":
+                raise Refusal(405, "")
+            self._find(name)
+            self.queue.accept(name, inner, call_id=headers["x-call-id"])
+            return Response(status=202, headers=told)
+        answer = await self._deliver(name, inner)
+        kept = {n: v for n, v in answer.headers.items() if n.lower() not in ("x-call-id", "x-start-time")}
+        return Response(status=answer.status, headers={**kept, **told}, body=answer.body)
+
+    async def _deliver(self, name: str, request: Request) -> Response:
+        try:
+            return await self._fleet.deliver(self._find(name), request)
+        except Refusal as e:
+            return Response(status=e.status, body=e.text.encode())
+
+    def _find(self, name: str) -> Function:
+        return find(self._functions, name)
+
+    async def _info(self, request: Request) -> Response:
+        return json_response(_INFO)
+
+    async def _list(self, request: Request) -> Response:
+        return json_response([f.describe(available=self._fleet.available(f.name)) for f in self._functions.values()])
+
+    async def _status(self, name: str) -> Response:
+        function = self._find(name)
+        return json_response(function.describe(available=self._fleet.available(function.name)))
+
+    async def _deploy(self, request: Request) -> Response:
+        function = parse(request.json(), known_secrets=frozenset(self._secrets))
+        if function.name in self._functions:
+            raise Refusal(500, f'unable create Deployment: deployments.apps "{function.name}" already exists')
+        self._functions[function.name] = function
+        self._fleet.settle(function)
+        return Response(status=202)
+
+    async def _update(self, request: Request) -> Response:
+        function = parse(request.json(), known_secrets=frozenset(self._secrets))
+        before = self._find(function.name)
+        function.revision, function.replicas = before.revision + 1, max(before.replicas, function.replicas)
+        function.created_at, function.invocations = before.created_at, before.invocations
+        self._functions[function.name] = function
+        self._fleet.settle(function)
+        return Response(status=202)
+
+    async def _delete(self, request: Request) -> Response:
+        function = self._find(str(request.json().get("functionName") or ""))
+        del self._functions[function.name]
+        self._fleet.remove(function.name)
+        return Response(status=202)
+
+    async def _scale(self, name: str, request: Request) -> Response:
+        if request.method != "POST":
+            raise Refusal(405, "")
+        function, replicas = self._find(name), int(request.json()["replicas"])
+        if replicas < 0:
+            raise Refusal(400, "replicas cannot be negative")
+        function.replicas = replicas
+        self._fleet.settle(function)
+        return Response(status=202)
+
+    async def _list_secrets(self, request: Request) -> Response:
+        return json_response([{"name": name, "namespace": "openfaas-fn"} for name in self._secrets])
+
+    async def _put_secret(self, request: Request) -> Response:
+        value = request.json()
+        name, text = str(value.get("name") or ""), value.get("value")
+        if text is None and "rawValue" in value:
+            text = base64.b64decode(value["rawValue"]).decode()
+        if not name or text is None:
+            raise Refusal(400, "a secret has a name and a value")
+        if (request.method == "PUT") != (name in self._secrets):
+            raise Refusal(404 if request.method == "PUT" else 400, f"secret {name!r}: no such, or there already")
+        self._secrets[name] = str(text)
+        return Response(status=202 if request.method == "PUT" else 201)
+
+    async def _delete_secret(self, request: Request) -> Response:
+        if self._secrets.pop(str(request.json().get("name") or ""), None) is None:
+            raise Refusal(404, "no such secret")
+        return Response(status=204)
+
+    async def _logs(self, request: Request) -> Response:
+        function = self._find(parse_qs(request.query).get("name", [""])[0])
+        lines = sorted(line for replica in self._fleet.of(function.name) for line in replica.log)
+        texts = [json.dumps({"name": function.name, "namespace": "openfaas-fn", "instance": "", "text": text,
+                             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}) for at, text in lines]  # fmt: skip
+        return Response(headers={"Content-Type": "application/x-ndjson"}, body="\n".join([*texts, ""]).encode())
+
+    # -- living ---------------------------------------------------------------------------------------------
+
+    def _environment(self, function: Function) -> dict[str, str]:
+        """Variables of a replica; its secrets are files, as in a cluster, in another folder."""
+        folder = self._folder / f"secrets-{function.name}-{function.revision}"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        for name in function.secrets:
+            (folder / name).write_text(self._secrets[name])
+        return {**self._variables, "EPHEMERON_SECRETS_FOLDER": str(folder)}
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            server = self._loop.run_until_complete(listen(self._handler(), port=self._port))
+            self._port = server.port
+        except OSError as e:
+            self._problem = e
+            return
+        finally:
+            self._started.set()
+        self._loop.call_soon(self.queue.start)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self.queue.close())
+            self._loop.run_until_complete(server.close())
+            self._loop.run_until_complete(self._fleet.close())
+            self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
