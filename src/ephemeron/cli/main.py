@@ -60,6 +60,7 @@ def main() -> None:
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
     ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
     ephemeron train job.toml --platform openfaas        on a cluster of yours, after `ephemeron deploy openfaas`
+    ephemeron train job.toml --platform ray             on a Ray cluster of yours, through a channel that its nodes share
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
@@ -98,6 +99,7 @@ def _output_options(command: F) -> F:
     metavar="URL",
     help="http://HOST:PORT of this machine, where the cluster reaches it: deaths of whole replicas are known at once.",
 )
+@click.option("--ray-address", metavar="ADDRESS", help="Of a Ray cluster's head.  [default: RAY_ADDRESS, or auto]")
 @click.option(
     "--channel",
     metavar="ADDRESS",
@@ -146,7 +148,7 @@ def _output_options(command: F) -> F:
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
           aws_endpoint: str | None, gateway: str | None, openfaas_function: str | None, callback: str | None,
-          **flags: Any) -> None:  # fmt: skip
+          ray_address: str | None, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -188,6 +190,13 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         )
     elif gateway or openfaas_function or callback:
         raise UserError(f"--gateway, --openfaas-function and --callback are not for platform {configuration.platform}")
+    ray = None
+    if configuration.platform == "ray":
+        from ephemeron.platforms.ray.settings import RaySettings
+
+        ray = RaySettings(address=ray_address or "")
+    elif ray_address:
+        raise UserError(f"--ray-address is not for platform {configuration.platform}")
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -200,6 +209,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             profile=profile,
             aws=aws,
             openfaas=openfaas,
+            ray=ray,
         ),
         as_json=as_json,
     )
@@ -228,6 +238,8 @@ def _planned(
                         "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
     if platform == "openfaas":
         raise UserError("on openfaas nothing is measured by itself: say --workers")
+    if platform == "ray":
+        raise UserError("on ray nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)

@@ -36,6 +36,7 @@ from ephemeron.worker.spec import RunSpec
 if TYPE_CHECKING:
     from ephemeron.platforms.aws.settings import AwsSettings
     from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.platforms.ray.settings import RaySettings
 
 OnEvent = Callable[[Event], None]
 SIMULATED_MEMORY_MB = 1769
@@ -111,6 +112,10 @@ def platform_limits(name: str) -> Limits:
         from ephemeron.platforms.openfaas.platform import LIMITS as OPENFAAS_LIMITS
 
         return OPENFAAS_LIMITS
+    if name == "ray":
+        from ephemeron.platforms.ray.platform import LIMITS as RAY_LIMITS
+
+        return RAY_LIMITS
     from ephemeron.platforms.local import default_limits
 
     return default_limits()
@@ -120,6 +125,7 @@ def train(
     job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
     profile: Profile | None = None, aws: AwsSettings | None = None, openfaas: OpenFaasSettings | None = None,
+    ray: RaySettings | None = None,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end.
 
@@ -135,6 +141,7 @@ def train(
         profile: that the plan is from; kept so that it can be refined by what the run took.
         aws: which function, for platform `aws`; None: `ephemeron` in the usual region.
         openfaas: which function, for platform `openfaas`; None: `ephemeron` at the usual gateway.
+        ray: which cluster, for platform `ray`; None: that of RAY_ADDRESS, or the one of this machine.
 
     Raises:
         UserError: refused; nothing was started or paid for.
@@ -156,8 +163,14 @@ def train(
 
         openfaas = (openfaas or OpenFaasSettings()).located()
         c, limits = live.on_openfaas(c, openfaas, secrets)
+    elif c.platform == "ray":
+        from ephemeron.platforms.ray.settings import RaySettings
+
+        ray = (ray or RaySettings()).located()
+        c, limits = live.on_ray(c, ray, secrets)
     known = {
         "simulated": world.cold_start_s, "aws": live.AWS_COLD_START_S, "openfaas": live.OPENFAAS_COLD_START_S,
+        "ray": live.RAY_COLD_START_S,
     }  # fmt: skip
     cold_start_s = known.get(c.platform, 3.0)
     prepared = prepare(
@@ -167,7 +180,7 @@ def train(
     )  # fmt: skip
     folder = home.create(run_id)
     run = _record(prepared.spec, folder, job)
-    for name, settings in (("aws", aws), ("openfaas", openfaas)):
+    for name, settings in (("aws", aws), ("openfaas", openfaas), ("ray", ray)):
         if settings is not None and c.platform == name:
             run[name] = dataclasses.asdict(settings)
     folder.write("run.json", run)
