@@ -8,9 +8,11 @@ end, so that only the death of both (a container, a machine) has to be told by s
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ from ephemeron.platforms.aws.records import Envelope, Names, Record
 from ephemeron.platforms.aws.reporter import Reporter
 from ephemeron.platforms.aws.sending import RecordedSender
 from ephemeron.platforms.base import Call
+from ephemeron.platforms.cgroups import Enforcement
+
+_WATCHED = Enforcement(kind="none")
+"""No control groups: the machine is shared, and its owner may use them."""
 
 
 class _Ended(Exception):
@@ -184,6 +190,30 @@ class Supervisor(ABC):
             return await hello
         finally:
             late.cancel()
+
+
+class SingleCall(Supervisor):
+    """A supervisor of one call and no other, on a machine that enforces nothing: it watches the memory itself.
+
+    Args:
+        folder: its own.
+        memory_mb: quota of the call.
+        vcpus: CPU share that goes with it.
+        variables: for the function, beside this process's own.
+    """
+
+    def __init__(self, folder: Path, *, memory_mb: int, vcpus: float, variables: Mapping[str, str]) -> None:
+        super().__init__(folder, vcpus=vcpus, lifetime_s=float("inf"))
+        self._memory_mb, self._variables = memory_mb, variables
+
+    def make(self, n: int) -> Environment:
+        root = str(Path(__file__).parents[2])  # where this process has found us, however that came about
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        env = {**os.environ, "PYTHONPATH": path, **self._variables}
+        return Environment(_WATCHED, n, memory_mb=self._memory_mb, vcpus=self._vcpus, env=env, folder=self._folder)
+
+    def between(self) -> None:
+        """Nothing follows."""
 
 
 async def _pass_on(sender: RecordedSender, environment: Environment, asked: dict[str, Any]) -> None:

@@ -16,18 +16,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ephemeron.platforms._environments import Environment
 from ephemeron.platforms.aws.records import Envelope
-from ephemeron.platforms.cgroups import Enforcement
 from ephemeron.platforms.ray.sending import RaySender, Told
-from ephemeron.platforms.supervised import Supervisor
+from ephemeron.platforms.supervised import SingleCall
 
-_WATCHED = Enforcement(kind="none")
-"""No control groups: nodes are shared, and Ray may use them itself. Memory is watched instead."""
 _LEAVE_S = 10.0
 
 
-class NodeSupervisor(Supervisor):
+class NodeSupervisor(SingleCall):
     """Runs one call in a process beside the actor's.
 
     Args:
@@ -37,22 +33,11 @@ class NodeSupervisor(Supervisor):
     """
 
     def __init__(self, told: Told, memory_mb: int, folder: Path) -> None:
-        super().__init__(folder, vcpus=memory_mb / told.mb_per_vcpu, lifetime_s=float("inf"))
-        self._told, self._memory_mb = told, memory_mb
-
-    def make(self, n: int) -> Environment:
-        root = str(Path(__file__).parents[3])  # where this process has found us, however that came about
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-        env = {**os.environ, "PYTHONPATH": path, **self._told.variables}
-        return Environment(
-            _WATCHED, n, memory_mb=self._memory_mb, vcpus=self._vcpus, env=env, folder=self._folder
-        )  # fmt: skip
+        super().__init__(folder, memory_mb=memory_mb, vcpus=memory_mb / told.mb_per_vcpu, variables=told.variables)
+        self._told = told
 
     def sender(self, callback: str, **voice: Any) -> RaySender:
         return RaySender(self._told, **voice)
-
-    def between(self) -> None:
-        """Nothing follows: an actor serves one call."""
 
 
 class Actor:
