@@ -100,6 +100,10 @@ def _output_options(command: F) -> F:
     help="http://HOST:PORT of this machine, where the cluster reaches it: deaths of whole replicas are known at once.",
 )
 @click.option("--ray-address", metavar="ADDRESS", help="Of a Ray cluster's head.  [default: RAY_ADDRESS, or auto]")
+@click.option("--lithops-backend", metavar="NAME", help="Of Lithops' own configuration.  [default: localhost]")
+@click.option(
+    "--lithops-runtime", metavar="IMAGE", help="Runtime in which ephemeron is installed.  [default: as configured]"
+)
 @click.option(
     "--channel",
     metavar="ADDRESS",
@@ -148,7 +152,7 @@ def _output_options(command: F) -> F:
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
           aws_endpoint: str | None, gateway: str | None, openfaas_function: str | None, callback: str | None,
-          ray_address: str | None, **flags: Any) -> None:  # fmt: skip
+          ray_address: str | None, lithops_backend: str | None, lithops_runtime: str | None, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -197,6 +201,13 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         ray = RaySettings(address=ray_address or "")
     elif ray_address:
         raise UserError(f"--ray-address is not for platform {configuration.platform}")
+    lithops = None
+    if configuration.platform == "lithops":
+        from ephemeron.platforms.lithops.settings import LOCALHOST, LithopsSettings
+
+        lithops = LithopsSettings(backend=lithops_backend or LOCALHOST, runtime=lithops_runtime or "")
+    elif lithops_backend or lithops_runtime:
+        raise UserError(f"--lithops-backend and --lithops-runtime are not for platform {configuration.platform}")
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -210,6 +221,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             aws=aws,
             openfaas=openfaas,
             ray=ray,
+            lithops=lithops,
         ),
         as_json=as_json,
     )
@@ -238,8 +250,8 @@ def _planned(
                         "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
     if platform == "openfaas":
         raise UserError("on openfaas nothing is measured by itself: say --workers")
-    if platform == "ray":
-        raise UserError("on ray nothing is measured by itself: say --workers")
+    if platform in ("ray", "lithops"):
+        raise UserError(f"on {platform} nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
