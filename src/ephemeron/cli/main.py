@@ -1,4 +1,4 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean | platforms`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -19,6 +19,7 @@ from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.plan import plan as plan_command
+from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS
@@ -61,6 +62,7 @@ def main() -> None:
     ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
     ephemeron train job.toml --platform openfaas        on a cluster of yours, after `ephemeron deploy openfaas`
     ephemeron train job.toml --platform ray             on a Ray cluster of yours, through a channel that its nodes share
+    ephemeron platforms                                 where functions can run, and what is missing for it
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
@@ -329,6 +331,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(data_group)
+main.add_command(platforms_command)
 main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)
