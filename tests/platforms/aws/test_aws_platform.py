@@ -191,13 +191,13 @@ def test_a_delivery_after_the_end_has_nothing_to_do(
     sent: list[Any] = []
 
     async def scenario(platform: AwsPlatform) -> None:
-        invoke = platform._sender._invoke
+        invoke = platform._sender.request
 
         async def watched(event: bytes) -> str:
             sent.append(event)
             return await invoke(event)
 
-        platform._sender._invoke = watched  # type: ignore[method-assign]
+        platform._sender.request = watched  # type: ignore[method-assign]
         await (await platform.invoke(call(platform, "echo"))).wait()
 
     run(settings, tmp_path, scenario)

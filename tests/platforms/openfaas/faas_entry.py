@@ -28,3 +28,9 @@ async def whoami(context: Any) -> dict[str, Any]:
     """Its process, and what it finds in its environment."""
     names = context.call.options.get("variables", ())
     return {"pid": os.getpid(), "cold": context.cold, "env": {name: os.environ.get(name) for name in names}}
+
+
+async def say_aloud(context: Any) -> dict[str, Any]:
+    """Prints."""
+    print("what the user printed")
+    return {}

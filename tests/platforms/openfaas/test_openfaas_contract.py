@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from openfaas_world import PASSWORD, deployed, opened
 
 from ephemeron.platforms.base import Limits, Platform
+from ephemeron.platforms.openfaas.deploy.function import Wanted, spec_of
+from ephemeron.platforms.openfaas.preflight import gateway_of, inspect, make_ready
 from ephemeron.platforms.openfaas.settings import OpenFaasSettings
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 from ephemeron.testing.platform_contract import PlatformContract
@@ -48,3 +51,37 @@ class TestOpenFaasContract(PlatformContract):
         super().needs(case)
         if case == "memory" and self.gateway.enforcement.kind == "none":
             pytest.skip("no control groups to be had: nothing kills above a memory limit here")
+
+
+class TestOpenFaasContractOnARealGateway(PlatformContract):
+    """The same against a cluster: EPHEMERON_OPENFAAS_URL, _IMAGE (its recipe written with `--contract-kit`), _CHANNEL."""
+
+    test_timeout_s = 600.0
+
+    @pytest.fixture(autouse=True)
+    def _world(self, tmp_path: Path) -> Iterator[None]:
+        names = [f"EPHEMERON_OPENFAAS_{what}" for what in ("URL", "IMAGE", "CHANNEL")]
+        if missing := [name for name in names if not os.environ.get(name)]:
+            pytest.skip(f"no real gateway: {', '.join(missing)} not set")
+        url, image, self.channel = (os.environ[name] for name in names)
+        self.folder = tmp_path / "run"
+        self.settings = OpenFaasSettings(
+            gateway=url,
+            function="ephemeron-contract",
+            every_s=1.0,
+            callback=os.environ.get("EPHEMERON_OPENFAAS_CALLBACK", ""),
+        ).located()
+        wanted = Wanted(
+            image=image, memory_mb=self.memory_mb, lifetime_s=60.0, replicas=5, cpus=1.0,
+            variables={"EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch", "EPHEMERON_PRELOAD": ""},
+        )  # fmt: skip
+        api = gateway_of(self.settings)
+        api.deploy(spec_of(wanted, self.settings))
+        make_ready(self.settings, inspect(self.settings), replicas=5)
+        yield
+        api.delete()
+
+    @asynccontextmanager
+    async def open(self, limits: Limits) -> AsyncIterator[Platform]:
+        async with opened(self.settings, self.folder, limits=limits, channel=self.channel) as platform:
+            yield platform

@@ -178,23 +178,20 @@ class Coupled(CollaborativeSampler):
     # -- what was loaded lately ---------------------------------------------------------------------------------------
 
     def handed_out(self, member: Member, slots: Sequence[int]) -> None:
-        """Remembers what a free draw may take next; what no free job needs any more, or is too long ago, is forgotten."""
-        free = [m for m in self.jobs if m.open_count and self.draws_freely(m)]
-        if not free:
-            self._recent.clear()
-            return
+        """Remembers what a free draw may take next, also that of a job that has yet to join. What fewest need goes first."""
         for index in self.jobs.indices[slots].tolist():
             self._recent.setdefault(index)
+        excess = len(self._recent) - self.window
+        if excess <= 0:
+            return
         recent = np.fromiter(self._recent, dtype=np.intp, count=len(self._recent))
         at = np.searchsorted(self.jobs.indices, recent)
         wanted = np.zeros(len(at), dtype=np.int64)
-        for other in free:
-            wanted += other.open[at]
-        keep = wanted > 0
-        excess = int(np.count_nonzero(keep)) - self.window
-        if excess > 0:
-            alive = np.flatnonzero(keep)
-            keep[alive[np.argsort(wanted[alive], kind="stable")][:excess]] = False
+        for other in self.jobs:
+            if self.draws_freely(other):
+                wanted += other.open[at]
+        keep = np.ones(len(recent), dtype=bool)
+        keep[np.argsort(wanted, kind="stable")[:excess]] = False
         self._recent = dict.fromkeys(recent[keep].tolist())
 
     def likely(self, member: Member) -> Mapping[int, float]:

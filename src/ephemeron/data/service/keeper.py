@@ -154,7 +154,7 @@ class Part:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ephemeron.data.service.process", self.kind, str(self.folder)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-                env={**os.environ, TOKEN_VARIABLE: self._token},
+                env={**os.environ, **_whole_paths(), TOKEN_VARIABLE: self._token},
             )  # fmt: skip
 
     def _ready(self) -> Address | None:
@@ -222,6 +222,12 @@ def write_json(path: Path, value: Any) -> None:
     part.touch(mode=0o600)
     part.write_text(json.dumps(value))
     part.replace(path)
+
+
+def _whole_paths() -> dict[str, str]:
+    """Where modules are, for a process in another folder."""
+    found = os.environ.get("PYTHONPATH")
+    return {} if not found else {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, found.split(os.pathsep)))}
 
 
 def _held(lock: Path) -> bool:

@@ -228,9 +228,9 @@ class Replica:
     async def _clear(self) -> None:
         self.kill()
         if self._process is not None:
-            await self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            with contextlib.suppress(TimeoutError):  # `wait` waits for the pipes as well, which others may hold
+                await asyncio.wait_for(self._process.wait(), _DRAIN_S)
+            self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, whoever else holds them
         for _ in range(200):
             if self._group is None or self._group.remove():
                 break

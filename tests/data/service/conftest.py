@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_worlds import World, settings
+
+
+@pytest.fixture(scope="session")
+def one_shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A service that tests share which do it no harm."""
+    world = World(tmp_path_factory.mktemp("service"), settings())
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="session")
+def three_shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The same, each flow in three shards."""
+    world = World(tmp_path_factory.mktemp("service"), settings(shards=3, loaders=3))
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def own_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    """Services for one test alone."""
+    worlds: list[World] = []
+
+    def make(**changed: Any) -> World:
+        worlds.append(World(tmp_path / f"service-{len(worlds)}", settings(**changed)))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()

@@ -1,0 +1,152 @@
+"""A real service on loopback, flows without PyTorch, and a count of everything that runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead, LocalDataLoadFlowReader
+from ephemeron.data.service import RemoteDataLoadFlowReader, Service, ServiceSettings
+from ephemeron.data.service.keeper import Part
+from ephemeron.data.service.patience import Patience
+
+LIMIT_S = 60.0
+HASTY = Patience(reader_lease_s=10.0, loader_lease_s=2.5, shard_s=2.5, router_s=4.0, orphan_s=10.0, loaders_idle_s=30.0)
+
+
+def settings(**changed: Any) -> ServiceSettings:
+    """For tests: soon tired of waiting, and no PyTorch in loaders."""
+    return ServiceSettings(**{"preload": "", "idle_s": 120.0, "ends_when_idle": True, "patience": HASTY, **changed})
+
+
+def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    """Waits for a condition, and returns what it says."""
+    end = time.monotonic() + limit_s
+    while not (found := holds()):
+        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Numbered:
+    """Sample i is (an array of i, i); some are larger than others."""
+
+    def __init__(self, samples: int, *, giants: Sequence[int] = (), floats: int = 200) -> None:
+        self.samples, self.giants, self.floats = samples, frozenset(giants), floats
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        if not 0 <= i < self.samples:
+            raise IndexError(i)
+        return np.full(1000 * self.floats if i in self.giants else self.floats, i, dtype=np.float32), i
+
+
+def drawn(data: Any) -> Any:
+    """Draws from the global generators."""
+    return data + np.float32(random.random() + np.random.random())
+
+
+def mixed(samples: int = 31, name: str = "test/mixed", **options: Any) -> DataLoadFlow:
+    """A random step that may be cached, and one that may not."""
+    flow = DataLoadFlow(name).dataset(Numbered(samples, **options))
+    return flow.map_data("crop once", drawn, cache_control="can-cache").map_data("noise", drawn)
+
+
+def plain(samples: list[Any]) -> list[tuple[int, bytes]]:
+    """Instead of PyTorch's way to collate: what was delivered, to be compared."""
+    return [(int(target), np.asarray(data).tobytes()) for data, target in samples]
+
+
+def local(flow: DataLoadFlow) -> DataLoadFlowRead:
+    return flow.prepare_read(LocalDataLoadFlowReader(0))
+
+
+def epochs_of(read: DataLoadFlowRead, count: int = 1, **options: Any) -> list[list[Any]]:
+    """Whole epochs, batch by batch."""
+    options = {"batch_size": 4, "collate_fn": plain, **options}
+    with read.to_shuffled(**options) as batches:
+        return [list(batches) for _ in range(count)]
+
+
+class World:
+    """One service of this machine, with all its processes."""
+
+    def __init__(self, folder: Path, own: ServiceSettings) -> None:
+        self.folder, self.settings = folder, own
+        self.service = Service(folder=folder, settings=own)
+
+    def reader(self, **options: Any) -> RemoteDataLoadFlowReader:
+        return RemoteDataLoadFlowReader(folder=self.folder, settings=self.settings, **options)
+
+    def read(self, flow: DataLoadFlow, **options: Any) -> DataLoadFlowRead:
+        return flow.prepare_read(self.reader(**options))
+
+    def address(self) -> str:
+        return str(self.coordinator.ensure(asdict(self.settings)))
+
+    def status(self, flow: str) -> list[dict[str, Any]]:
+        """What its shards say."""
+        found = self.service.call("list", {})["routers"].get(flow)
+        return [] if found is None else found["shards"]
+
+    @property
+    def coordinator(self) -> Part:
+        return Part("coordinator", self.folder, self.service.token)
+
+    def router(self, flow: str) -> Part:
+        return Part("router", self.folder / "flows" / flow.replace("/", "--"), self.service.token)
+
+    def shard(self, flow: str, number: int = 0) -> Part:
+        return Part("shard", self.router(flow).folder / f"shard-{number}", self.service.token)
+
+    def loaders(self, flow: str) -> list[psutil.Process]:
+        """Processes in which loader functions run or have run."""
+        place = str(self.router(flow).folder)
+        hosts = [p for p in self._named(place) if "local_host" in " ".join(p.cmdline())]
+        return [child for host in hosts for child in host.children(recursive=True)]
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs for this service."""
+        mine = self._named(str(self.folder))
+        try:
+            return list({*mine, *(child for p in mine for child in p.children(recursive=True))})
+        except psutil.NoSuchProcess:
+            return self.processes()
+
+    @staticmethod
+    def _named(place: str) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            if process.info["status"] != psutil.STATUS_ZOMBIE and place in " ".join(process.info["cmdline"] or ()):
+                found.append(process)
+        return [p for p in found if p.pid != os.getpid()]
+
+    def close(self) -> None:
+        """Ends everything, and sees that it has ended."""
+        for process in self.processes():
+            if process.is_running():
+                process.send_signal(signal.SIGCONT)
+        self.coordinator.kill(gently=True, wait_s=30)
+        end = time.monotonic() + 20
+        while (left := self.processes()) and time.monotonic() < end:
+            time.sleep(0.05)
+        names = [" ".join(p.cmdline())[:200] for p in left if p.is_running()]
+        for process in left:
+            process.kill()
+        assert not names, f"left behind: {names}"
+
+
+def pid_of(part: Part) -> int:
+    """Of a part that lives."""
+    return int(until(lambda: part.alive and part._pid(), f"a living {part.kind}"))
