@@ -1,4 +1,4 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean | platforms`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -19,6 +19,7 @@ from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.plan import plan as plan_command
+from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS
@@ -60,6 +61,8 @@ def main() -> None:
     ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
     ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
     ephemeron train job.toml --platform openfaas        on a cluster of yours, after `ephemeron deploy openfaas`
+    ephemeron train job.toml --platform ray             on a Ray cluster of yours, through a channel that its nodes share
+    ephemeron platforms                                 where functions can run, and what is missing for it
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
@@ -97,6 +100,11 @@ def _output_options(command: F) -> F:
     "--callback",
     metavar="URL",
     help="http://HOST:PORT of this machine, where the cluster reaches it: deaths of whole replicas are known at once.",
+)
+@click.option("--ray-address", metavar="ADDRESS", help="Of a Ray cluster's head.  [default: RAY_ADDRESS, or auto]")
+@click.option("--lithops-backend", metavar="NAME", help="Of Lithops' own configuration.  [default: localhost]")
+@click.option(
+    "--lithops-runtime", metavar="IMAGE", help="Runtime in which ephemeron is installed.  [default: as configured]"
 )
 @click.option(
     "--channel",
@@ -146,7 +154,7 @@ def _output_options(command: F) -> F:
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
           aws_endpoint: str | None, gateway: str | None, openfaas_function: str | None, callback: str | None,
-          **flags: Any) -> None:  # fmt: skip
+          ray_address: str | None, lithops_backend: str | None, lithops_runtime: str | None, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -188,6 +196,20 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         )
     elif gateway or openfaas_function or callback:
         raise UserError(f"--gateway, --openfaas-function and --callback are not for platform {configuration.platform}")
+    ray = None
+    if configuration.platform == "ray":
+        from ephemeron.platforms.ray.settings import RaySettings
+
+        ray = RaySettings(address=ray_address or "")
+    elif ray_address:
+        raise UserError(f"--ray-address is not for platform {configuration.platform}")
+    lithops = None
+    if configuration.platform == "lithops":
+        from ephemeron.platforms.lithops.settings import LOCALHOST, LithopsSettings
+
+        lithops = LithopsSettings(backend=lithops_backend or LOCALHOST, runtime=lithops_runtime or "")
+    elif lithops_backend or lithops_runtime:
+        raise UserError(f"--lithops-backend and --lithops-runtime are not for platform {configuration.platform}")
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -200,6 +222,8 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             profile=profile,
             aws=aws,
             openfaas=openfaas,
+            ray=ray,
+            lithops=lithops,
         ),
         as_json=as_json,
     )
@@ -228,6 +252,8 @@ def _planned(
                         "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
     if platform == "openfaas":
         raise UserError("on openfaas nothing is measured by itself: say --workers")
+    if platform in ("ray", "lithops"):
+        raise UserError(f"on {platform} nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
@@ -305,6 +331,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(data_group)
+main.add_command(platforms_command)
 main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)

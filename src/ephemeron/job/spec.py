@@ -19,7 +19,7 @@ SyncName = Literal["bsp", "ssp", "asp", "hap"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
-PLATFORMS = ("local", "simulated", "aws", "openfaas")
+PLATFORMS = ("local", "simulated", "aws", "openfaas", "ray", "lithops")
 _ON_ERROR = re.compile(r"fail|skip|retry:\d+")
 
 

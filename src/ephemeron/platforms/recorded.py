@@ -182,7 +182,7 @@ class RecordedPlatform(Platform):
 
     async def cancel_all(self, run: str) -> None:
         end = asyncio.get_running_loop().time() + _CANCEL_S
-        while (left := sorted(self._open())) and asyncio.get_running_loop().time() < end:
+        while not self._closed and (left := sorted(self._open())) and asyncio.get_running_loop().time() < end:
             await self.cancel(left)
 
     async def close(self) -> None:
@@ -194,7 +194,9 @@ class RecordedPlatform(Platform):
         await self._stack.aclose()
 
     async def shutdown(self) -> None:
-        """Ends all functions, clears what their records have left in the store, and detaches."""
+        """Ends all functions, clears what their records have left in the store, and detaches. Nothing once closed."""
+        if self._closed:
+            return
         try:
             await self.cancel_all("")
             async with asyncio.timeout(_SWEEP_S):

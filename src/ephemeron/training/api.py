@@ -35,7 +35,9 @@ from ephemeron.worker.spec import RunSpec
 
 if TYPE_CHECKING:
     from ephemeron.platforms.aws.settings import AwsSettings
+    from ephemeron.platforms.lithops.settings import LithopsSettings
     from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.platforms.ray.settings import RaySettings
 
 OnEvent = Callable[[Event], None]
 SIMULATED_MEMORY_MB = 1769
@@ -111,6 +113,15 @@ def platform_limits(name: str) -> Limits:
         from ephemeron.platforms.openfaas.platform import LIMITS as OPENFAAS_LIMITS
 
         return OPENFAAS_LIMITS
+    if name == "lithops":
+        from ephemeron.platforms.lithops.platform import limits_of
+        from ephemeron.platforms.lithops.settings import LithopsSettings
+
+        return limits_of(LithopsSettings())
+    if name == "ray":
+        from ephemeron.platforms.ray.platform import LIMITS as RAY_LIMITS
+
+        return RAY_LIMITS
     from ephemeron.platforms.local import default_limits
 
     return default_limits()
@@ -120,6 +131,7 @@ def train(
     job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
     profile: Profile | None = None, aws: AwsSettings | None = None, openfaas: OpenFaasSettings | None = None,
+    ray: RaySettings | None = None, lithops: LithopsSettings | None = None,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end.
 
@@ -135,6 +147,8 @@ def train(
         profile: that the plan is from; kept so that it can be refined by what the run took.
         aws: which function, for platform `aws`; None: `ephemeron` in the usual region.
         openfaas: which function, for platform `openfaas`; None: `ephemeron` at the usual gateway.
+        ray: which cluster, for platform `ray`; None: that of RAY_ADDRESS, or the one of this machine.
+        lithops: which backend, for platform `lithops`; None: localhost.
 
     Raises:
         UserError: refused; nothing was started or paid for.
@@ -156,8 +170,19 @@ def train(
 
         openfaas = (openfaas or OpenFaasSettings()).located()
         c, limits = live.on_openfaas(c, openfaas, secrets)
+    elif c.platform == "ray":
+        from ephemeron.platforms.ray.settings import RaySettings
+
+        ray = (ray or RaySettings()).located()
+        c, limits = live.on_ray(c, ray, secrets)
+    elif c.platform == "lithops":
+        from ephemeron.platforms.lithops.settings import LithopsSettings
+
+        lithops = (lithops or LithopsSettings()).checked()
+        c, limits = live.on_lithops(c, lithops, secrets)
     known = {
         "simulated": world.cold_start_s, "aws": live.AWS_COLD_START_S, "openfaas": live.OPENFAAS_COLD_START_S,
+        "ray": live.RAY_COLD_START_S, "lithops": live.LITHOPS_COLD_START_S,
     }  # fmt: skip
     cold_start_s = known.get(c.platform, 3.0)
     prepared = prepare(
@@ -167,7 +192,7 @@ def train(
     )  # fmt: skip
     folder = home.create(run_id)
     run = _record(prepared.spec, folder, job)
-    for name, settings in (("aws", aws), ("openfaas", openfaas)):
+    for name, settings in (("aws", aws), ("openfaas", openfaas), ("ray", ray), ("lithops", lithops)):
         if settings is not None and c.platform == name:
             run[name] = dataclasses.asdict(settings)
     folder.write("run.json", run)

@@ -19,18 +19,28 @@ from ephemeron.training.home import RunFolder
 if TYPE_CHECKING:
     from ephemeron.platforms.aws.platform import AwsPlatform
     from ephemeron.platforms.aws.settings import AwsSettings
+    from ephemeron.platforms.lithops.platform import LithopsPlatform
+    from ephemeron.platforms.lithops.settings import LithopsSettings
     from ephemeron.platforms.local import LocalPlatform
     from ephemeron.platforms.openfaas.platform import OpenFaasPlatform
     from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.platforms.ray.platform import RayPlatform
+    from ephemeron.platforms.ray.settings import RaySettings
     from ephemeron.platforms.recorded import RecordedPlatform
 
 AWS_COLD_START_S = 10.0
 """Until a function of a PyTorch image runs its code: the lead that successors get."""
 
-CLOUDS = ("aws", "openfaas")
+CLOUDS = ("aws", "openfaas", "ray", "lithops")
 """Where functions go on without any process of this machine."""
 OPENFAAS_COLD_START_S = 5.0
 """The same where replicas wait with their imports made; what the queue takes to try again is in it."""
+RAY_COLD_START_S = 6.0
+"""The same for an actor: Ray's process, then ours with PyTorch."""
+LITHOPS_COLD_START_S = 15.0
+"""The same for a call of Lithops: its storage, its runtime, then ours with PyTorch."""
+RAY_LIFETIME_S = 3600.0
+"""Of one invocation on Ray, where nobody says: Ray has no limit, and a hand-over now and then keeps work movable."""
 SPARE = 1
 """Replicas beside those of the workers, for a successor that comes while its predecessor still runs."""
 
@@ -50,6 +60,10 @@ async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str])
         return await _aws(folder, run, starting=True)
     if run["platform"] == "openfaas":
         return await _openfaas(folder, run, starting=True)
+    if run["platform"] == "ray":
+        return await _ray(folder, run)
+    if run["platform"] == "lithops":
+        return await _lithops(folder, run)
     from ephemeron.platforms.local import LocalPlatform
 
     return await LocalPlatform.start(folder.path, env=secrets)
@@ -64,6 +78,10 @@ async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | Reco
     if run["platform"] in CLOUDS:
         if _is_over(folder):
             raise NotRunning
+        if run["platform"] == "ray":
+            return await _ray(folder, run)
+        if run["platform"] == "lithops":
+            return await _lithops(folder, run)
         return await (_aws(folder, run) if run["platform"] == "aws" else _openfaas(folder, run))
     from ephemeron.platforms.local import HostGone, LocalPlatform
 
@@ -120,6 +138,76 @@ def on_openfaas(c: Configuration, settings: OpenFaasSettings, secrets: dict[str,
         deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, digest=digest()
     )
     return c, deployed.limits
+
+
+def on_ray(c: Configuration, settings: RaySettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
+    """Asks the cluster and each of its nodes, and refuses what does not fit them. Memory defaults to that of one CPU.
+
+    Args:
+        c: resolved; its channel without credentials.
+        settings: located.
+        secrets: that the channel's address held.
+
+    Raises:
+        JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
+    """
+    from ephemeron.platforms.ray import preflight
+
+    preflight.check_channel(c.channel, secrets)
+    c = dataclasses.replace(
+        c, memory_mb=c.memory_mb or int(settings.mb_per_vcpu), lifetime_s=c.lifetime_s or RAY_LIFETIME_S
+    )
+    found = preflight.inspect(settings, c.channel)
+    preflight.check_fit(found, settings, workers=c.workers, memory_mb=c.memory_mb)
+    return c, preflight.limits_of(found, settings, memory_mb=c.memory_mb)
+
+
+def on_lithops(c: Configuration, settings: LithopsSettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
+    """Refuses what cannot work on a backend of Lithops. Memory defaults to that of one CPU, lifetime to the longest.
+
+    Args:
+        c: resolved; its channel without credentials.
+        settings: checked.
+        secrets: that the channel's address held.
+
+    Raises:
+        JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
+    """
+    from ephemeron.platforms.lithops import preflight
+    from ephemeron.platforms.lithops.platform import limits_of
+
+    preflight.check_channel(c.channel, settings, secrets)
+    preflight.check_places(settings, workers=c.workers)
+    c = dataclasses.replace(
+        c, memory_mb=c.memory_mb or int(settings.mb_per_vcpu), lifetime_s=c.lifetime_s or settings.lifetime_s
+    )
+    return c, limits_of(settings)
+
+
+async def _lithops(folder: RunFolder, run: dict[str, Any]) -> LithopsPlatform:
+    from ephemeron.platforms.lithops.platform import LithopsPlatform
+    from ephemeron.platforms.lithops.settings import LithopsSettings
+
+    try:
+        settings = LithopsSettings(**run["lithops"]).checked()
+    except (KeyError, TypeError) as e:
+        raise JobError(f"run.json of {folder.run_id} does not say which backend it runs on: {e}") from None
+    return await LithopsPlatform.open(folder.path, settings, channel=run["address"], run=run["run_id"])
+
+
+async def _ray(folder: RunFolder, run: dict[str, Any]) -> RayPlatform:
+    from ephemeron.platforms.ray import preflight
+    from ephemeron.platforms.ray.platform import RayPlatform
+    from ephemeron.platforms.ray.settings import RaySettings
+
+    try:
+        settings = RaySettings(**run["ray"]).located()
+        memory_mb = Configuration(**run["configuration"]).memory_mb
+    except (KeyError, TypeError) as e:
+        raise JobError(f"run.json of {folder.run_id} does not say which cluster it runs on: {e}") from None
+    found = await asyncio.to_thread(preflight.inspect, settings, run["address"], probe=False)
+    limits = preflight.limits_of(found, settings, memory_mb=memory_mb)
+    return await RayPlatform.open(folder.path, settings, channel=run["address"], run=run["run_id"], limits=limits)
 
 
 async def _openfaas(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> OpenFaasPlatform:

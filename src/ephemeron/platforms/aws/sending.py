@@ -54,8 +54,12 @@ class RecordedSender(ABC):
         self._every_s, self._clock, self._inline_bytes = every_s, clock, inline_bytes
 
     @abstractmethod
-    async def request(self, event: bytes) -> str:
+    async def request(self, event: bytes, call: Call) -> str:
         """Hands an event to the cloud, patiently; returns the request's id.
+
+        Args:
+            event: an `Envelope`; of a large call, without it.
+            call: what it stands for.
 
         Raises:
             InvocationRefused: nothing was started.
@@ -78,7 +82,7 @@ class RecordedSender(ABC):
         try:
             event = await self._event(id, call)
             for _ in range(copies):
-                request = await self.request(event)
+                request = await self.request(event, call)
                 await self._announce({"record": "sent", "id": id, "request": request})
         except InvocationRefused as e:
             await self._announce({"record": "unsent", "id": id, "error": str(e)})
@@ -118,7 +122,7 @@ class Sender(RecordedSender):
         self._client: Any = None
         self._first = asyncio.Lock()
 
-    async def request(self, event: bytes) -> str:
+    async def request(self, event: bytes, call: Call) -> str:
         waits = pauses(self._rng)
         client = await self._known_client()
         while True:

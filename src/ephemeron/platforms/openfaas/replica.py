@@ -1,8 +1,7 @@
-"""What a replica does with a call: the handler's side of the process in which the user's code runs.
+"""A replica: the handler's container, in which the function's process runs beside it, under the container's limits.
 
-One call at a time. Its life is the function's lifetime from the moment the call arrives, imports included; then, or
-when the call is cancelled, the process is killed, with whatever it has started. A process that has ended well and
-left nothing behind serves the next call; another one is started ahead otherwise.
+What is done with a call is what every supervisor does (`platforms.supervised`). A process that has ended well and left
+nothing behind serves the next call; another one is started ahead otherwise.
 """
 
 from __future__ import annotations
@@ -10,24 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import tempfile
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ephemeron.channels.address import open_channel
-from ephemeron.errors import EphemeronError
-from ephemeron.events import Status
 from ephemeron.platforms._environments import Environment
-from ephemeron.platforms.aws.records import Envelope, Names, Record
-from ephemeron.platforms.aws.reporter import Reporter
-from ephemeron.platforms.base import Call
+from ephemeron.platforms.aws.records import Record
 from ephemeron.platforms.cgroups import Enforcement
 from ephemeron.platforms.openfaas.gateway import Gateway
 from ephemeron.platforms.openfaas.sending import GatewaySender
 from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+from ephemeron.platforms.supervised import Supervisor
 
 _WATCH_S = 0.2
 _NOTHING = Enforcement(kind="none")
@@ -52,10 +44,6 @@ class Told:
     digest: str = ""
 
 
-class _Ended(Exception):
-    """There is nothing to run: the call was cancelled before it began, or its run is over."""
-
-
 class Resident(Environment):
     """A process that shares a container with the handler: the container's limits are the ones that hold."""
 
@@ -72,7 +60,7 @@ class Resident(Environment):
             await asyncio.sleep(_WATCH_S)
 
 
-class Replica:
+class Replica(Supervisor):
     """Serves calls, one after the other.
 
     Args:
@@ -81,168 +69,15 @@ class Replica:
     """
 
     def __init__(self, told: Told, folder: Path) -> None:
-        self._told, self._folder = told, folder
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self._numbers = 0
-        self._resident: Resident | None = None
-        self._hello: asyncio.Task[dict[str, Any] | None] | None = None
+        super().__init__(folder, vcpus=told.vcpus, lifetime_s=told.lifetime_s)
+        self._told = told
 
-    @property
-    def busy(self) -> bool:
-        """Whether a call runs."""
-        return not self.idle.is_set()
+    def make(self, n: int) -> Resident:
+        _pass_output_on(self._folder, n)
+        return Resident(n, memory_mb=self._told.memory_mb, vcpus=self._told.vcpus, folder=self._folder)
 
-    def prepare(self) -> None:
-        """Starts a process ahead, so that the next call finds its imports made."""
-        if self._resident is None:
-            self._numbers += 1
-            _pass_output_on(self._folder, self._numbers)
-            told = self._told
-            self._resident = Resident(
-                self._numbers, memory_mb=told.memory_mb, vcpus=told.vcpus, folder=self._folder
-            )  # fmt: skip
-            self._hello = asyncio.create_task(self._resident.start())
-
-    async def serve(self, envelope: Envelope, *, request: str, callback: str = "") -> Record:
-        """Runs one delivery of a call, and returns its outcome after that is in the store.
-
-        Args:
-            envelope: what was delivered.
-            request: the gateway's id of the call.
-            callback: whom the gateway tells about it; successors' ends go there, too.
-
-        Raises:
-            ChannelError: the store does not answer; nothing was run.
-        """
-        self.idle.clear()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(envelope.lifetime_s, self._told.lifetime_s)
-        started = False
-
-        def leave(code: int) -> None:
-            # In the reporter's thread, which ends by what is raised here: it has had its last word.
-            if not started:
-                raise _Ended
-            loop.call_soon_threadsafe(self._kill, "cancelled")
-            raise asyncio.CancelledError
-
-        begun = {"request": request, "stream": "", "billed_by": "supervisor"}
-        reporter = Reporter(
-            envelope, lambda: open_channel(envelope.channel), begun, lifetime_s=float("inf"), leave=leave
-        )
-        try:
-            payload = await asyncio.to_thread(reporter.start)
-            started = True
-            try:
-                call = Call.from_payload(payload if envelope.call is None else envelope.call)  # type: ignore[arg-type]
-                outcome = await self._run(call, envelope, reporter, callback, deadline)
-            except Exception as e:  # noqa: BLE001 - also a fault of ours must not leave the call without an end
-                error = f"{type(e).__name__}: {e}"
-                outcome = {"status": "error", "error": error, "value": {}, "took_s": reporter.took_s, "peak_mb": 0.0}
-            if outcome["status"] != "cancelled":
-                await asyncio.to_thread(reporter.close, outcome)
-            return outcome
-        except _Ended:
-            return {"status": "cancelled", "value": {}, "error": "cancelled before it began"}
-        finally:
-            self.prepare()
-            self.idle.set()
-
-    async def close(self) -> None:
-        """Kills the process."""
-        if self._resident is not None:
-            await self._resident.dispose()
-
-    def _kill(self, why: Status) -> None:
-        if self._resident is not None:
-            self._resident.kill(why)
-
-    async def _run(self, call: Call, envelope: Envelope, reporter: Reporter, callback: str, deadline: float) -> Record:
-        self.prepare()
-        resident = self._resident
-        assert resident is not None
-        scratch = Path(tempfile.mkdtemp(prefix="eph-")).resolve()
-        try:
-            reply = await self._lead(resident, call, envelope, reporter, callback, scratch, deadline)
-            fit = resident.fit(reply)
-            status, error, value = _judged(resident, reply, self._told.memory_mb)
-            return {"status": status, "error": error, "value": value, "took_s": reporter.took_s,
-                    "peak_mb": round(resident.peak_mb, 1)}  # fmt: skip
-        except BaseException:
-            fit = False
-            raise
-        finally:
-            if not fit:
-                self._resident = self._hello = None
-                await resident.dispose()
-            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
-
-    async def _lead(
-        self, resident: Resident, call: Call, envelope: Envelope, reporter: Reporter, callback: str, scratch: Path,
-        deadline: float,
-    ) -> dict[str, Any] | None:  # fmt: skip
-        loop = asyncio.get_running_loop()
-        if (hello := await self._ready(resident, deadline)) is None or "failed" in hello:
-            return hello
-        lifetime_s = max(0.0, deadline - loop.time())
-        message = {
-            "call": call.to_payload(), "invocation": reporter.name, "origin": float(call.options.get("origin", 0.0)),
-            "lifetime_s": lifetime_s, "vcpus": self._told.vcpus, "scratch": str(scratch), "base": str(scratch),
-            "cold": resident.cold,
-        }  # fmt: skip
-        async with AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(open_channel(envelope.channel))
-            sender = GatewaySender(
-                Gateway(self._told.gateway), callback=callback, channel=channel, names=Names(envelope.calls),
-                announce=reporter.announce, every_s=envelope.every_s, by=reporter.name,
-            )  # fmt: skip
-            sending: set[asyncio.Task[None]] = set()
-            stack.push_async_callback(_all_sent, sending)
-
-            def hear(said: dict[str, Any]) -> None:
-                if "event" in said:
-                    reporter.say(said["event"])
-                else:
-                    sending.add(asyncio.create_task(_pass_on(sender, resident, said)))
-
-            return await resident.serve(message, lifetime_s, hear)
-
-    async def _ready(self, resident: Resident, deadline: float) -> dict[str, Any] | None:
-        """What a process says when its imports are made: once for each process."""
-        if self._hello is None:
-            return {}
-        hello, self._hello = self._hello, None
-        late = asyncio.get_running_loop().call_at(deadline, resident.kill, "timed_out")
-        try:
-            return await hello
-        finally:
-            late.cancel()
-
-
-async def _pass_on(sender: GatewaySender, resident: Resident, asked: dict[str, Any]) -> None:
-    """A function starts another one."""
-    try:
-        await sender.send(Call.from_payload(asked["call"]))
-        resident.tell({"accepted": asked["invoke"]})
-    except EphemeronError as e:
-        resident.tell({"refused": asked["invoke"], "text": str(e)})
-
-
-async def _all_sent(sending: set[asyncio.Task[None]]) -> None:
-    # What is being sent is sent, also when whoever wanted it has died: its claim has been taken.
-    await asyncio.gather(*sending, return_exceptions=True)
-
-
-def _judged(resident: Resident, reply: dict[str, Any] | None, memory_mb: int) -> tuple[Status, str, dict[str, Any]]:
-    if reply is not None and "ok" in reply:
-        return "ok", "", reply["ok"]
-    if reply is None or resident.oom_killed():
-        status, error = resident.why_dead()
-        if status == "timed_out":
-            error = "killed at its lifetime limit"
-        return status, error, {}
-    return "error", f"{reply.get('error', reply.get('failed'))}\n{reply['traceback']}", {}
+    def sender(self, callback: str, **voice: Any) -> GatewaySender:
+        return GatewaySender(Gateway(self._told.gateway), callback=callback, **voice)
 
 
 def out_of_memory_kills(own: Path = Path("/proc/self/cgroup")) -> int:

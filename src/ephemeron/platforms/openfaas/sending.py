@@ -8,6 +8,7 @@ from typing import Any
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.platforms.aws.sending import RecordedSender, pauses
+from ephemeron.platforms.base import Call
 from ephemeron.platforms.openfaas.gateway import THROTTLED, UNREACHABLE, Gateway, GatewayError, explain
 
 INLINE_BYTES = 128_000
@@ -28,7 +29,7 @@ class GatewaySender(RecordedSender):
         super().__init__(inline_bytes=INLINE_BYTES, **voice)
         self._gateway, self._callback, self._rng = gateway, callback, rng or random.Random()
 
-    async def request(self, event: bytes) -> str:
+    async def request(self, event: bytes, call: Call) -> str:
         waits = pauses(self._rng)
         while True:
             try:

@@ -1,0 +1,110 @@
+"""`ephemeron platforms`: where functions can run from here, what is missing for it, limits and prices.
+
+Asks nobody: no account, no cluster and no network, so that the answer is instant and costs nothing. Whether a cloud
+takes a call is found out by `deploy` and `train`, which ask it first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ephemeron.platforms.base import Limits
+from ephemeron.units import human_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One platform, as far as it can be known from here."""
+
+    name: str
+    available: bool
+    """Whether all that it needs is installed."""
+    missing: tuple[str, ...]
+    """Modules that are not installed."""
+    install: str
+    """Command that installs them; empty where nothing is missing."""
+    needs: str
+    """What else has to be there."""
+    limits: Limits
+    limits_from: str
+    prices: str
+    """Name and date of the price list; what is billed by it."""
+
+
+_NEEDS: dict[str, tuple[str, str, str, str]] = {
+    "local": ("", "", "nothing", "this machine's memory; the rest as on AWS Lambda"),
+    "simulated": ("", "", "nothing; time is virtual", "AWS Lambda's quotas"),
+    "aws": ("boto3", "aws", "an account; then: ephemeron deploy aws", "AWS Lambda's quotas; the function's own narrow them"),
+    "openfaas": ("", "", "a cluster; then: ephemeron deploy openfaas", "only against mistakes; the deployed function's hold"),
+    "ray": ("ray", "ray", "a cluster (ray start --head)", "only against mistakes; the nodes' resources hold"),
+    "lithops": ("lithops", "lithops", "a backend in Lithops' configuration, or localhost", "our defaults; AWS Lambda's lifetime"),
+}  # fmt: skip
+"""Per platform: module, extra, what else it needs, where its limits come from."""
+
+
+def rows() -> list[Row]:
+    """All platforms of this release."""
+    from ephemeron.job import PLATFORMS
+    from ephemeron.prices import load_prices
+    from ephemeron.training.api import platform_limits
+
+    prices = load_prices("objects")
+    own = f"{prices.name}, {prices.as_of}"
+    out = []
+    for name in PLATFORMS:
+        module, extra, needs, limits_from = _NEEDS[name]
+        missing = tuple(m for m in (module, "torch") if m and not _installed(m))
+        extras = ",".join(e for m, e in ((module, extra), ("torch", "torch")) if m in missing)
+        what = f"${prices.gb_second_usd:.10f}".rstrip("0") + f" per GB-second ({own}; --prices FILE for others)"
+        if name != "aws":
+            what = f"as if on AWS: {what}"
+        out.append(
+            Row(
+                name=name, available=not missing, missing=missing, needs=needs, limits=platform_limits(name),
+                limits_from=limits_from, prices=what, install=f"pip install 'ephemeron[{extras}]'" if missing else "",
+            )
+        )  # fmt: skip
+    return out
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # something stands in its place in sys.modules
+        return False
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    """For JSON."""
+    return dataclasses.asdict(row)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def platforms(as_json: bool) -> None:
+    """List where functions can run, what is missing for it, limits and prices."""
+    found = rows()
+    if as_json:
+        for row in found:
+            click.echo(json.dumps(as_dict(row)))
+        return
+    table = Table("platform", "installed", "needs", "memory MB", "lifetime", "at once", "limits from", box=None,
+                  pad_edge=False)  # fmt: skip
+    for row in found:
+        limits = row.limits
+        table.add_row(
+            row.name, "yes" if row.available else row.install, row.needs, f"{limits.memory_min_mb}-{limits.memory_max_mb}",
+            human_seconds(limits.lifetime_s), str(limits.concurrency), row.limits_from,
+        )  # fmt: skip
+    Console(width=None if os.isatty(1) else 160).print(table)
+    for text in dict.fromkeys(row.prices for row in found):
+        click.echo(f"prices of {', '.join(row.name for row in found if row.prices == text)}: {text}")

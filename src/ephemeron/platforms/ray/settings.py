@@ -1,0 +1,42 @@
+"""Which cluster, and what the functions on it are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+
+from ephemeron.errors import JobError
+
+ADDRESS_ENV = "RAY_ADDRESS"
+"""Ray's own variable."""
+MB_PER_VCPU = 1769.0
+"""As on AWS Lambda, so that a plan for one means the same on the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySettings:
+    """Where the cluster is. Without secrets."""
+
+    address: str = ""
+    """`HOST:PORT` of the head, `ray://HOST:PORT` of a Ray Client server, or `auto`; empty: RAY_ADDRESS, or `auto`."""
+    mb_per_vcpu: float = MB_PER_VCPU
+    """Memory quota that reserves one CPU."""
+    every_s: float = 5.0
+    """How often functions report, and clients look."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables for functions, beside those of their node. No secrets: Ray keeps and shows them."""
+
+    def located(self) -> RaySettings:
+        """With the address that is meant.
+
+        Raises:
+            JobError: a number is out of its range, or the address names a new cluster.
+        """
+        address = self.address or os.environ.get(ADDRESS_ENV, "") or "auto"
+        if address == "local":
+            raise JobError("--ray-address 'local' would make a cluster that ends with the client",
+                           remedy="run: ray start --head, and use --ray-address auto")  # fmt: skip
+        if self.mb_per_vcpu <= 0 or self.every_s <= 0:
+            raise JobError(f"mb_per_vcpu {self.mb_per_vcpu:g} and every_s {self.every_s:g} have to be positive")
+        return dataclasses.replace(self, address=address)
