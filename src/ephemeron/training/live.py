@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ephemeron.platforms.openfaas.settings import OpenFaasSettings
     from ephemeron.platforms.ray.platform import RayPlatform
     from ephemeron.platforms.ray.settings import RaySettings
-    from ephemeron.platforms.recorded import RecordedPlatform
+    from ephemeron.platforms.recorded.platform import RecordedPlatform
 
 AWS_COLD_START_S = 10.0
 """Until a function of a PyTorch image runs its code: the lead that successors get."""
@@ -103,7 +103,7 @@ def on_aws(c: Configuration, settings: AwsSettings, secrets: dict[str, str]) -> 
         JobError, PlanInfeasible: one line each; nothing has been started.
     """
     from ephemeron.platforms.aws import preflight
-    from ephemeron.platforms.aws.deploy.package import digest
+    from ephemeron.platforms.release import digest
 
     preflight.check_channel(c.channel, settings, secrets)
     deployed = preflight.inspect(settings)
@@ -126,8 +126,8 @@ def on_openfaas(c: Configuration, settings: OpenFaasSettings, secrets: dict[str,
     Raises:
         JobError, PlanInfeasible: one line each; nothing has been started.
     """
-    from ephemeron.platforms.aws.deploy.package import digest
     from ephemeron.platforms.openfaas import preflight
+    from ephemeron.platforms.release import digest
 
     preflight.check_channel(c.channel, settings, secrets)
     deployed = preflight.inspect(settings)
@@ -211,10 +211,10 @@ async def _ray(folder: RunFolder, run: dict[str, Any]) -> RayPlatform:
 
 
 async def _openfaas(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> OpenFaasPlatform:
-    from ephemeron.platforms.aws.deploy.package import digest
     from ephemeron.platforms.openfaas import preflight
     from ephemeron.platforms.openfaas.platform import OpenFaasPlatform
     from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.platforms.release import digest
 
     try:
         settings = OpenFaasSettings(**run["openfaas"]).located()
@@ -234,9 +234,9 @@ async def _openfaas(folder: RunFolder, run: dict[str, Any], *, starting: bool = 
 
 async def _aws(folder: RunFolder, run: dict[str, Any], *, starting: bool = False) -> AwsPlatform:
     from ephemeron.platforms.aws import preflight
-    from ephemeron.platforms.aws.deploy.package import digest
     from ephemeron.platforms.aws.platform import AwsPlatform
     from ephemeron.platforms.aws.settings import AwsSettings
+    from ephemeron.platforms.release import digest
 
     try:
         settings = AwsSettings(**run["aws"]).located()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ephemeron.errors import JobError, MissingExtra
-from ephemeron.platforms.aws.logs import Death, Report
 from ephemeron.platforms.lithops.platform import FutureWatch, limits_of
 from ephemeron.platforms.lithops.settings import MARGIN_S, LithopsSettings, lithops_module, overridden
+from ephemeron.platforms.recorded.witness import Death, Report
 
 
 def test_on_localhost_a_gang_and_its_successors_have_places_at_once() -> None:
