@@ -122,7 +122,7 @@ class LithopsPlatform(RecordedPlatform):
             JobError: a setting is out of range, or there is no channel at that address.
             MissingExtra: Lithops, or what the channel needs.
         """
-        settings = settings.checked()
+        settings = settings.located()
         lithops_module()
         run_dir.mkdir(parents=True, exist_ok=True)
         self = cls(run_dir, settings, limits or limits_of(settings), open_channel(channel), Names(calls_prefix(run)))
