@@ -193,9 +193,9 @@ def test_a_delivery_after_the_end_has_nothing_to_do(
     async def scenario(platform: AwsPlatform) -> None:
         invoke = platform._sender.request
 
-        async def watched(event: bytes) -> str:
+        async def watched(event: bytes, call: Call) -> str:
             sent.append(event)
-            return await invoke(event)
+            return await invoke(event, call)
 
         platform._sender.request = watched  # type: ignore[method-assign]
         await (await platform.invoke(call(platform, "echo"))).wait()

@@ -148,11 +148,10 @@ class Collector:
                     stale.append(key)
         segments = await asyncio.gather(*(self._segment(*at, key) for at, key in sorted(found)))
         # Causes before effects: a function is announced in another voice's segment than its own.
-        for segment in segments:
-            for line in segment.lines:
-                record = record_of(line)
-                if record is not None and record["record"] == "sending":
-                    self._take(record, line)
+        lines = [(record, line) for segment in segments for line in segment.lines if (record := record_of(line))]
+        sending = [(record, line) for record, line in lines if record["record"] == "sending"]
+        for record, line in sorted(sending, key=lambda said: float(said[0]["at"])):
+            self._take(record, line)
         done = [segment.key for segment in segments if self._digest(segment)]
         if done or stale:
             await self._channel.delete([*done, *stale])
