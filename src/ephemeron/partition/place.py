@@ -34,6 +34,8 @@ DEFAULTS: dict[str, Schedule] = {
     "throughput": Schedule(kind="1f1b", micro_batches=8),
     "iteration": Schedule(),
 }
+REMEDY_S = 10.0
+"""For finding what would fit where nothing does."""
 TIGHT = 1e-4
 """Relative gap at which a plan counts as proved."""
 SERIAL = 0.9
@@ -81,19 +83,20 @@ def place(
         )
     begun_s = clock()
     limit = timer(effort.time_limit_s, clock)
-    costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
+    costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
     devices = {d.name: d for d in topology.devices}
     for seed in seeds:
         check_placement(graph, devices, seed)
-    refuse_what_cannot_fit(graph, topology, costs, schedule, limit)
+    remedy_s = None if effort.time_limit_s is None else REMEDY_S
+    refuse_what_cannot_fit(graph, topology, costs, schedule, timer(remedy_s, clock))
     trial = _Trial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
     for k, seed in enumerate(seeds):
         trial.judge(f"seed {k}", costs.where(seed))
     _judge_baselines(trial, effort, limit)
     bound_s = (_iteration if objective == "iteration" else _throughput)(trial, effort, limit)
     best = trial.best
-    if best is None:
-        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(10.0, clock))
+    if best is None or best.replay is None:
+        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(remedy_s, clock))
     value_s = best.candidate.value_s
     assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is replayed"
     return Plan(
@@ -118,7 +121,8 @@ def place(
 class _Judged:
     candidate: Candidate
     where: tuple[int, ...]
-    replay: Replay
+    replay: Replay | None
+    """None: the schedule cannot run it, because it recomputes and this is no pipeline."""
 
 
 @dataclass(slots=True)
@@ -133,6 +137,10 @@ class _Trial:
     judged: list[_Judged] = field(default_factory=list)
 
     def judge(self, name: str, where: Sequence[int], orders: Orders | None = None) -> _Judged:
+        if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
+            candidate = Candidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
+            self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=None))
+            return self.judged[-1]
         done = replay(self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders)
         if self.objective == "iteration":
             value_s = done.iteration_s
@@ -149,8 +157,11 @@ class _Trial:
         admitted = [j for j in self.judged if j.candidate.admitted]
         return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
 
-    def least_over_bytes(self) -> int:
-        return min((j.candidate.over_bytes for j in self.judged), default=0)
+    def least_over_bytes(self) -> dict[str, int] | None:
+        """By device, of the least overfull of what could be run."""
+        found = [j for j in self.judged if j.candidate.value_s < float("inf") and j.replay is not None]
+        best = min(found, key=lambda j: j.candidate.over_bytes, default=None)
+        return None if best is None or best.replay is None else dict(best.replay.over_bytes)
 
     def proved(self, bound_s: float) -> bool:
         best = self.best
@@ -197,6 +208,9 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
     bound_s = max(way_s, solution.bound * divided.scale_s) * (1 - 1e-7)
     if trial.proved(bound_s) or len(costs.devices) == 1:
         return bound_s
+    if trial.schedule.recompute:  # pipelines only
+        _throughput(trial, effort, limit)
+        return bound_s
     if parts > 1:
         _throughput(trial, effort, limit.part(0.5))
         _annealed(trial, effort, limit, Random(effort.seed))
@@ -239,6 +253,7 @@ def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found
         starts.setdefault(j.where, j)
     runs: list[tuple[Found, float]] = []
     for j in list(starts.values())[:2]:
+        assert j.replay is not None
         for heat in (1.0, 3.0):
             found = anneal(
                 costs, costs.clusters, j.where, _order(costs, j.replay),
