@@ -20,6 +20,7 @@ from ephemeron.partition.effort import Effort, Timer, timer
 from ephemeron.partition.energy import energy_bound_s
 from ephemeron.partition.graph import Graph
 from ephemeron.partition.judge import check_placement, replay
+from ephemeron.partition.list_search import list_search
 from ephemeron.partition.memory import no_plan_found, refuse_what_cannot_fit
 from ephemeron.partition.pipeline import best_pipeline, staging
 from ephemeron.partition.plan import Candidate, Objective, Plan
@@ -40,6 +41,8 @@ TIGHT = 1e-4
 """Relative gap at which a plan counts as proved."""
 SERIAL = 0.9
 """From this share of the bound on, the longest way decides: the relaxed program finds and proves more there than annealing."""
+FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
+"""How hot annealing begins: with more nodes it is cut off too early for heat to be of use."""
 PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
 """Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
 
@@ -217,6 +220,7 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
         return bound_s
     energy_s = energy_bound_s(costs, moments=8 if len(costs.nodes) > PROGRAM_NODES else 32)
     bound_s = max(bound_s, energy_s)
+    _listed(trial, effort, limit)
     serial = way_s > SERIAL * bound_s
     if len(costs.nodes) <= PROGRAM_NODES:
         bound_s = max(bound_s, _relaxed(trial, effort, limit.part(0.65 if serial else 0.1)))
@@ -232,6 +236,18 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
     if proved.where is not None:
         trial.judge("CP-SAT", proved.where, proved.orders)
     return max(bound_s, proved.bound_s)
+
+
+def _listed(trial: _Trial, effort: Effort, limit: Timer) -> None:
+    """List schedules, under the orders that were found with them and under the judge's own rule."""
+    costs = trial.costs
+    known = sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
+    found = list_search(
+        costs, rng=Random(effort.seed), steps=max(1, effort.annealing_steps // 100),
+        timer=limit.part(0.4 if len(costs.nodes) > CONSTRAINT_NODES else 0.1), known=[j.where for j in known],
+    )  # fmt: skip
+    trial.judge("list search", found.where, orders_of(costs, found.where, found.order))
+    trial.judge("list search", found.where)
 
 
 def _relaxed(trial: _Trial, effort: Effort, limit: Timer) -> float:
@@ -254,7 +270,7 @@ def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found
     runs: list[tuple[Found, float]] = []
     for j in list(starts.values())[:2]:
         assert j.replay is not None
-        for heat in (1.0, 3.0):
+        for heat in COOL if len(costs.nodes) > FEW_NODES else WARM:
             found = anneal(
                 costs, costs.clusters, j.where, _order(costs, j.replay),
                 rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
