@@ -73,7 +73,7 @@ class MethodRow:
             return f"does not fit: {human_bytes(self.over_bytes)} over"
         if self.longer is None:
             return "no pipeline"
-        return "the plan" if abs(self.longer) < SAME else f"{self.longer:+.1%}"
+        return "as good" if abs(self.longer) < SAME else f"{self.longer:+.1%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ def _tiles(outcome: Outcome) -> str:
         ("One iteration", exact_seconds(p.iteration_s), "replayed"),
         ("Rate", "–" if outcome.samples_s is None else f"{outcome.samples_s:,.4g}/s", "samples"),
         ("Schedule", s.kind, f"{human_count(s.micro_batches, 'micro-batch').replace('batchs', 'batches')}{again}"),
-        ("Held up by", outcome.bottleneck, "the busiest device or link"),
+        ("Busiest", outcome.bottleneck, "of devices and links"),
         ("Method", p.method, f"one of {len(outcome.methods)}"),
         ("Search", exact_seconds(p.solver_s), p.objective),
     ])  # fmt: skip
