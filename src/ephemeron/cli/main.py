@@ -1,4 +1,5 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean | platforms | doctor`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | partition | data | deploy | clean | platforms |
+doctor`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -20,6 +21,7 @@ from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
+from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
@@ -68,6 +70,7 @@ def main() -> None:
     ephemeron doctor --platform aws --channel s3://…    credentials, permissions, quotas; one object, one function
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
+    ephemeron partition nets.py:net --devices devices.toml --batch-size 32     a model over unequal devices, with a proof
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
 
     Runs live in ~/.ephemeron (or $EPHEMERON_HOME). A run that was stopped, or whose functions were killed, goes on
@@ -280,6 +283,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 main.add_command(profile_command)
 main.add_command(plan_command)
+main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(platforms_command)
 main.add_command(doctor_command)

@@ -77,7 +77,9 @@ class Router:
             if not self._is_of_now(shard.settings(), number):
                 shard.kill()
         self._look_after()
-        self.endpoint = Endpoint(self._answer, token=token, host=settings.whole.host, allow_remote=settings.whole.allow_remote)
+        self.endpoint = Endpoint(
+            self._answer, token=token, host=settings.whole.host, allow_remote=settings.whole.allow_remote
+        )
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
 
