@@ -103,7 +103,7 @@ class Processes(Backend):
             raise
 
     @property
-    def pids(self) -> dict[str, int]:
+    def processes(self) -> dict[str, int]:
         """Process by device."""
         return {n: p.pid for n, p in self._processes.items() if p.pid is not None}
 
