@@ -67,7 +67,7 @@ def test_devices_of_one_process_may_be_anywhere():
 def test_a_cuda_device_trains_as_this_processor_does():
     e, _ = traced("resnet")
     todo = batches("resnet", e)
-    with made("resnet", devices={d: "cuda:0" for d in parts_of("resnet", 3).devices}) as pipe:
+    with made("resnet", devices=dict.fromkeys(parts_of("resnet", 3).devices, "cuda:0")) as pipe:
         for args, kwargs in todo:
             pipe.step(args, kwargs=kwargs)
         assert furthest(pipe.state_dict(), train_whole("resnet", todo, 3)[0]) <= 1e-8
@@ -167,9 +167,11 @@ def test_a_failing_loss_is_told_from_an_operator():
 
     e, _ = traced("resnet")
     (args, _), *_ = batches("resnet", e)
-    with made("resnet", loss=wrong) as pipe:
-        with pytest.raises(StageFailed, match="RuntimeError: no such class") as raised:
-            pipe.step(args)
+    with (
+        made("resnet", loss=wrong) as pipe,
+        pytest.raises(StageFailed, match="RuntimeError: no such class") as raised,
+    ):
+        pipe.step(args)
     assert raised.value.stage == len(pipe.split.stages) - 1
     assert raised.value.operator == ""
 

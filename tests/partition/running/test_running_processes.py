@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 if "fork" not in multiprocessing.get_all_start_methods():
     pytest.skip("this system cannot fork", allow_module_level=True)
 
+import itertools
+
 from training_worlds import batches, furthest, loss, optimizer, parts_of, traced, train_whole  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402
@@ -78,7 +80,7 @@ def test_transfers_are_seen_and_held_back_one_way_only(apart):
     assert sorted(s.micro_batch for s in sent) == [0, 1, 2]
     assert all(s.end_s - s.start_s >= SLOW.latency_s for s in sent)
     ordered = sorted(sent, key=lambda s: s.start_s)
-    assert all(a.end_s <= b.start_s for a, b in zip(ordered, ordered[1:], strict=False)), "one message at a time"
+    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(ordered)), "one message at a time"
     assert {s.resource for s in step.spans if isinstance(s.resource, tuple)} >= {("d0", "d1"), ("d1", "d0")}
 
 

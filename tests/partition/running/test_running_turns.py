@@ -10,8 +10,8 @@ from ephemeron.partition import Device, Graph, Node, Schedule, Tensor, connected
 
 pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from ephemeron.partition.running import Operation, Turns, in_flight, sequences  # noqa: E402
-from ephemeron.partition.running.turns import following, waits_of  # noqa: E402
+from ephemeron.partition.running import Operation, Turns, in_flight, sequences
+from ephemeron.partition.running.turns import following, waits_of
 
 
 @st.composite
@@ -74,7 +74,7 @@ def played(world, choose):
 
 @given(worlds(), st.randoms(use_true_random=False))
 def test_every_pass_is_done_once_whatever_arrives_when(world, rng):
-    feeds, devices, schedule = world
+    _feeds, devices, schedule = world
     done, limits = played(world, rng.randrange)
     every = [o for own in done.values() for o in own]
     assert len(every) == len(set(every)) == 2 * len(devices) * schedule.micro_batches
