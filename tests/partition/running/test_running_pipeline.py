@@ -178,9 +178,11 @@ def test_a_failing_loss_is_told_from_an_operator():
 
 def test_a_loss_that_is_no_number_is_refused():
     e, _ = traced("resnet")
-    with made("resnet", loss=lambda result, targets: result.sum(1)) as pipe:
-        with pytest.raises(StageFailed, match=r"loss gave \(3,\) instead of one number; return the mean"):
-            pipe.step(*batches("resnet", e)[0][0])
+    with (
+        made("resnet", loss=lambda result, targets: result.sum(1)) as pipe,
+        pytest.raises(StageFailed, match=r"loss gave \(3,\) instead of one number; return the mean"),
+    ):
+        pipe.step(*batches("resnet", e)[0][0])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,8 +16,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 if "fork" not in multiprocessing.get_all_start_methods():
     pytest.skip("this system cannot fork", allow_module_level=True)
-
-import itertools
 
 from training_worlds import batches, furthest, loss, optimizer, parts_of, traced, train_whole  # noqa: E402
 

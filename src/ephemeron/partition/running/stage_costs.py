@@ -1,8 +1,9 @@
 """What each stage takes as a whole, and the graph of stages that the judge replays.
 
-Sums over operators leave out what PyTorch saves by running them one after another, and what devices of one machine take from each other: caches,
-memory, sibling threads. So stages are measured as they will run, at the size of a micro-batch: alone, for schedules in which one
-device computes at a time; or all at once, each in a process of its own with nothing to wait for, for those that overlap.
+Sums over operators leave out what PyTorch saves by running them one after another, and what devices of one machine take
+from each other: caches, memory, sibling threads. So stages are measured as they will run, at the size of a micro-batch:
+alone, for schedules in which one device computes at a time; or all at once, each in a process of its own with nothing
+to wait for, for those that overlap.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def measure_stages(
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StageTimes:
-    """Runs every stage on its own, with true inputs and gradients, on this machine's processor; states do not change here.
+    """Runs every stage on its own, with true inputs and gradients, on this machine's processor; states do not change
+    here.
 
     Args:
         split: one stage on each device.
@@ -146,10 +148,9 @@ def _works(
             p.grad = None
         for n, t in s.state_dict().items():
             t.copy_(before_state[n])
-    makers = [
+    return [
         _work(run, read[i], gradients[i], targets, optimizer, clock) for i, run in enumerate(runs)
     ]  # fmt: skip
-    return makers
 
 
 def _work(
