@@ -32,12 +32,27 @@ _LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of each stage, by number: medians."""
+    """Seconds of each stage, by number."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     update_s: tuple[float, ...]
     """One step of the optimiser of the stage's device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSamples:
+    """Everything that was measured."""
+
+    rows: tuple[tuple[tuple[float, float, float], ...], ...]
+    """By stage and repetition: forward, backward, update."""
+
+    def times(self, condensed: Callable[[Sequence[float]], float] = median) -> StageTimes:
+        """One figure of each: medians; or, with `min`, what nobody disturbed."""
+        by = [[condensed(column) for column in zip(*own, strict=True)] for own in self.rows]
+        return StageTimes(
+            forward_s=tuple(b[0] for b in by), backward_s=tuple(b[1] for b in by), update_s=tuple(b[2] for b in by)
+        )
 
 
 def measure_stages(
@@ -51,7 +66,7 @@ def measure_stages(
     together: bool = True,
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
-) -> StageTimes:
+) -> StageSamples:
     """Runs every stage on its own, with true inputs and gradients, on this machine's processor; states do not change
     here.
 
@@ -74,12 +89,7 @@ def measure_stages(
     args = inputs if isinstance(inputs, tuple) else (inputs,)
     works = _works(split, args, kwargs or {}, targets, loss, optimizer, clock)
     groups = [works] if together else [[w] for w in works]
-    rows = [row for group in groups for row in _measured(group, repeats)]
-    return StageTimes(
-        forward_s=tuple(r[0] for r in rows),
-        backward_s=tuple(r[1] for r in rows),
-        update_s=tuple(r[2] for r in rows),
-    )
+    return StageSamples(rows=tuple(rows for group in groups for rows in _measured(group, repeats)))
 
 
 def stage_graph(split: Split, times: StageTimes, *, micro_batches: int = 1, kind: str = "cpu") -> Graph:
@@ -182,7 +192,7 @@ def _work(
     return work
 
 
-def _measured(group: Sequence[Work], repeats: int) -> list[tuple[float, float, float]]:
+def _measured(group: Sequence[Work], repeats: int) -> list[tuple[tuple[float, float, float], ...]]:
     """Each in a process; all begin together, and go on until the last has enough."""
     context = multiprocessing.get_context("fork")
     barrier, enough = context.Barrier(len(group)), context.Semaphore(0)
@@ -221,4 +231,4 @@ def _repeat(work: Work, repeats: int, others: int, barrier: Any, enough: Any, te
     enough.release()
     while enough.get_value() < others:  # the slower ones are still measured, and must not be alone
         work()
-    tell.send(tuple(median(column) for column in zip(*rows, strict=True)))
+    tell.send(tuple(rows))
