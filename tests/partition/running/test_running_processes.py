@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -158,6 +160,17 @@ def test_a_process_that_died_before_a_step_is_named():
         wait_until_gone([victim])
         with pytest.raises(StageFailed, match="device d1, iteration 0: the process of stage 1 was killed by SIGKILL"):
             pipe.step(batches("resnet", e)[0][0])
+
+
+def test_a_forgotten_pipeline_ends_and_a_loss_may_be_no_number():
+    e, _ = traced("resnet")
+    pipe = started("resnet", loss=lambda result, targets: loss(result, targets) * float("nan"))
+    pids = list(pipe.processes.values())
+    step = pipe.step(batches("resnet", e)[0][0])
+    assert math.isnan(step.loss)
+    del pipe
+    gc.collect()
+    wait_until_gone(pids)
 
 
 def test_a_step_that_takes_too_long_is_ended():
