@@ -110,11 +110,17 @@ class _Watcher:
         states = self._states(step)
         before = [t._version for t in tensors]
         states_before = {name: t._version for name, t in states.items()}
+        # batch norm changes its running statistics without counting a version
+        buffers_before = {n: t.clone() for n, t in states.items() if not isinstance(t, nn.Parameter)}
         drawn = torch.random.get_rng_state()
         made = plain(step, args, kwargs)
         self.deeds[step.name] = Deed(
             changed=frozenset(self._storage(t) for t, v in zip(tensors, before, strict=True) if t._version != v),
-            changed_states=frozenset(n for n, t in states.items() if t._version != states_before[n]),
+            changed_states=frozenset(
+                n
+                for n, t in states.items()
+                if t._version != states_before[n] or (n in buffers_before and not torch.equal(t, buffers_before[n]))
+            ),
             random=not torch.equal(drawn, torch.random.get_rng_state()),
         )
         self._note(step.name, made)

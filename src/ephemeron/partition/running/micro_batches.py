@@ -1,0 +1,79 @@
+"""A batch cut into micro-batches, and how much each counts.
+
+A mean over a batch is the mean of its micro-batches' means weighted by their samples, so gradients of an uneven cut are
+those of the whole batch. Sizes differ by one sample at most: a batch of 9 in 4 is 3, 2, 2, 2, so no micro-batch is much
+longer than the schedule supposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ephemeron.errors import JobError
+
+Weigh = Callable[[Any], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Some samples."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    targets: Any
+    weight: float
+    """Share of the batch's loss; all add up to 1."""
+
+
+def sizes(samples: int, parts: int) -> tuple[int, ...]:
+    """Samples of each micro-batch: equal but for one, larger first; none empty, so there may be fewer than asked
+    for."""
+    parts = min(parts, samples)
+    return tuple(samples // parts + (i < samples % parts) for i in range(parts))
+
+
+def cut(
+    args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, parts: int, *, weigh: Weigh | None = None
+) -> tuple[MicroBatch, ...]:
+    """Cuts every tensor whose first size is the batch's, which is that of the first tensor; others go to all whole.
+
+    Args:
+        args, kwargs: of the model.
+        targets: what the loss compares with, nested or not.
+        parts: most micro-batches. 1: nothing is cut or looked at.
+        weigh: how much a micro-batch with such targets counts, e.g. its number of words where the loss is a mean over
+            words. None: its samples.
+
+    Raises:
+        JobError: no tensor, no samples, or weights that are not numbers from 0, or all 0.
+    """
+    args, kwargs = tuple(args), dict(kwargs)
+    first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim() > 0), None)
+    if parts == 1:
+        return (MicroBatch(args=args, kwargs=kwargs, targets=targets, weight=1.0),)
+    if first is None or first.shape[0] == 0:
+        raise JobError("step: the batch has no samples to cut into micro-batches", remedy="pass tensors, samples first")
+    samples = first.shape[0]
+    counts, begin, made, weights = sizes(samples, parts), 0, [], []
+    for count in counts:
+
+        def part(t: Any, begin: int = begin, count: int = count) -> Any:
+            own = isinstance(t, torch.Tensor) and t.dim() > 0 and t.shape[0] == samples
+            return t.narrow(0, begin, count) if own else t
+
+        made.append(tree_map(part, (args, kwargs, targets)))
+        weights.append(float(count) if weigh is None else float(weigh(made[-1][2])))
+        begin += count
+    total = sum(weights)
+    if not (all(w >= 0 for w in weights) and 0 < total < float("inf")):
+        raise JobError(
+            f"step: micro-batches weigh {weights}", remedy="let weigh give numbers from 0, not all of them 0"
+        )
+    return tuple(
+        MicroBatch(args=a, kwargs=k, targets=t, weight=w / total) for (a, k, t), w in zip(made, weights, strict=True)
+    )
