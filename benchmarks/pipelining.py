@@ -185,7 +185,7 @@ def tasks(batch: int) -> tuple[Task, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=16, help="steps of each schedule that count")
     parser.add_argument("--latency-ms", type=float, default=1.0)
