@@ -91,9 +91,11 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
 
     The function gets no retries, drops calls that have waited for a minute, and may invoke itself without end: a run
     replaces what is lost from where it stood, and a run of hours is a chain of functions. A cache's password is taken
-    from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts.
+    from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts; its certificate authority, as
+    text, from EPHEMERON_CHANNEL_CA.
     """
     from ephemeron.channels import public_address
+    from ephemeron.channels.tls import for_functions
     from ephemeron.platforms.aws.deploy import function as functions
     from ephemeron.platforms.aws.deploy import package, policy
     from ephemeron.platforms.aws.settings import AwsSettings, client
@@ -119,7 +121,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     wanted = functions.Wanted(
         role=role, memory_mb=memory_mb, timeout_s=timeout_s, image=image or "", zipped=data, layers=layers,
         subnets=subnets, security_groups=groups, digest=digest(),
-        variables={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
     )  # fmt: skip
     done = functions.deploy(client(settings, "lambda", tries=5), settings, wanted)
     click.echo(f"{done} function {function} in {settings.region}: {memory_mb} MB, {timeout_s} s, no retries")
