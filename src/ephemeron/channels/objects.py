@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _FAILURES = (BaseError, OSError)
-_SETTLE_S = 0.02
-"""After a request that failed, obstore's threads let go of it a moment later than we hear of it."""
+_SETTLE_S = 0.05
+"""obstore's threads let go of a request a moment later than we hear of its end."""
 
 
 class ObjectsChannel(Channel):
@@ -51,7 +51,7 @@ class ObjectsChannel(Channel):
         self.url = url
         self._store: Any = store
         self._local = isinstance(store, LocalStore)
-        self._failed = False
+        self._used = False
         self.traits = Traits(service="objects", waits=False, shared=True, latency_s=0.0005 if self._local else 0.02)
 
     @classmethod
@@ -129,6 +129,7 @@ class ObjectsChannel(Channel):
     async def list(self, prefix: str) -> list[str]:
         # Stores list by whole parts of a key (and a folder in no order); ours may end anywhere.
         folder = prefix.rpartition("/")[0]
+        self._used = not self._local
         if self._local:
             folder = folder.partition("/")[0]
         try:
@@ -139,8 +140,10 @@ class ObjectsChannel(Channel):
         return sorted(key for key in keys if key.startswith(prefix))
 
     async def close(self) -> None:
-        # An interpreter that ends within that moment is aborted (every third time): exit code 134 instead of ours.
-        if self._failed:
+        # An interpreter that ends within that moment is aborted (every third time after a failure): 134 instead of our
+        # exit code.
+        if self._used:
+            self._used = False
             await asyncio.sleep(_SETTLE_S)
 
     async def _delete_one(self, path: str) -> None:
@@ -152,6 +155,7 @@ class ObjectsChannel(Channel):
 
     def _path(self, key: str) -> str:
         if not self._local:
+            self._used = True
             return key
         head, slash, rest = key.partition("/")
         return head + slash + rest.replace("/", "+")
@@ -160,7 +164,6 @@ class ObjectsChannel(Channel):
         return path.replace("+", "/") if self._local else path
 
     def _unreachable(self, e: Exception, key: str | None) -> ChannelUnreachable:
-        self._failed = True
         return ChannelUnreachable(f"{self.url}: {explain(e)}", key=key)
 
 

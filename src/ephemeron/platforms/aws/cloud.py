@@ -41,6 +41,9 @@ class AwsLambda(Cloud[AwsSettings]):
         yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
         yield f"quota: {found.concurrency} functions at once"
 
+    def logs(self, settings: AwsSettings) -> str:
+        return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"
+
     def admit(self, c: Configuration, settings: AwsSettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
         preflight.check_channel(c.channel, settings, secrets)
         deployed = preflight.inspect(settings)

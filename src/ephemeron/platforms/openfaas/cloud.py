@@ -44,6 +44,9 @@ class OpenFaas(Cloud[OpenFaasSettings]):
         )
         yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
 
+    def logs(self, settings: OpenFaasSettings) -> str:
+        return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
+
     def admit(
         self, c: Configuration, settings: OpenFaasSettings, secrets: dict[str, str]
     ) -> tuple[Configuration, Limits]:

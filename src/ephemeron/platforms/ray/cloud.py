@@ -39,6 +39,9 @@ class Ray(Cloud[RaySettings]):
                 ", this release, and sees the channel" if channel else ""
             )
 
+    def logs(self, settings: RaySettings) -> str:
+        return "ray list actors --detail; ray logs actor --id ID"
+
     def admit(self, c: Configuration, settings: RaySettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
         preflight.check_channel(c.channel, secrets)
         c = dataclasses.replace(

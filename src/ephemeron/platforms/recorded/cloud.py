@@ -80,6 +80,10 @@ class Cloud(ABC, Generic[S]):
         """
 
     @abstractmethod
+    def logs(self, settings: S) -> str:
+        """Where a person reads what functions have printed: a command."""
+
+    @abstractmethod
     def admit(self, c: Configuration, settings: S, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
         """Asks what there is, and refuses what does not fit it. Memory and lifetime default to the function's own.
 
