@@ -259,7 +259,7 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
     how = {"platform": "local", "workers": 2, "aggregators": 1, "batch_size": 144, "memory_mb": 704}
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     monkeypatch.setenv(CA_ENV, str(cache.authority.file))
-    calm = train(job, configure(job, **{**how, "platform": "simulated"}))
+    calm = train(job, configure(job, **how))
     seen: dict[str, bytes] = {}
     quoted = cache.password.replace("/", "%2F")
     address = f"rediss://:{quoted}@127.0.0.1:{port}/2"

@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ephemeron.channels._buffers import joined
 from ephemeron.channels.base import Buffer, Channel, Received, Traits
 from ephemeron.channels.credentials import public_address
+from ephemeron.channels.sizes import SupportsSizes
 from ephemeron.channels.tls import authority, explain_tls
 from ephemeron.errors import ChannelError, ChannelTimeout, ChannelUnreachable, JobError, KeyExists, MissingExtra
 from ephemeron.units import MB
@@ -42,7 +43,7 @@ _LARGEST = 512 * 1024 * 1024
 _MEASURABLE = 64 * 1024
 
 
-class CacheChannel(Channel):
+class CacheChannel(Channel, SupportsSizes):
     """A channel over a Redis or Valkey server.
 
     Args:
@@ -119,6 +120,14 @@ class CacheChannel(Channel):
         async with self._errors(None):
             found = {key async for key in self._redis.scan_iter(match=pattern, count=1000)}
         return sorted(key.decode() for key in found)
+
+    async def sizes(self, prefix: str) -> dict[str, int]:
+        keys = await self.list(prefix)
+        async with self._errors(None), self._redis.pipeline(transaction=False) as all_at_once:
+            for key in keys:
+                all_at_once.execute_command("MEMORY USAGE", key)
+            found = await all_at_once.execute()
+        return {key: int(nbytes) for key, nbytes in zip(keys, found, strict=True) if nbytes is not None}
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -28,6 +28,7 @@ from obstore.store import LocalStore
 
 from ephemeron.channels._buffers import joined
 from ephemeron.channels.base import Buffer, Channel, Traits
+from ephemeron.channels.sizes import SupportsSizes
 from ephemeron.channels.stores import cloud_store, explain, is_missing_bucket
 from ephemeron.errors import ChannelUnreachable, JobError, KeyExists
 
@@ -39,7 +40,7 @@ _SETTLE_S = 0.05
 """obstore's threads let go of a request a moment later than we hear of its end."""
 
 
-class ObjectsChannel(Channel):
+class ObjectsChannel(Channel, SupportsSizes):
     """A channel over an obstore store. Usually made with `ObjectsChannel.open`.
 
     Args:
@@ -127,6 +128,9 @@ class ObjectsChannel(Channel):
                 await self._delete_one(path)
 
     async def list(self, prefix: str) -> list[str]:
+        return list(await self.sizes(prefix))
+
+    async def sizes(self, prefix: str) -> dict[str, int]:
         # Stores list by whole parts of a key (and a folder in no order); ours may end anywhere.
         folder = prefix.rpartition("/")[0]
         self._used = not self._local
@@ -136,8 +140,8 @@ class ObjectsChannel(Channel):
             found = await obstore.list(self._store, folder or None).collect_async()
         except _FAILURES as e:
             raise self._unreachable(e, None) from e
-        keys = (self._key(str(meta["path"])) for meta in found)
-        return sorted(key for key in keys if key.startswith(prefix))
+        known = {self._key(str(meta["path"])): int(meta["size"]) for meta in found}
+        return {key: known[key] for key in sorted(known) if key.startswith(prefix)}
 
     async def close(self) -> None:
         # An interpreter that ends within that moment is aborted (every third time after a failure): 134 instead of our

@@ -25,7 +25,7 @@ def deploy() -> None:
 
 @click.group()
 def clean() -> None:
-    """Remove from a cloud account what `deploy` has put there."""
+    """Remove what `deploy` has put into a cloud account, and what runs have left in their channels."""
 
 
 def _where(command: Any) -> Any:
@@ -148,7 +148,8 @@ def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool
         f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
         lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),
     )  # fmt: skip
-    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket")
+    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket "
+               "(ephemeron clean runs --all)")  # fmt: skip
 
 
 def _delete(what: str, settings: AwsSettings, action: str, request: Callable[[], Any]) -> None:

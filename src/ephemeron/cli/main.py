@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.clean import clean_runs
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
@@ -287,6 +288,7 @@ main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)
 clean_group.add_command(clean_openfaas)
+clean_group.add_command(clean_runs)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

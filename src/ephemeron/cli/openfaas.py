@@ -133,7 +133,7 @@ def clean_openfaas(gateway: str | None, namespace: str, function: str, yes: bool
     _delete(f"function {function}", settings, api.delete)
     for name in SECRETS:
         _delete(f"secret {name}", settings, partial(api.delete_secret, name), silent=True)
-    click.echo("not touched: the image in its registry, objects of runs in the store")
+    click.echo("not touched: the image in its registry, objects of runs in the store (ephemeron clean runs --all)")
 
 
 def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], *, silent: bool = False) -> None:
