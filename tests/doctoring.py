@@ -42,11 +42,12 @@ def texts(*arguments: str) -> dict[str, str]:
     return out
 
 
-def left(address: str) -> list[str]:
-    """The doctor's keys that are still there."""
+def left(address: str | None, prefix: str = "doctor") -> list[str]:
+    """Keys that are still there: the doctor's, or those of a run."""
+    assert address is not None
 
     async def main() -> list[str]:
         async with open_channel(address) as channel:
-            return await channel.list("doctor")
+            return await channel.list(prefix)
 
     return asyncio.run(main())
