@@ -13,6 +13,6 @@ async def dispatch(context: Any) -> dict[str, Any]:
     began, call = time.time(), context.call
     if call.attempt + 1 < int(call.options.get("attempts", 1)):
         await context.invoke(replace(call, attempt=call.attempt + 1, reason="relay"))
-    said = {"began": began, "asked": time.time(), "cold": context.cold}
+    said = {"began": began, "cold": context.cold}
     await context.channel.put(f"{call.run}/began/{call.rank}/{call.attempt}", [json.dumps(said).encode()])
     return said

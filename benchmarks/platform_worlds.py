@@ -170,16 +170,16 @@ async def lithops(folder: Path) -> AsyncIterator[World]:
 async def ray(folder: Path) -> AsyncIterator[World]:
     """A cluster of one node."""
     import ray as library
+    from ray.cluster_utils import Cluster
 
     from ephemeron.platforms.ray.platform import RayPlatform
     from ephemeron.platforms.ray.settings import RaySettings
 
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=PATHS)
-    node = await asyncio.to_thread(
-        library.init, num_cpus=8, object_store_memory=80 * MIB, include_dashboard=False, log_to_driver=False,
-        _memory=8192 * MIB,
-    )  # fmt: skip
-    settings = RaySettings(address=node.address_info["gcs_address"], every_s=EVERY_S, variables=ENTRY).located()
+    node = {"num_cpus": 8, "object_store_memory": 80 * MIB, "memory": 8192 * MIB, "include_dashboard": False}
+    cluster = await asyncio.to_thread(Cluster, initialize_head=True, head_node_args=node)
+    await asyncio.to_thread(library.init, address=cluster.address, log_to_driver=False)
+    settings = RaySettings(address=cluster.address, every_s=EVERY_S, variables=ENTRY).located()
 
     @asynccontextmanager
     async def opened(run_dir: Path, run: str) -> AsyncIterator[Platform]:
@@ -196,6 +196,7 @@ async def ray(folder: Path) -> AsyncIterator[World]:
         )
     finally:
         await asyncio.to_thread(library.shutdown)
+        await asyncio.to_thread(cluster.shutdown)
 
 
 WORLDS: dict[str, Callable[[Path], AbstractAsyncContextManager[World]]] = {

@@ -4,7 +4,7 @@
 
 Functions are empty and import no PyTorch, so what is measured is the platform's part: from the call here, or in a predecessor,
 until the function's code runs. Both clocks are this machine's. Rounds alternate between platforms; medians with their ranges.
-`relay` is what a successor waits for: the time from a function's asking for it until it runs, in a chain of four.
+`relay` is what a successor waits for: from the start of a function that invokes it at once until its own, in a chain of four.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Round:
         return float(outcome.value["began"]) - asked
 
     async def chain(self) -> list[float]:
-        """Seconds from each asking for a successor until that ran."""
+        """Seconds from each start, at which it asks for a successor, until the successor's."""
         await self.call(100, attempts=CHAIN)
         async with open_channel(self.channel) as channel:
             end = asyncio.get_running_loop().time() + LIMIT_S

@@ -11,6 +11,6 @@ JOB = Job(
     name="tiny", model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1, code=(CODE,),
     optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), simulation=Simulation(),
 )  # fmt: skip
-"""20 iterations with three workers and batches of 24."""
+"""10 iterations with three workers and batches of 48."""
 SHORT = Job(name="short", model=JOB.model, data=JOB.data, epochs=1, code=(CODE,))
 """For tests in which nothing of the state matters; 1 iteration with one worker and a batch of 1,440."""

@@ -25,7 +25,7 @@ from ephemeron.training import Result, configure, train
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 24, "checkpoint_every": 4}
+SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 48, "checkpoint_every": 3}
 
 
 @dataclass(kw_only=True)
@@ -45,7 +45,7 @@ class TrainingWorld:
     shape: Mapping[str, Any] = field(default_factory=lambda: dict(SHAPE))
     relay_lifetime_s: float = 5.0
     """A short life, which is still longer than a cold start: the run passes it with `relay_faults`."""
-    relay_faults: tuple[str, ...] = ("delay:rank=1,factor=80",)
+    relay_faults: tuple[str, ...] = ("delay:rank=1,factor=160",)
 
     def go(
         self, *, faults: Sequence[str] = (), on_event: Callable[[Event], None] = lambda event: None, channel: str = "",

@@ -79,7 +79,7 @@ def diagnose(
         where = cloud(platform) if platform in CLOUDS else None
         if where is not None:
             settings = (settings or where.settings()).located()
-            for text in where.inspect(settings, public):
+            for text in where.inspect(settings, public, secrets):
                 yield Finding(step=step, ok=True, text=text)
             if public:
                 # As `train` does it: what it would refuse is refused here, with the same words.

@@ -64,8 +64,8 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
             yield World(
                 platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
-                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=10.0,
-                relay_faults=("delay:rank=1,factor=150",),
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=8.0,
+                relay_faults=("delay:rank=1,factor=240",),
             )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_an_environment_is_killed_from_outside(world: World) -> None:
         if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not killed:
             killed.append(world.kill(0))
 
-    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=100",))
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     world.check_same(result)
     assert killed == [True]
     lost = [e for e in of(events, Ended) if e.status == "lost"]

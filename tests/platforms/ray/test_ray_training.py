@@ -35,8 +35,8 @@ def world(cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingW
     folder = tmp_path_factory.mktemp("ray")
     return TrainingWorld(
         platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=cluster.settings(), folder=folder,
-        channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=9.0,
-        relay_faults=("delay:rank=1,factor=120",),
+        channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=16.0,
+        relay_faults=("delay:rank=1,factor=450",),
     )  # fmt: skip
 
 

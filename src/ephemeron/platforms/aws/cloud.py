@@ -26,11 +26,11 @@ class AwsLambda(Cloud[AwsSettings]):
     def limits(self) -> Limits:
         return LIMITS
 
-    def inspect(self, settings: AwsSettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: AwsSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         yield f"region {settings.region}" + (f", endpoint {settings.endpoint}" if settings.endpoint else "")
         yield f"credentials {identity(settings)}"
         if channel:
-            preflight.check_channel(channel, settings, {})
+            preflight.check_channel(channel, settings, secrets)
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (

@@ -25,10 +25,10 @@ class Lithops(Cloud[LithopsSettings]):
     def limits(self) -> Limits:
         return limits_of(LithopsSettings())
 
-    def inspect(self, settings: LithopsSettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: LithopsSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         yield f"Lithops {lithops_module().__version__}, backend {settings.backend}"
         if channel:
-            preflight.check_channel(channel, settings, {})
+            preflight.check_channel(channel, settings, secrets)
             yield f"channel {channel} can be reached from there, by its address"
 
     def logs(self, settings: LithopsSettings) -> str:

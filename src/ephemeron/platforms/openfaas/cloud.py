@@ -29,10 +29,10 @@ class OpenFaas(Cloud[OpenFaasSettings]):
     def limits(self) -> Limits:
         return LIMITS
 
-    def inspect(self, settings: OpenFaasSettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: OpenFaasSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         yield f"gateway {settings.gateway}"
         if channel:
-            preflight.check_channel(channel, settings, {})
+            preflight.check_channel(channel, settings, secrets)
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (

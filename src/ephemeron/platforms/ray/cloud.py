@@ -29,9 +29,9 @@ class Ray(Cloud[RaySettings]):
     def limits(self) -> Limits:
         return LIMITS
 
-    def inspect(self, settings: RaySettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: RaySettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         if channel:
-            preflight.check_channel(channel, {})
+            preflight.check_channel(channel, secrets)
         found = preflight.inspect(settings, channel, probe=bool(channel))
         yield f"cluster {settings.address} answers"
         for node in found:
