@@ -177,8 +177,8 @@ async def ray(folder: Path) -> AsyncIterator[World]:
 
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=PATHS)
     node = {"num_cpus": 8, "object_store_memory": 80 * MIB, "memory": 8192 * MIB, "include_dashboard": False}
-    cluster = await asyncio.to_thread(Cluster, initialize_head=True, head_node_args=node)
-    await asyncio.to_thread(library.init, address=cluster.address, log_to_driver=False)
+    cluster = Cluster(initialize_head=True, head_node_args=node)  # in this thread: it sets handlers of signals
+    library.init(address=cluster.address, log_to_driver=False)
     settings = RaySettings(address=cluster.address, every_s=EVERY_S, variables=ENTRY).located()
 
     @asynccontextmanager
@@ -195,8 +195,8 @@ async def ray(folder: Path) -> AsyncIterator[World]:
             name="ray", open=opened, chill=_nothing, note="one node; each call is an actor with a process of its own"
         )
     finally:
-        await asyncio.to_thread(library.shutdown)
-        await asyncio.to_thread(cluster.shutdown)
+        library.shutdown()
+        cluster.shutdown()
 
 
 WORLDS: dict[str, Callable[[Path], AbstractAsyncContextManager[World]]] = {
