@@ -65,7 +65,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
                 platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
                 folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=8.0,
-                relay_faults=("delay:rank=1,factor=240",),
+                relay_faults=("delay:rank=1,factor=60",),
             )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
         if isinstance(event, Progress) and event.iteration >= 2:
             asked.set()
 
-    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=100",))
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     stopper.join()
     assert stopped.summary["status"] == "stopped"
     with pytest.raises(UserError, match="is not running"):

@@ -58,7 +58,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
             yield World(
                 platform="openfaas", job=JOB, memory_mb=MEMORY_MB, settings=settings, gateway=gateway,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
-                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=7.0, relay_faults=("delay:rank=1,factor=240",),
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=7.0, relay_faults=("delay:rank=1,factor=60",),
             )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
         if isinstance(event, Progress) and event.iteration >= 2:
             asked.set()
 
-    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=100",))
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     stopper.join()
     assert stopped.summary["status"] == "stopped"
     with pytest.raises(UserError, match="is not running"):

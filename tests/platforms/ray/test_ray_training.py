@@ -35,8 +35,8 @@ def world(cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingW
     folder = tmp_path_factory.mktemp("ray")
     return TrainingWorld(
         platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=cluster.settings(), folder=folder,
-        channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=16.0,
-        relay_faults=("delay:rank=1,factor=450",),
+        channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
+        relay_faults=("delay:rank=1,factor=60",),
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_a_node_dies(cluster: World, world: TrainingWorld) -> None:
             lost.append(cluster.workers[0])
             cluster.lose(cluster.workers[0])
 
-    rough, events = world.go(on_event=watch, faults=("delay:rank=1,factor=100",))
+    rough, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     assert len(lost) == 1
     world.check_same(rough)
     assert 1 <= [e.status for e in of(events, Ended)].count("lost") <= 2
