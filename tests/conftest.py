@@ -152,6 +152,17 @@ def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     stop(server.process)
 
 
+@pytest.fixture(scope="session")
+def locked_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real Valkey server that wants a password, which `env` has."""
+    pytest.importorskip("redis", reason="no cache client; pip install 'ephemeron[cache]'")
+    password = "pw-of-the-tests/7f3a"
+    server = start_valkey(tmp_path_factory.mktemp("locked"), "--requirepass", password)
+    server.env["EPHEMERON_CHANNEL_PASSWORD"] = password
+    yield server
+    stop(server.process)
+
+
 @pytest.fixture
 def own_valkey(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Starts further servers, for tests that configure or kill them: `own_valkey("--requirepass", "x")`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -170,6 +171,28 @@ def test_nobody_listening_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> N
         assert "\n" not in str(caught.value)
 
     run(scenario)
+
+
+UNREACHABLE = """
+import asyncio, sys
+from ephemeron.channels import open_channel
+from ephemeron.errors import ChannelUnreachable
+async def main():
+    async with open_channel("s3://bucket/prefix") as channel:
+        try:
+            await channel.fetch("a")
+        except ChannelUnreachable:
+            return 2
+sys.exit(asyncio.run(main()))
+"""
+
+
+def test_a_process_that_ends_after_a_failed_request_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "x",
+                        "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    runs = [subprocess.run([sys.executable, "-c", UNREACHABLE], capture_output=True, check=False) for _ in range(5)]
+    assert [done.returncode for done in runs] == [2] * 5
 
 
 def test_permission_is_explained(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

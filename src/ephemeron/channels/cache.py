@@ -17,6 +17,7 @@ import asyncio
 import math
 import os
 import re
+import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +26,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ephemeron.channels._buffers import joined
 from ephemeron.channels.base import Buffer, Channel, Received, Traits
 from ephemeron.channels.credentials import public_address
+from ephemeron.channels.sizes import SupportsSizes
+from ephemeron.channels.tls import authority, explain_tls
 from ephemeron.errors import ChannelError, ChannelTimeout, ChannelUnreachable, JobError, KeyExists, MissingExtra
 from ephemeron.units import MB
 
@@ -40,16 +43,17 @@ _LARGEST = 512 * 1024 * 1024
 _MEASURABLE = 64 * 1024
 
 
-class CacheChannel(Channel):
+class CacheChannel(Channel, SupportsSizes):
     """A channel over a Redis or Valkey server.
 
     Args:
-        url: `redis://host:port/db`, or `rediss://` for TLS. A password comes from `EPHEMERON_CHANNEL_PASSWORD`
-            (and a user name from `EPHEMERON_CHANNEL_USER`) unless the URL has one; it is never shown.
+        url: `redis://host:port/db`, or `rediss://` for TLS, which is always verified; see `channels.tls` for authorities
+            of one's own. A password comes from `EPHEMERON_CHANNEL_PASSWORD` (and a user name from
+            `EPHEMERON_CHANNEL_USER`) unless the URL has one; it is never shown.
 
     Raises:
         MissingExtra: redis-py is not installed.
-        JobError: not such a URL.
+        JobError: not such a URL, or an authority that cannot be read.
     """
 
     def __init__(self, url: str) -> None:
@@ -57,10 +61,14 @@ class CacheChannel(Channel):
         parts = urlsplit(self.url)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname:
             raise JobError(f"{self.url} is no cache", remedy="write redis://host:port/db")
+        if unknown := sorted(set(parse_qs(parts.query, keep_blank_values=True)) - {"db"}):
+            raise JobError(
+                f"{self.url}: a cache's address takes no {', '.join(unknown)}",
+                remedy="write rediss://host:port/db; TLS is always verified, by EPHEMERON_CHANNEL_CA where that is set",
+            )
         self.traits = Traits(service="cache", waits=True, shared=True, latency_s=0.0005)
-        self._redis = _connect(
-            parts.hostname, parts.port or 6379, _database(self.url), secrets, parts.scheme == "rediss"
-        )
+        self._tls = parts.scheme == "rediss"
+        self._redis = _connect(parts.hostname, parts.port or 6379, _database(self.url), secrets, self._tls)
         self._bytes_per_s = math.inf
 
     def __repr__(self) -> str:
@@ -113,6 +121,14 @@ class CacheChannel(Channel):
             found = {key async for key in self._redis.scan_iter(match=pattern, count=1000)}
         return sorted(key.decode() for key in found)
 
+    async def sizes(self, prefix: str) -> dict[str, int]:
+        keys = await self.list(prefix)
+        async with self._errors(None), self._redis.pipeline(transaction=False) as all_at_once:
+            for key in keys:
+                all_at_once.execute_command("MEMORY USAGE", key)
+            found = await all_at_once.execute()
+        return {key: int(nbytes) for key, nbytes in zip(keys, found, strict=True) if nbytes is not None}
+
     async def close(self) -> None:
         await self._redis.aclose()
 
@@ -141,7 +157,7 @@ class CacheChannel(Channel):
             text = str(e)
             if "equal or smaller than the target stream" in text:
                 raise KeyExists("the key is taken", key=key) from e
-            raise ChannelUnreachable(f"{self.url}: {_explain(e, text)}", key=key) from e
+            raise ChannelUnreachable(f"{self.url}: {_explain(e, text, tls=self._tls)}", key=key) from e
         except (OSError, asyncio.IncompleteReadError) as e:
             raise ChannelUnreachable(f"{self.url}: cannot connect; check that the server runs", key=key) from e
 
@@ -154,7 +170,7 @@ def _connect(host: str, port: int, database: int, secrets: dict[str, str], tls: 
     except ImportError as e:
         raise MissingExtra("redis", "cache") from e
     pool = client.ConnectionPool(
-        connection_class=client.SSLConnection if tls else client.Connection,
+        **(_secured(client.SSLConnection) if tls else {"connection_class": client.Connection}),
         max_connections=_READERS,
         host=host,
         port=port,
@@ -174,6 +190,32 @@ def _connect(host: str, port: int, database: int, secrets: dict[str, str], tls: 
     return redis
 
 
+def _secured(kind: Any) -> dict[str, Any]:
+    """How a pool makes connections that verify whom they speak to.
+
+    Args:
+        kind: redis-py's connection over TLS.
+    """
+    authorities = authority()
+    shared = ssl.create_default_context()
+    shared.minimum_version = ssl.TLSVersion.TLSv1_2
+    if authorities is not None:
+        shared.load_verify_locations(cadata=authorities)
+
+    class Verified(kind):  # type: ignore[misc]
+        """One context for all: redis-py reads the system's authorities for each connection, 30 ms of CPU time."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.ssl_context.context = shared
+
+    # Said in full, should a release not look at the context: some verify no host names unless they are told to.
+    return {
+        "connection_class": Verified, "ssl_cert_reqs": "required", "ssl_check_hostname": True, "ssl_ca_data": authorities,
+        "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+    }  # fmt: skip
+
+
 def _database(url: str) -> int:
     parts = urlsplit(url)
     text = unquote(parts.path).strip("/") or parse_qs(parts.query).get("db", ["0"])[0]
@@ -182,9 +224,11 @@ def _database(url: str) -> int:
     return int(text)
 
 
-def _explain(e: Exception, text: str) -> str:
+def _explain(e: Exception, text: str, *, tls: bool) -> str:
     import redis.exceptions as errors
 
+    if tls and (problem := explain_tls(e)):
+        return problem
     if isinstance(e, errors.OutOfMemoryError) or "maxmemory" in text or "OOM" in text:
         return "the server is out of memory; raise its maxmemory, or delete old runs"
     if isinstance(e, errors.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
@@ -192,7 +236,14 @@ def _explain(e: Exception, text: str) -> str:
     if isinstance(e, errors.MaxConnectionsError):
         return f"more than {_READERS} reads wait at once in this process"
     if isinstance(e, errors.TimeoutError):
-        return "no answer in time; check the server and the network"
+        return "no answer in time; check the server and the network" + (
+            "; if the port is not one for TLS, write redis://" if tls else ""
+        )
+    if isinstance(e, errors.InvalidResponse) or "Connection closed by server" in text:
+        # What a server that wants TLS does to a stranger in plain text: an alert, or nothing at all.
+        return "the connection was closed" + (
+            "; check that the server runs" if tls else "; check that the server runs; if it wants TLS, write rediss://"
+        )
     if isinstance(e, errors.ConnectionError):
         return "cannot connect, or the connection was lost; check that the server runs"
     return f"the server answered: {text[:200]}"

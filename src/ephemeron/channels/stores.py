@@ -95,12 +95,29 @@ def explain(e: Exception) -> str:
         return "no credentials found; set the cloud's usual environment variables, for example AWS_ACCESS_KEY_ID"
     if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or "403 Forbidden" in text or "401 Un" in text:
         return f"permission denied{_code(text)}; check the credentials and what they may do there"
+    if "InvalidCertificate(" in text:
+        return _unverified(text.partition("InvalidCertificate(")[2])
+    if "InvalidContentType" in text:
+        return "what answers there does not speak TLS; write http:// in AWS_ENDPOINT_URL_S3, or give its TLS port"
     if "kind: Connect" in text:
         return "cannot connect (refused, or no such host); check that the endpoint is right and its server runs"
     if "kind: Timeout" in text:
         return "no answer in time; check the endpoint and the network"
     first = text.strip().partition("\n")[0]
     return re.sub(r"\?\S+", "", first.partition("<?xml")[0])[:200].rstrip(" :") + _code(text)
+
+
+def _unverified(reason: str) -> str:
+    """What rustls holds against a certificate; SSL_CERT_FILE is what obstore takes authorities from."""
+    if reason.lstrip().startswith("Expired"):
+        return "its certificate has expired; renew it on the server, or set this machine's clock"
+    if reason.lstrip().startswith("NotValidForName"):
+        return "its certificate is for another host; use the host name that the certificate has"
+    kind = reason.split(maxsplit=1)[0].strip("(),{")
+    return (
+        f"its certificate is not signed by an authority that is trusted here ({kind}); "
+        "set SSL_CERT_FILE to the authority's PEM file"
+    )
 
 
 def _code(text: str) -> str:

@@ -25,7 +25,7 @@ def deploy() -> None:
 
 @click.group()
 def clean() -> None:
-    """Remove from a cloud account what `deploy` has put there."""
+    """Remove what `deploy` has put into a cloud account, and what runs have left in their channels."""
 
 
 def _where(command: Any) -> Any:
@@ -91,9 +91,11 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
 
     The function gets no retries, drops calls that have waited for a minute, and may invoke itself without end: a run
     replaces what is lost from where it stood, and a run of hours is a chain of functions. A cache's password is taken
-    from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts.
+    from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts; its certificate authority, as
+    text, from EPHEMERON_CHANNEL_CA.
     """
     from ephemeron.channels import public_address
+    from ephemeron.channels.tls import for_functions
     from ephemeron.platforms.aws.deploy import function as functions
     from ephemeron.platforms.aws.deploy import package, policy
     from ephemeron.platforms.aws.settings import AwsSettings, client
@@ -119,7 +121,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     wanted = functions.Wanted(
         role=role, memory_mb=memory_mb, timeout_s=timeout_s, image=image or "", zipped=data, layers=layers,
         subnets=subnets, security_groups=groups, digest=digest(),
-        variables={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
     )  # fmt: skip
     done = functions.deploy(client(settings, "lambda", tries=5), settings, wanted)
     click.echo(f"{done} function {function} in {settings.region}: {memory_mb} MB, {timeout_s} s, no retries")
@@ -146,7 +148,8 @@ def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool
         f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
         lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),
     )  # fmt: skip
-    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket")
+    click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket "
+               "(ephemeron clean runs --all)")  # fmt: skip
 
 
 def _delete(what: str, settings: AwsSettings, action: str, request: Callable[[], Any]) -> None:

@@ -27,9 +27,10 @@ from ephemeron.job import PLATFORMS
     default="",
     help="That they are to use.  [default: a folder on local; elsewhere none, and then no function is called]",
 )
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="How many have to fit at once.")
 @click.option("--no-call", is_flag=True, help="Ask only what costs nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: step, ok, text.")
-def doctor(platform: str, channel: str, no_call: bool, as_json: bool, **flags: Any) -> None:
+def doctor(platform: str, channel: str, workers: int, no_call: bool, as_json: bool, **flags: Any) -> None:
     """Check credentials, permissions, quotas, and the round trip of one object and one function.
 
     \b
@@ -42,9 +43,8 @@ def doctor(platform: str, channel: str, no_call: bool, as_json: bool, **flags: A
     """
     from ephemeron.training.doctor import diagnose
 
-    for finding in diagnose(
-        platform, channel=channel, settings=cloud_settings(platform, taken(flags)), call=not no_call
-    ):
+    settings = cloud_settings(platform, taken(flags))
+    for finding in diagnose(platform, channel=channel, settings=settings, call=not no_call, workers=workers):
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(finding)))
         else:

@@ -14,17 +14,8 @@ from rich.table import Table
 from ephemeron.events import PHASES
 from ephemeron.training import home
 from ephemeron.training.home import RunFolder
+from ephemeron.training.standing import standing
 from ephemeron.units import human_seconds, human_usd
-
-
-def status_of(folder: RunFolder) -> str:
-    """`finished`, `stopped`, `failed`, `running`, or `interrupted` if nobody runs it any more."""
-    from ephemeron.platforms.local import is_hosted
-
-    if is_hosted(folder.path):
-        return "running"
-    result = folder.read("result.json")
-    return str(result["status"]) if result else "interrupted"
 
 
 def rows() -> list[dict[str, Any]]:
@@ -33,7 +24,7 @@ def rows() -> list[dict[str, Any]]:
     for folder in home.all_runs():
         run, result = folder.read("run.json") or {}, folder.read("result.json") or {}
         out.append({
-            "run_id": folder.run_id, "status": status_of(folder), "platform": run.get("platform"), "job": run.get("job"),
+            "run_id": folder.run_id, "status": standing(folder), "platform": run.get("platform"), "job": run.get("job"),
             "workers": run.get("configuration", {}).get("workers"), "iterations": result.get("iterations"),
             "seconds": result.get("seconds"), "cost_usd": result.get("cost_usd"),
             "accuracy": (result.get("metrics") or {}).get("accuracy"), "folder": str(folder.path),

@@ -59,9 +59,10 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
     """Write the function's image as a recipe, for review; with --image, also create or update the function.
 
     The password of the gateway is read from EPHEMERON_OPENFAAS_PASSWORD. A cache's password is taken from EPHEMERON_CHANNEL_PASSWORD
-    into a secret of OpenFaaS, and nowhere else.
+    into a secret of OpenFaaS, and nowhere else; its certificate authority, as text, from EPHEMERON_CHANNEL_CA.
     """
     from ephemeron.channels import public_address
+    from ephemeron.channels.tls import for_functions
     from ephemeron.platforms.openfaas import preflight
     from ephemeron.platforms.openfaas.deploy import function as functions
     from ephemeron.platforms.openfaas.deploy import recipe
@@ -78,7 +79,9 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
     wanted = functions.Wanted(
         image=image or "not yet built", memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=cpus,
         inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
-        variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ} if public.startswith("s3:") else {},
+        variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ}
+        if public.startswith("s3:")
+        else for_functions(),
     )  # fmt: skip
     for path in recipe.write_recipe(out, kit=contract_kit):
         click.echo(f"wrote {path}")
@@ -130,7 +133,7 @@ def clean_openfaas(gateway: str | None, namespace: str, function: str, yes: bool
     _delete(f"function {function}", settings, api.delete)
     for name in SECRETS:
         _delete(f"secret {name}", settings, partial(api.delete_secret, name), silent=True)
-    click.echo("not touched: the image in its registry, objects of runs in the store")
+    click.echo("not touched: the image in its registry, objects of runs in the store (ephemeron clean runs --all)")
 
 
 def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], *, silent: bool = False) -> None:

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ephemeron.testing.channel_contract import ChannelContract
     from ephemeron.testing.platform_contract import PlatformContract
+    from ephemeron.testing.training_matrix import TrainingMatrix
+    from ephemeron.testing.training_world import TrainingWorld
 
-_LAZY = {"ChannelContract": "channel_contract", "PlatformContract": "platform_contract"}
+_LAZY = {
+    "ChannelContract": "channel_contract",
+    "PlatformContract": "platform_contract",
+    "TrainingMatrix": "training_matrix",
+    "TrainingWorld": "training_world",
+}
 
-__all__ = ["ChannelContract", "PlatformContract"]
+__all__ = ["ChannelContract", "PlatformContract", "TrainingMatrix", "TrainingWorld"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,11 +22,12 @@ from ephemeron.channels import Channel, open_channel, public_address
 from ephemeron.channels.credentials import environment
 from ephemeron.errors import ChannelError, EphemeronError, JobError, KeyExists, MissingExtra
 from ephemeron.job import Configuration
-from ephemeron.platforms.base import Call, Outcome, Platform
+from ephemeron.platforms.base import Call, Limits, Outcome, Platform
 from ephemeron.platforms.clouds import CLOUDS, cloud
 from ephemeron.platforms.recorded.cloud import Cloud, Hold, Settings
 from ephemeron.prices import load_prices
 from ephemeron.training.home import new_run_id
+from ephemeron.units import human_count
 
 ANSWER_S = 120.0
 """A function that has not ended by then is given up."""
@@ -46,7 +47,7 @@ class Finding:
 
 
 def diagnose(
-    platform: str, *, channel: str = "", settings: Settings | None = None, call: bool = True
+    platform: str, *, channel: str = "", settings: Settings | None = None, call: bool = True, workers: int = 1
 ) -> Iterator[Finding]:
     """Goes from the cheapest question to the dearest, and ends at the first that fails.
 
@@ -55,6 +56,7 @@ def diagnose(
         channel: address; empty: a folder of this machine for `local`, else no object is tried and no function called.
         settings: where on a cloud; None: its defaults.
         call: whether a function is called. On a cloud that costs a few seconds of it.
+        workers: how many functions have to fit at once.
 
     Raises:
         JobError: there is nothing to find out about this platform.
@@ -62,31 +64,49 @@ def diagnose(
     if platform == "simulated":
         raise JobError("platform simulated has nothing that could be wrong", remedy="ask about another one")
     public, secrets = public_address(channel)
+    c = Configuration(
+        platform=platform,
+        workers=workers,
+        aggregators=1,
+        channel=public,
+        memory_mb=LOCAL_MEMORY_MB,
+        lifetime_s=ANSWER_S,
+    )
+    step = "installed"
     try:
-        step = "installed"
         yield Finding(step=step, ok=True, text=_installed(platform))
         step = "platform"
         where = cloud(platform) if platform in CLOUDS else None
         if where is not None:
             settings = (settings or where.settings()).located()
-            for text in where.inspect(settings, public):
+            for text in where.inspect(settings, public, secrets):
                 yield Finding(step=step, ok=True, text=text)
+            if public:
+                # As `train` does it: what it would refuse is refused here, with the same words.
+                c, limits = where.admit(dataclasses.replace(c, memory_mb=0, lifetime_s=0.0), settings, secrets)
+                yield Finding(step=step, ok=True, text=_fit(c, limits))
+        step = "channel"
         if not public and platform != "local":
-            yield Finding(
-                step="channel", ok=True, text="no --channel given: no object was tried, and no function called"
-            )
+            yield Finding(step=step, ok=True, text="no --channel given: no object was tried, and no function called")
             return
         with environment(secrets), tempfile.TemporaryDirectory(prefix="ephemeron-") as folder:
             address = public if "://" in public else (Path(folder).resolve() / "objects").as_uri()
-            step = "channel"
             yield Finding(step=step, ok=True, text=asyncio.run(_object(address)))
             step = "function"
             if call:
+                c = dataclasses.replace(c, channel=address)
                 yield Finding(
-                    step=step, ok=True, text=asyncio.run(_function(where, settings, address, Path(folder), secrets))
+                    step=step, ok=True, text=asyncio.run(_function(where, settings, c, Path(folder), secrets))
                 )
     except EphemeronError as e:
         yield Finding(step=step, ok=False, text=" ".join(str(e).split()))
+
+
+def _fit(c: Configuration, limits: Limits) -> str:
+    return (
+        f"{human_count(c.workers, 'function')} of {c.memory_mb} MB can run at once, for {c.lifetime_s:g} s each; "
+        f"{limits.concurrency} at most"
+    )
 
 
 def _installed(platform: str) -> str:
@@ -102,10 +122,10 @@ async def _object(address: str) -> str:
     prefix = new_run_id("doctor")
     key, data = f"{prefix}/probe", bytes(round(OBJECT_MB * 1e6))
     async with open_channel(address) as channel:
+        began = time.perf_counter()
+        await channel.put(key, [data], create=True)
+        put = time.perf_counter()
         try:
-            began = time.perf_counter()
-            await channel.put(key, [data], create=True)
-            put = time.perf_counter()
             found = await channel.fetch(key)
             fetched = time.perf_counter()
             if found is None or bytes(found) != data:
@@ -124,13 +144,12 @@ async def _object(address: str) -> str:
 
 
 async def _function(
-    where: Cloud[Any] | None, settings: Settings | None, address: str, folder: Path, secrets: dict[str, str]
+    where: Cloud[Any] | None, settings: Settings | None, c: Configuration, folder: Path, secrets: dict[str, str]
 ) -> str:
     """Has one function put and read an object."""
-    run = new_run_id("doctor")
+    run, address = new_run_id("doctor"), c.channel
     run_dir = folder / run
     run_dir.mkdir()
-    c = Configuration(platform="local" if where is None else where.name, workers=1, aggregators=1, channel=address)
     async with contextlib.AsyncExitStack() as stack:
         if where is None:
             from ephemeron.platforms.local import LocalPlatform
@@ -138,9 +157,7 @@ async def _function(
             local = await LocalPlatform.start(run_dir, env=secrets)
             stack.push_async_callback(local.shutdown)
             platform: Platform = local
-            c = dataclasses.replace(c, memory_mb=LOCAL_MEMORY_MB, lifetime_s=ANSWER_S)
         else:
-            c, _ = where.admit(c, settings, {})
             hold = Hold(run=run, run_dir=run_dir, configuration=c, channel=address, since=time.time(), starting=True)
             recorded = await where.open(hold, settings)
             stack.push_async_callback(_leave, address, run)
@@ -149,9 +166,8 @@ async def _function(
         lifetime_s = min(c.lifetime_s, ANSWER_S)
         outcome, invoked = await _call(platform, run, c.memory_mb, lifetime_s, address)
     if outcome.status != "ok":
-        lines = outcome.error.strip().splitlines()
-        raise JobError(f"a function was called and ended badly: {outcome.status}: {lines[0] if lines else 'without a word'}",
-                       remedy="see its log")  # fmt: skip
+        raise JobError(f"a function was called and ended badly: {outcome.status}: {_first_line(outcome.error)}",
+                       remedy=_remedy(outcome, "" if where is None else where.logs(settings)))  # fmt: skip
     row = outcome.value["transfer"]["rows"][-1]
     bill = load_prices("objects").functions_usd(outcome.gb_seconds, 1)
     return (
@@ -174,6 +190,24 @@ async def _call(platform: Platform, run: str, memory_mb: int, lifetime_s: float,
     except TimeoutError:
         raise JobError(f"a function was called and nothing was heard of it for {lifetime_s + ANSWER_S:.0f} s",
                        remedy="see its log, and whether it reaches the channel") from None  # fmt: skip
+
+
+def _first_line(error: str) -> str:
+    lines = error.strip().splitlines()
+    return lines[0][:300] if lines else "without a word"
+
+
+def _remedy(outcome: Outcome, logs: str) -> str:
+    """What to do about a function that ended badly."""
+    if outcome.error.startswith(("ChannelUnreachable", "ChannelTimeout")):
+        what = "the function does not reach the channel: check the network between them, and its credentials there"
+    elif outcome.status == "out_of_memory":
+        what = "give functions more memory"
+    elif outcome.error.startswith(("ModuleNotFoundError", "ImportError", "MissingExtra")):
+        what = "install that where functions run"
+    else:
+        what = "" if logs else "see the message"
+    return "; ".join(filter(None, (what, logs and f"its log: {logs}")))
 
 
 async def _leave(address: str, run: str) -> None:

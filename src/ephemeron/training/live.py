@@ -5,14 +5,13 @@ What a run was started on is in its record (`run.json`): `platform`, and for clo
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.errors import JobError
-from ephemeron.events import RunEnded, RunStarted, from_json
 from ephemeron.job import Configuration
 from ephemeron.platforms.clouds import CLOUDS, cloud
 from ephemeron.training.home import RunFolder
+from ephemeron.training.standing import session_end
 
 if TYPE_CHECKING:
     from ephemeron.platforms.local import LocalPlatform
@@ -44,7 +43,7 @@ async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | Reco
         NotRunning: it is over.
     """
     if run["platform"] in CLOUDS:
-        if _is_over(folder):
+        if session_end(folder.events) is not None:
             raise NotRunning
         return await _open(folder, run, starting=False)
     from ephemeron.platforms.local import HostGone, LocalPlatform
@@ -69,15 +68,3 @@ async def _open(folder: RunFolder, run: dict[str, Any], *, starting: bool) -> Re
         since=run["wall_time"], starting=starting,
     )  # fmt: skip
     return await where.open(hold, settings.located())
-
-
-def _is_over(folder: RunFolder) -> bool:
-    """Whether the latest launch or resume has ended for a client that watched."""
-    over = False
-    with contextlib.suppress(FileNotFoundError), folder.events.open() as lines:
-        for line in lines:
-            if '"kind":"run_' in line:
-                with contextlib.suppress(ValueError, TypeError):
-                    event = from_json(line)
-                    over = isinstance(event, RunEnded) if isinstance(event, (RunEnded, RunStarted)) else over
-    return over

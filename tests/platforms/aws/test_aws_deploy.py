@@ -201,6 +201,23 @@ def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
     assert "hush" not in written + done.output + again.output
 
 
+def test_a_cache_s_authority_is_given_to_the_function_as_text(
+    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("cryptography", reason="no maker of certificates; pip install cryptography")
+    from tls_world import Authority
+
+    own = Authority(tmp_path)
+    monkeypatch.setenv("EPHEMERON_CHANNEL_CA", str(own.file))
+    assert deployed(service, tmp_path / "aws").exit_code == 0
+    function = client(settings_of(service), "lambda").get_function_configuration(FunctionName="ephemeron")
+    assert function["Environment"]["Variables"]["EPHEMERON_CHANNEL_CA"] == own.pem
+    (tmp_path / "many.pem").write_text(own.pem * 10)
+    monkeypatch.setenv("EPHEMERON_CHANNEL_CA", str(tmp_path / "many.pem"))
+    refused = deployed(service, tmp_path / "aws")
+    assert (refused.exit_code, "AWS Lambda takes 4096" in refused.output) == (2, True)
+
+
 def test_an_image_is_deployed_by_its_address(service: LambdaService, tmp_path: Path):
     uri = "123456789012.dkr.ecr.us-east-1.amazonaws.com/ephemeron:1"
     done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +21,25 @@ pytest.importorskip("awslambdaric", reason="no runtime client; pip install awsla
 
 from aws_world import KEYS, deployed
 
+from doctoring import left, refusal, texts
 from ephemeron.errors import UserError
-from ephemeron.events import Ended, Event, FaultFired, Invoked, Note, Progress
-from ephemeron.job import DataSpec, Job, Simulation, Target, parse_fault
-from ephemeron.platforms.aws.settings import AwsSettings
+from ephemeron.events import Ended, Event, Invoked, Note, Progress
+from ephemeron.job import Job, Target
+from ephemeron.platforms.aws.settings import client
+from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
-from ephemeron.training import configure, home, resume, train
+from ephemeron.testing.training_world import of
+from ephemeron.training import api, attach, home, resume
+from tiny_job import JOB, SHORT
 
-CODE = Path(__file__).parents[2] / "training" / "code"
 MEMORY_MB = 704
-JOB = Job(
-    name="aws", model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1, code=(CODE,),
-    optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), simulation=Simulation(),
-)  # fmt: skip
-HOW = {
-    "platform": "aws",
-    "workers": 3,
-    "aggregators": 2,
-    "batch_size": 24,
-    "memory_mb": MEMORY_MB,
-    "checkpoint_every": 4,
-}
 
 
-class World:
+@dataclass(kw_only=True)
+class World(TrainingWorld):
     """One service, one function, the cache and the object store that it reaches."""
 
-    def __init__(self, service: LambdaService, settings: AwsSettings, channels: dict[str, str]) -> None:
-        self.service, self.settings, self.channels = service, settings, channels
-
-    def go(
-        self, *, faults: tuple[str, ...] = (), on_event: Callable[[Event], None] = lambda event: None,
-        channel: str = "cache", job: Job = JOB, **how: Any,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
-        events: list[Any] = []
-
-        def see(event: Event) -> None:
-            events.append(event)
-            on_event(event)
-
-        c = configure(job, **{**HOW, "channel": self.channels[channel], **how})
-        result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=see, cloud=self.settings)
-        return result, events
+    service: LambdaService
 
     def kill(self, rank: int) -> bool:
         """SIGKILL from outside for whatever runs this rank now. Whether there was anything."""
@@ -72,7 +51,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(valkey_server: Any, s3_server: Any) -> Iterator[World]:
+def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**KEYS, "AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}.items():
             patch.setenv(name, value)
@@ -82,7 +61,12 @@ def world(valkey_server: Any, s3_server: Any) -> Iterator[World]:
                 service, entry="ephemeron.worker.loop:run_worker", memory_mb=MEMORY_MB, timeout_s=120,
                 preload="torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer",
             )  # fmt: skip
-            yield World(service, settings, {"cache": valkey_server.address, "objects": s3_server.address})
+            yield World(
+                platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
+                channels={"cache": valkey_server.address, "objects": s3_server.address},
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=8.0,
+                relay_faults=("delay:rank=1,factor=60",),
+            )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -90,98 +74,55 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
 
 
-def of(events: list[Any], kind: type) -> list[Any]:
-    return [e for e in events if isinstance(e, kind)]
+class TestAwsTraining(TrainingMatrix):
+    """On Valkey; what goes through S3 is below."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EPHEMERON_HOME", str(tmp_path_factory.mktemp("home")))
-        return world.go()
-
-
-def test_a_run(undisturbed: tuple[Any, list[Any]], world: World) -> None:
-    result, events = undisturbed
-    summary = result.summary
-    assert (summary["status"], summary["iterations"], summary["platform"]) == ("finished", 20, "aws")
-    assert len(of(events, Progress)) == 60
-    assert len(of(events, Invoked)) == summary["invocations"] == 3
-    assert [e.outcome for e in of(events, Ended)] == ["finished"] * 3
-    billed = sum(e.billed_s for e in of(events, Ended))
-    assert summary["billed"]["gb_seconds"] == pytest.approx(billed * MEMORY_MB / 1024, rel=1e-6)
-    assert not world.service.environments()[0].request_id, "nothing runs on"
+def test_what_a_run_leaves(world: World) -> None:
+    result, _ = world.undisturbed
+    assert not [e for e in world.service.environments() if e.request_id], "nothing runs on"
     calls = [json.loads(line) for line in (result.folder.path / "calls.jsonl").read_text().splitlines()]
     assert {r["billed_by"] for r in calls if r["record"] == "final"} == {"report"}
     text = (result.folder.path / "run.json").read_text() + (result.folder.path / "calls.jsonl").read_text()
     assert "SECRET" not in text.upper()
 
 
-def same(result: Any, undisturbed: tuple[Any, list[Any]]) -> None:
-    assert result.summary["status"] == "finished", result.causes
-    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
-
-
-def test_through_an_object_store_and_with_every_call_delivered_twice(world: World, undisturbed: Any) -> None:
+def test_through_an_object_store_and_with_every_call_delivered_twice(world: World) -> None:
     world.service.deliver_twice(3)
     result, events = world.go(channel="objects")
-    same(result, undisturbed)
+    world.check_same(result)
     twice = {e.invocation for e in of(events, Invoked) if e.reason == "duplicate"}
     assert 1 <= len(twice) <= 3, "the last one may begin when everything is over"
     # Which of the two is called the first is up to the store; one of them steps aside.
-    assert [e.outcome for e in of(events, Ended)].count("duplicate") == len(twice)
-    assert [e.outcome for e in of(events, Ended)].count("finished") == 3
-    # nothing is left in the store but what the run keeps
-    from ephemeron.channels import open_channel
-
-    async def left() -> list[str]:
-        async with open_channel(world.channels["objects"]) as channel:
-            return await channel.list(result.summary["run_id"])
-
-    import asyncio
-
+    aside = [e for e in of(events, Ended) if e.outcome != "finished"]
+    assert len(of(events, Ended)) - len(aside) == 3
+    assert len(aside) == len(twice)
+    # Or it began when the run was over already.
+    assert all(e.outcome == "duplicate" or e.status == "cancelled" for e in aside)
     run = result.summary["run_id"]
-    assert asyncio.run(left()) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
+    assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
 
 
-@pytest.mark.parametrize(("rank", "iteration"), [(0, 2), (2, 11)])
-def test_an_environment_is_killed_from_outside(world: World, undisturbed: Any, rank: int, iteration: int) -> None:
+def test_an_environment_is_killed_from_outside(world: World) -> None:
     killed = []
 
     def watch(event: Event) -> None:
-        if isinstance(event, Progress) and event.rank == rank and event.iteration >= iteration and not killed:
-            killed.append(world.kill(rank))
+        if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not killed:
+            killed.append(world.kill(0))
 
-    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=100",))
-    same(result, undisturbed)
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    world.check_same(result)
     assert killed == [True]
     lost = [e for e in of(events, Ended) if e.status == "lost"]
-    assert [e.rank for e in lost] == [rank]
+    assert [e.rank for e in lost] == [0]
     assert "signal: killed" in lost[0].error
     assert lost[0].billed_s > 0, "Lambda bills what it kills"
     assert [e.reason for e in of(events, Invoked)].count("replacement") == 1
 
 
-def test_deaths_within_phases(world: World, undisturbed: Any) -> None:
-    result, events = world.go(
-        faults=("kill:rank=0,iteration=7,phase=aggregate", "kill:rank=2,iteration=12,phase=upload", "duplicate:rank=1")
-    )
-    same(result, undisturbed)
-    assert len(of(events, FaultFired)) == 2
-    assert [e.status for e in of(events, Ended)].count("lost") == 2
-    assert [e.outcome for e in of(events, Ended)].count("duplicate") == 1
-
-
-def test_past_short_lifetimes_functions_invoke_their_successors(world: World, undisturbed: Any) -> None:
-    result, events = world.go(lifetime_s=12.0, faults=("delay:rank=1,factor=300",))
-    same(result, undisturbed)
-    assert [e.reason for e in of(events, Invoked)].count("relay") >= 3
-
-
 def test_a_throttled_launch_is_tried_again(world: World) -> None:
     world.service.throttle(5)
-    job = Job(name="short", model=JOB.model, data=JOB.data, epochs=1, code=(CODE,))
-    result, _ = world.go(job=job, workers=1, aggregators=1, batch_size=720)
+    result, _ = world.go(job=SHORT, workers=1, aggregators=1, batch_size=720)
     assert result.summary["status"] == "finished"
     assert world.service.invoker.mischief.throttle == 0
 
@@ -217,25 +158,19 @@ def test_what_the_code_raises_fails_the_run_and_its_log_is_kept(world: World, tm
 
 
 CLIENT = """
-import json, os, sys
-from ephemeron.job import DataSpec, Job, Simulation, Target
+import json, sys
+how, settings, tests = json.loads(sys.argv[1])
+sys.path.insert(0, tests)
+from tiny_job import JOB
 from ephemeron.platforms.aws.settings import AwsSettings
 from ephemeron.training import configure, train
-from pathlib import Path
-how, settings, code = json.loads(sys.argv[1])
-job = Job(name="aws", model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1,
-          optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), code=(Path(code),))
-train(job, configure(job, **how), on_event=lambda e: print(e.kind, flush=True), cloud=AwsSettings(**settings))
+train(JOB, configure(JOB, **how), on_event=lambda e: print(e.kind, flush=True), cloud=AwsSettings(**settings))
 """
 
 
-def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World, undisturbed: Any) -> None:
-    import dataclasses
-
-    from ephemeron.training import attach
-
-    how = {**HOW, "channel": world.channels["cache"]}
-    program = [sys.executable, "-c", CLIENT, json.dumps([how, dataclasses.asdict(world.settings), str(CODE)])]
+def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World) -> None:
+    told = [world.configured(), dataclasses.asdict(world.settings), str(Path(__file__).parents[2])]
+    program = [sys.executable, "-c", CLIENT, json.dumps(told)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         for line in client.stdout:
@@ -244,13 +179,11 @@ def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World, 
                 break
     (folder,) = home.all_runs()
     result = attach(folder.run_id)
-    same(result, undisturbed)
+    world.check_same(result)
     assert result.summary["invocations"] == 3
 
 
-def test_a_run_is_stopped_and_resumed(world: World, undisturbed: Any) -> None:
-    from ephemeron.training import api
-
+def test_a_run_is_stopped_and_resumed(world: World) -> None:
     asked = threading.Event()
     stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
     stopper.start()
@@ -259,13 +192,78 @@ def test_a_run_is_stopped_and_resumed(world: World, undisturbed: Any) -> None:
         if isinstance(event, Progress) and event.iteration >= 2:
             asked.set()
 
-    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=100",))
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     stopper.join()
     assert stopped.summary["status"] == "stopped"
     with pytest.raises(UserError, match="is not running"):
         api.stop("last")
     events: list[Any] = []
     result = resume("last", on_event=events.append)
-    same(result, undisturbed)
+    world.check_same(result)
     assert [e.reason for e in of(events, Invoked)].count("resume") == 3
     assert not [e.text for e in of(events, Note) if e.level == "error"]
+
+
+# -- the doctor -----------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
+    asked = ("--platform", "aws", "--aws-endpoint", world.service.url, "--aws-region", "us-east-1", "--channel",
+             str(world.channels["objects"]))  # fmt: skip
+    before = len(world.service.environments())
+    said = texts(*asked, "--no-call")
+    assert "function" not in said
+    assert len(world.service.environments()) == before, "nothing was invoked"
+    assert "quota: 10 functions at once" in said["platform"]
+    assert "1 function of 704 MB can run at once" in said["platform"]
+    said = texts(*asked)
+    assert "one of 704 MB began" in said["function"]
+    assert "at list prices" in said["function"]
+    assert left(str(world.channels["objects"])) == []
+
+
+def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(*more: str, channel: str = str(world.channels["cache"]), where: str = world.service.url) -> str:
+        common = ("--platform", "aws", "--aws-endpoint", where, "--channel", channel, "--no-call")
+        return refusal(*common, *more)
+
+    guard = world.service.guard
+    try:
+        assert "did you mean eu-central-1?" in asks("--aws-region", "eu-centrall-1")
+        assert "region eu-west-1 is not the one that answers" in asks("--aws-region", "eu-west-1")
+        guard.expired = {"test"}
+        assert "the AWS credentials have expired; get new ones, for example with: aws sso login" in asks()
+        guard.expired, guard.denied = set(), {"test": {"lambda:InvokeFunction"}}
+        assert "may not lambda:InvokeFunction for function 'ephemeron'" in asks()
+        assert "attach client-policy.json" in asks()
+    finally:
+        guard.expired, guard.denied = set(), {}
+    assert "function 'other' in us-east-1 does not exist; run: ephemeron deploy aws" in asks("--aws-function", "other")
+    assert "16 workers are wanted, the quota of concurrent functions in us-east-1 is 10" in asks("--workers", "16")
+    elsewhere = asks(channel="file:///tmp/objects", where="https://lambda.us-east-1.amazonaws.com")
+    assert "is on this machine, where AWS Lambda cannot reach it; use s3://" in elsewhere
+    assert "channel: redis://127.0.0.1:9/0: cannot connect" in asks(channel="redis://127.0.0.1:9/0")
+    secret = asks(channel="redis://:hush@127.0.0.1:9/0")
+    assert "functions do not get credentials from an address" in secret
+    assert "hush" not in secret
+    with monkeypatch.context() as patch:
+        patch.setattr("ephemeron.platforms.aws.cloud.digest", lambda: "0123456789abcdef")
+        assert "this is 0123456789abcdef; run `ephemeron deploy aws` again" in asks()
+    api_of = client(world.settings, "lambda")
+    api_of.put_function_concurrency(FunctionName="ephemeron", ReservedConcurrentExecutions=0)
+    try:
+        assert "the quota of concurrent functions in us-east-1 is 0" in asks()
+    finally:
+        api_of.delete_function_concurrency(FunctionName="ephemeron")
+
+
+def test_the_doctor_says_what_a_function_could_not_do(world: World, own_valkey: Any) -> None:
+    """Here the channel is reached, and there it is not: the function has no password."""
+    locked = own_valkey("--requirepass", "only-here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EPHEMERON_CHANNEL_PASSWORD", "only-here")
+        patch.setattr("ephemeron.training.doctor.ANSWER_S", 8.0)
+        said = refusal("--platform", "aws", "--aws-endpoint", world.service.url, "--channel", locked.address)
+    assert said.startswith("function: a function was called and ")
+    assert "aws logs tail /aws/lambda/ephemeron" in said
+    assert "only-here" not in said

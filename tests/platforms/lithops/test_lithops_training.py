@@ -2,59 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("lithops", reason="no Lithops; pip install 'ephemeron[lithops]'")
 
+from doctoring import left, texts
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.events import Ended, FaultFired, Invoked
-from ephemeron.job import DataSpec, Job, Simulation, Target, parse_fault
 from ephemeron.platforms.lithops.settings import LithopsSettings
+from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.training import configure, train
+from tiny_job import JOB
 
-CODE = Path(__file__).parents[2] / "training" / "code"
-JOB = Job(
-    name="lithops", model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1, code=(CODE,),
-    optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), simulation=Simulation(),
-)  # fmt: skip
-HOW = {"platform": "lithops", "workers": 2, "aggregators": 2, "batch_size": 36, "memory_mb": 768, "checkpoint_every": 4}
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingWorld]:
+    folder = tmp_path_factory.mktemp("lithops")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
+        patch.setenv("LITHOPS_CONFIG", "{}")  # none of the machine's own
+        yield TrainingWorld(
+            platform="lithops", job=JOB, memory_mb=768, settings=LithopsSettings(every_s=0.1, places=12), folder=folder,
+            channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
+            relay_faults=("delay:rank=1,factor=60",),
+        )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
-    monkeypatch.setenv("LITHOPS_CONFIG", "{}")  # none of the machine's own
 
 
-def go(tmp_path: Path, *faults: str, **how: Any) -> tuple[Any, list[Any]]:
-    events: list[Any] = []
-    c = configure(JOB, **{**HOW, "channel": (tmp_path / "objects").as_uri(), **how})
-    settings = LithopsSettings(every_s=0.1, places=8)
-    result = train(JOB, c, faults=[parse_fault(f) for f in faults], on_event=events.append, cloud=settings)
-    return result, events
+class TestLithopsTraining(TrainingMatrix):
+    """On the localhost backend, through a folder."""
 
 
-def test_a_run_and_the_same_one_with_a_death_and_a_duplicate(tmp_path: Path) -> None:
-    calm, events = go(tmp_path)
-    assert (calm.summary["status"], calm.summary["platform"]) == ("finished", "lithops")
-    assert [e.outcome for e in events if isinstance(e, Ended)] == ["finished"] * 2
-    rough, events = go(tmp_path, "kill:rank=0,iteration=7,phase=aggregate", "duplicate:rank=1")
-    assert rough.summary["status"] == "finished", rough.causes
-    assert rough.summary["weights_sha256"] == calm.summary["weights_sha256"]
-    assert [e for e in events if isinstance(e, FaultFired)]
-    assert [e.status for e in events if isinstance(e, Ended)].count("lost") == 1
-    assert [e.reason for e in events if isinstance(e, Invoked)].count("replacement") == 1
+def test_the_doctor_has_a_function_called_and_leaves_nothing(world: TrainingWorld) -> None:
+    where = world.configured()["channel"]
+    said = texts("--platform", "lithops", "--channel", where)
+    assert "one of 1769 MB began" in said["function"]
+    assert left(where) == []
 
 
-def test_what_functions_could_not_reach_or_have_no_place_for_is_refused(tmp_path: Path) -> None:
+def test_what_functions_could_not_reach_or_have_no_place_for_is_refused(world: TrainingWorld) -> None:
     with pytest.raises(JobError, match="channel 'folder' has no address"):
-        go(tmp_path, channel="folder")
-    with pytest.raises(PlanInfeasible, match="8 functions may run at once"):
-        go(tmp_path, workers=8)
-    c = configure(JOB, **{**HOW, "channel": (tmp_path / "objects").as_uri()})
+        train(JOB, configure(JOB, platform="lithops", workers=2), cloud=world.settings)
+    with pytest.raises(PlanInfeasible, match="12 functions may run at once"):
+        world.go(workers=12)
+    c = configure(JOB, **world.configured())
     with pytest.raises(JobError, match="functions of aws_lambda cannot reach it"):
         train(JOB, c, cloud=LithopsSettings(backend="aws_lambda"))

@@ -26,11 +26,11 @@ class AwsLambda(Cloud[AwsSettings]):
     def limits(self) -> Limits:
         return LIMITS
 
-    def inspect(self, settings: AwsSettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: AwsSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         yield f"region {settings.region}" + (f", endpoint {settings.endpoint}" if settings.endpoint else "")
         yield f"credentials {identity(settings)}"
         if channel:
-            preflight.check_channel(channel, settings, {})
+            preflight.check_channel(channel, settings, secrets)
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (
@@ -40,6 +40,9 @@ class AwsLambda(Cloud[AwsSettings]):
         preflight.check_code(found, settings, digest())
         yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
         yield f"quota: {found.concurrency} functions at once"
+
+    def logs(self, settings: AwsSettings) -> str:
+        return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"
 
     def admit(self, c: Configuration, settings: AwsSettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
         preflight.check_channel(c.channel, settings, secrets)

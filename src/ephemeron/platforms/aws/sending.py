@@ -23,13 +23,15 @@ class Sender(RecordedSender):
         settings: which function.
         client: makes the boto3 client; called once, in a thread.
         rng: of the pauses.
+        inline_bytes: larger events go through the store.
         voice: see `RecordedSender`.
     """
 
     def __init__(
-        self, settings: AwsSettings, client: Callable[[], Any], *, rng: random.Random | None = None, **voice: Any
-    ) -> None:
-        super().__init__(every_s=settings.every_s, inline_bytes=INLINE_BYTES, **voice)
+        self, settings: AwsSettings, client: Callable[[], Any], *, rng: random.Random | None = None,
+        inline_bytes: int = INLINE_BYTES, **voice: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(every_s=settings.every_s, inline_bytes=inline_bytes, **voice)
         self._settings, self._make_client, self._rng = settings, client, rng or random.Random()
         self._client: Any = None
         self._first = asyncio.Lock()

@@ -9,7 +9,7 @@ from ephemeron.job import Configuration
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.lithops import preflight
 from ephemeron.platforms.lithops.platform import LithopsPlatform, limits_of
-from ephemeron.platforms.lithops.settings import LithopsSettings, lithops_module
+from ephemeron.platforms.lithops.settings import LOCALHOST, LithopsSettings, lithops_module
 from ephemeron.platforms.recorded.cloud import Cloud, Hold
 
 
@@ -25,11 +25,18 @@ class Lithops(Cloud[LithopsSettings]):
     def limits(self) -> Limits:
         return limits_of(LithopsSettings())
 
-    def inspect(self, settings: LithopsSettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: LithopsSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         yield f"Lithops {lithops_module().__version__}, backend {settings.backend}"
         if channel:
-            preflight.check_channel(channel, settings, {})
+            preflight.check_channel(channel, settings, secrets)
             yield f"channel {channel} can be reached from there, by its address"
+
+    def logs(self, settings: LithopsSettings) -> str:
+        if settings.backend != LOCALHOST:
+            return "lithops logs poll"
+        from lithops.constants import LOGS_DIR
+
+        return f"the files in {LOGS_DIR}"
 
     def admit(
         self, c: Configuration, settings: LithopsSettings, secrets: dict[str, str]

@@ -29,10 +29,10 @@ class OpenFaas(Cloud[OpenFaasSettings]):
     def limits(self) -> Limits:
         return LIMITS
 
-    def inspect(self, settings: OpenFaasSettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: OpenFaasSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         yield f"gateway {settings.gateway}"
         if channel:
-            preflight.check_channel(channel, settings, {})
+            preflight.check_channel(channel, settings, secrets)
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (
@@ -43,6 +43,9 @@ class OpenFaas(Cloud[OpenFaasSettings]):
             found, settings, workers=1, memory_mb=found.memory_mb, lifetime_s=found.lifetime_s, digest=digest()
         )
         yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
+
+    def logs(self, settings: OpenFaasSettings) -> str:
+        return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
 
     def admit(
         self, c: Configuration, settings: OpenFaasSettings, secrets: dict[str, str]

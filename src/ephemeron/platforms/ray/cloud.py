@@ -29,15 +29,18 @@ class Ray(Cloud[RaySettings]):
     def limits(self) -> Limits:
         return LIMITS
 
-    def inspect(self, settings: RaySettings, channel: str) -> Iterator[str]:
+    def inspect(self, settings: RaySettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         if channel:
-            preflight.check_channel(channel, {})
+            preflight.check_channel(channel, secrets)
         found = preflight.inspect(settings, channel, probe=bool(channel))
         yield f"cluster {settings.address} answers"
         for node in found:
             yield f"node {node.host} ({node.id[:8]}): {node.cpus:g} CPUs, {node.memory_mb:.0f} MB" + (
                 ", this release, and sees the channel" if channel else ""
             )
+
+    def logs(self, settings: RaySettings) -> str:
+        return "ray list actors --detail; ray logs actor --id ID"
 
     def admit(self, c: Configuration, settings: RaySettings, secrets: dict[str, str]) -> tuple[Configuration, Limits]:
         preflight.check_channel(c.channel, secrets)

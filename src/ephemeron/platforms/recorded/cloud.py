@@ -68,16 +68,21 @@ class Cloud(ABC, Generic[S]):
         """Before anybody has been asked."""
 
     @abstractmethod
-    def inspect(self, settings: S, channel: str) -> Iterator[str]:
+    def inspect(self, settings: S, channel: str, secrets: dict[str, str]) -> Iterator[str]:
         """Asks step by step, starting nothing and paying nothing, for what every run needs; each step says what it found.
 
         Args:
             settings: located.
             channel: address without credentials; empty: nothing is asked about it.
+            secrets: that the channel's address held.
 
         Raises:
             JobError, MissingExtra: at the first step that fails; names it, and what to do.
         """
+
+    @abstractmethod
+    def logs(self, settings: S) -> str:
+        """Where a person reads what functions have printed: a command."""
 
     @abstractmethod
     def admit(self, c: Configuration, settings: S, secrets: dict[str, str]) -> tuple[Configuration, Limits]:

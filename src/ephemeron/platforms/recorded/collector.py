@@ -292,6 +292,14 @@ async def collecting(collector: Collector) -> AsyncIterator[Collector]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+def is_collected(run_dir: Path) -> bool:
+    """Whether somebody on this machine collects for a run."""
+    if not (run_dir / LOCK_FILE).exists():
+        return False
+    with (run_dir / LOCK_FILE).open("ab") as lock:
+        return not _taken(lock.fileno())
+
+
 def _taken(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,9 @@ import sys
 
 from ephemeron.testing.lambda_service.service import LambdaService
 
-PASSED_ON = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_USER")
+PASSED_ON = (
+    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_CA",
+)  # fmt: skip
 """Variables that functions get from whoever starts the service: where their stores are."""
 
 

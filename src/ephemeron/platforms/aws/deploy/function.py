@@ -13,6 +13,8 @@ from ephemeron.platforms.recorded.state import EVENT_AGE_S
 
 DIGEST = "EPHEMERON_CODE"
 """Variable of the function that says which code it runs."""
+VARIABLES_BYTES = 4096
+"""AWS Lambda takes so much environment, names and values together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,12 @@ class Wanted:
             raise JobError(f"memory of {self.memory_mb} MB is outside Lambda's 128 to 10,240 MB")
         if not 1 <= self.timeout_s <= 900:
             raise JobError(f"a time limit of {self.timeout_s} s is outside Lambda's 1 to 900 s")
+        taken = sum(len(name.encode()) + len(value.encode()) for name, value in self.variables.items())
+        if taken > VARIABLES_BYTES:
+            raise JobError(
+                f"the function's environment has {taken} bytes, AWS Lambda takes {VARIABLES_BYTES}",
+                remedy="give EPHEMERON_CHANNEL_CA a file with your own authority only",
+            )
 
 
 def deploy(client: Any, settings: AwsSettings, wanted: Wanted) -> str:

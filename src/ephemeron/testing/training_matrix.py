@@ -1,0 +1,98 @@
+"""Promise 2 on a platform, sampled: whatever dies, comes twice or is lost, the weights are those of a run undisturbed.
+
+    @pytest.fixture(scope="module")
+    def world(...) -> Iterator[TrainingWorld]: ...
+
+    class TestMyPlatform(TrainingMatrix): ...
+
+The simulator goes through every rank, phase and iteration in virtual time; a real platform takes seconds for each start, so
+here each phase is hit once, rank 0 (which closes the run) and others, and faults that do not meet share a run: two starts
+in a row cost less than two runs. A case says what has to be seen besides equal weights, so that a fault which did not fire
+is a failure and no success.
+
+A platform adds what only it can do (a node that dies, an environment killed from outside) in tests of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ephemeron.events import Ended, FaultFired, Invoked, Progress
+from ephemeron.testing.training_world import TrainingWorld, of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One disturbed run."""
+
+    name: str
+    faults: tuple[str, ...]
+    deaths: int = 0
+    """Kills that fire, each followed by a replacement."""
+    drops: int = 0
+    """Puts that are lost."""
+    duplicates: int = 0
+    """Calls that are delivered twice."""
+    relays: bool = False
+    """In lives so short that every rank hands over once or more."""
+    patience_s: float = 20.0
+
+
+CASES = (
+    Case(
+        # Two at once, each in the first iteration; then rank 0 again, half of whose upload is there, and rank 1, which
+        # had to wait for it; later a put of rank 2's replacement is lost.
+        name="deaths in every phase, a call delivered twice, a put lost",
+        faults=(
+            "duplicate:rank=1",
+            "kill:rank=0,iteration=0,phase=load",
+            "kill:rank=2,iteration=0,phase=compute",
+            "kill:rank=0,iteration=3,phase=upload,attempt=1",
+            "kill:rank=1,iteration=3,phase=wait",
+            "drop-put:rank=2,iteration=7,attempt=1",
+        ),
+        deaths=4,
+        drops=1,
+        duplicates=1,
+        patience_s=4.0,
+    ),
+    Case(
+        name="past lifetimes, and a successor dies while it loads",
+        faults=("kill:rank=2,iteration=0,phase=load,attempt=1",),
+        deaths=1,
+        relays=True,
+    ),
+)
+
+
+class TrainingMatrix:
+    """Base class of a pytest class, in whose module there is a fixture `world`."""
+
+    def test_nothing_happens(self, world: TrainingWorld) -> None:
+        result, events = world.undisturbed
+        summary, workers = result.summary, world.shape["workers"]
+        assert (summary["status"], summary["platform"]) == ("finished", world.platform), result.causes
+        assert len(of(events, Progress)) == workers * summary["iterations"]
+        assert len(of(events, Invoked)) == summary["invocations"] == workers
+        assert [e.outcome for e in of(events, Ended)] == ["finished"] * workers
+        billed = sum(e.gb_seconds for e in of(events, Ended))
+        assert summary["billed"]["gb_seconds"] == pytest.approx(billed, rel=1e-6)
+
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_whatever_happens_the_weights_are_the_same(self, case: Case, world: TrainingWorld) -> None:
+        how: dict[str, Any] = {"lifetime_s": world.relay_lifetime_s} if case.relays else {}
+        faults = case.faults + (world.relay_faults if case.relays else ())
+        result, events = world.go(faults=faults, patience_s=case.patience_s, **how)
+        world.check_same(result)
+        fired = [e.fault for e in of(events, FaultFired)]
+        assert len(fired) == case.deaths + case.drops, fired
+        ends, reasons = of(events, Ended), [e.reason for e in of(events, Invoked)]
+        assert [e.status for e in ends].count("lost") == case.deaths
+        assert reasons.count("replacement") >= case.deaths - case.relays, "a successor is replaced by whoever misses it"
+        assert reasons.count("duplicate") == case.duplicates
+        if case.relays:
+            handed_over = {e.rank for e in of(events, Invoked) if e.reason == "relay"}
+            assert handed_over == set(range(world.shape["workers"]))

@@ -1,0 +1,113 @@
+"""A platform on which small jobs are trained and disturbed: what every platform's training tests have in common.
+
+    world = TrainingWorld(platform="aws", job=JOB, memory_mb=704, settings=settings, channels={"cache": address}, folder=tmp)
+    result, events = world.go(faults=("kill:rank=0,iteration=7,phase=upload",))
+    world.check_same(result)          # the weights of the run in which nothing happened
+
+Runs lie in the home folder that EPHEMERON_HOME names at that moment; the undisturbed run is made once, when it is first
+asked for, in a home of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.events import Event
+from ephemeron.job import Job, parse_fault
+from ephemeron.training import Result, configure, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 48, "checkpoint_every": 3}
+
+
+@dataclass(kw_only=True)
+class TrainingWorld:
+    """One platform, with whatever it needs up and running."""
+
+    platform: str
+    job: Job
+    folder: Path
+    """For the home of the undisturbed run."""
+    memory_mb: int | None = None
+    """Quota of a function; None: the platform's own."""
+    settings: Any = None
+    """Of a cloud."""
+    channels: Mapping[str, str | None] = field(default_factory=lambda: {"own": None})
+    """Addresses by name; the first is used where a test names none. None: the platform's default."""
+    shape: Mapping[str, Any] = field(default_factory=lambda: dict(SHAPE))
+    relay_lifetime_s: float = 5.0
+    """A short life, which is still longer than a cold start and a first iteration, which takes ten times as long as others:
+    the run passes it with `relay_faults`."""
+    relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
+
+    def go(
+        self, *, faults: Sequence[str] = (), on_event: Callable[[Event], None] = lambda event: None, channel: str = "",
+        job: Job | None = None, patience_s: float = 20.0, **how: Any,
+    ) -> tuple[Result, list[Any]]:  # fmt: skip
+        """Trains to the end.
+
+        Args:
+            faults: in their text form.
+            on_event: sees everything that happens.
+            channel: one of the names in `channels`, or an address.
+            job: another one.
+            patience_s: see `train`.
+            how: of the configuration, instead of the world's own.
+
+        Returns:
+            The result, and all events in order.
+        """
+        events: list[Any] = []
+
+        def see(event: Event) -> None:
+            events.append(event)
+            on_event(event)
+
+        wanted = job or self.job
+        c = configure(wanted, **{**self.configured(channel), **how})
+        result = train(
+            wanted, c, faults=[parse_fault(f) for f in faults], on_event=see, cloud=self.settings, patience_s=patience_s
+        )
+        return result, events
+
+    def configured(self, channel: str = "") -> dict[str, Any]:
+        """What `configure` is told: of this world, through a channel."""
+        address = self.channels.get(channel, channel) if channel else next(iter(self.channels.values()))
+        return {**self.shape, "platform": self.platform, "memory_mb": self.memory_mb, "channel": address}
+
+    @cached_property
+    def undisturbed(self) -> tuple[Result, list[Any]]:
+        """The run in which nothing happens."""
+        with _home(self.folder / "undisturbed"):
+            return self.go()
+
+    def check_same(self, result: Result) -> None:
+        """Whether a run has ended as the undisturbed one did, bit for bit."""
+        assert result.summary["status"] == "finished", result.causes
+        assert result.summary["weights_sha256"] == self.undisturbed[0].summary["weights_sha256"]
+
+
+def of(events: list[Any], kind: type) -> list[Any]:
+    """Those of a kind, in order."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+@contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    before = os.environ.get("EPHEMERON_HOME")
+    os.environ["EPHEMERON_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["EPHEMERON_HOME"]
+        else:
+            os.environ["EPHEMERON_HOME"] = before
