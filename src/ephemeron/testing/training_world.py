@@ -47,6 +47,8 @@ class TrainingWorld:
     """A short life, which is still longer than a cold start and a first iteration, which takes ten times as long as others:
     the run passes it with `relay_faults`."""
     relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
+    slow_relays: bool = False
+    """Nothing is ever warm, so passing lifetimes takes minutes: only with EPHEMERON_FULL_MATRIX=1."""
 
     def go(
         self, *, faults: Sequence[str] = (), on_event: Callable[[Event], None] = lambda event: None, channel: str = "",
