@@ -5,6 +5,8 @@ Each check names the limit that binds. Bounds, not predictions: a run that passe
 
 from __future__ import annotations
 
+import math
+
 from ephemeron.errors import InvocationRefused, PlanInfeasible
 from ephemeron.job import Configuration, Job
 from ephemeron.performance.bounds import iteration_lower_bound_s
@@ -12,6 +14,7 @@ from ephemeron.platforms._refusals import check_call as platform_check
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.units import MIB
 
+MOST_STAGES = 64
 RUNTIME_MB = 230
 """Resident megabytes of a function that has imported PyTorch and done nothing (measured: torch 2.13, CPU)."""
 
@@ -32,18 +35,46 @@ def check_call(call: Call, *, workers: int, limits: Limits) -> None:
         )
 
 
-def check_memory(quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int) -> None:
+def check_memory(
+    quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float = math.inf
+) -> None:
     """At least runtime, parameters, gradients, one merged vector, the optimiser's copies and the data.
+
+    Args:
+        quota_mb: of each function.
+        most_mb: the largest quota that the platform gives.
 
     Raises:
         PlanInfeasible: binding is `memory`.
     """
     needed = RUNTIME_MB + (model_bytes * (3 + optimizer_copies) + data_bytes) / MIB
     if needed > quota_mb:
+        whole = {"model_bytes": model_bytes, "optimizer_copies": optimizer_copies, "data_bytes": data_bytes}
+        parts = fewest_stages(**whole, most_mb=min(quota_mb, most_mb))
+        split = None if parts is None else f"split it: --stages {parts}"
+        if needed > most_mb:
+            raise PlanInfeasible(
+                f"{needed:.0f} MB do not fit one function of at most {most_mb:.0f} MB; {split or 'use a smaller model'}",
+                binding="memory",
+            )
         raise PlanInfeasible(
-            f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb",
+            f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb"
+            + (f", or {split}" if split else ""),
             binding="memory",
         )
+
+
+def fewest_stages(*, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float) -> int | None:
+    """The least number of stages whose even shares of the parameters fit functions of at most `most_mb`; None: there is none.
+
+    An estimate: parameters, gradients, one merged vector and the optimiser's copies divided evenly, activations not
+    counted; a single large layer may need more.
+    """
+    room_bytes = int((most_mb - RUNTIME_MB) * MIB) - data_bytes
+    if room_bytes <= 0:
+        return None
+    found = -(-model_bytes * (3 + optimizer_copies) // room_bytes)
+    return found if found <= MOST_STAGES else None
 
 
 def check_time(
