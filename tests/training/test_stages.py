@@ -8,13 +8,16 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from training_runs import WORLD, configuration, make_job, real, simulate
 
 from ephemeron.channels.keys import Keys
+from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Ended, FaultFired, Invoked, Progress
-from ephemeron.job import Target
+from ephemeron.job import Target, parse_fault
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import load_prices
+from ephemeron.training import attach, configure, train
 from ephemeron.training.prepare import prepare
 from ephemeron.training.supervisor import Replace
 
@@ -184,3 +187,89 @@ def test_running_statistics_survive_a_kill():
     assert len(run.of(FaultFired)) == 2
     assert run.sha == undisturbed(**how)
     assert run.ending.arrays["2.num_batches_tracked"] == 12
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"sync": "hap"}, "sync 'hap' is not for a model on several functions"),
+        ({"exchange": "parameters"}, "exchange 'parameters' is not for a model on several"),
+        ({"stages": 9}, "has [0-9]+ pieces, and stages = 9"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(how, message):
+    with pytest.raises(JobError, match=message):
+        prepared(**{"stages": 2, **how})
+
+
+def test_a_stage_that_does_not_fit_is_refused_with_what_would():
+    how = {"model": "tiny:bulky", "options": (("width", 512), ("layers", 8)), "memory_mb": 250}
+    with pytest.raises(PlanInfeasible, match=r"a stage needs at least \d+ MB .* split it further: --stages [3-9]") as e:
+        prepared(stages=2, **how)
+    assert e.value.binding == "memory"
+    assert len(prepared(stages=int(str(e.value).rpartition("--stages ")[2].split()[0]), **how).spec.stages.fed) > 2
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"stages": 2, "workers": 3}, "workers = 3 are not stages × replicas"),
+        ({"stages": 2, "replicas": 2, "workers": 2}, "workers = 2 are not stages × replicas = 2 × 2"),
+        ({"micro_batches": 2}, "stages = 1"),
+        ({"stages": 2, "micro_batches": 2, "schedule": "plain"}, "'plain' takes the batch whole"),
+        ({"stages": 2, "replicas": 2, "aggregators": 3}, "aggregators = 3 is more than replicas = 2"),
+    ],
+    ids=str,
+)
+def test_numbers_that_contradict_each_other_are_refused(how, message):
+    with pytest.raises(JobError, match=message):
+        configure(make_job(), platform="simulated", **how)
+
+
+def test_stages_and_replicas_say_how_many_functions():
+    c = configure(make_job(), platform="simulated", stages=3, replicas=2, micro_batches=4)
+    assert (c.workers, c.replicas, c.aggregators, c.schedule) == (6, 2, 2, "1f1b")
+    assert c.global_batch == 32
+
+
+# -- real processes -----------------------------------------------------------------------------------------
+
+
+def local(job, faults=(), **how):
+    events = []
+    c = configure(job, platform="local", **how)
+    return train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append), events
+
+
+def test_a_real_kill_gives_the_weights_of_the_simulated_run(home):
+    job = make_job(dtype="float64", model=Target(target="tiny:mlp", options={"dropout": 0.3}))
+    how = {"stages": 2, "micro_batches": 2, "batch_size": 120, "checkpoint_every": 3}
+    result, events = local(job, ["kill:rank=1,iteration=7,phase=upload"], memory_mb=704, **how)
+    assert [e.status for e in events if isinstance(e, Ended)].count("lost") == 1
+    expected = undisturbed(stages=2, micro_batches=2, options=(("dropout", 0.3),))
+    assert result.summary["weights_sha256"] == expected
+    assert load_file(result.folder.weights).keys() == {"1.weight", "1.bias", "4.weight", "4.bias"}
+    assert result.summary["stages"] == 2
+    assert result.summary["workers"] == 2
+    again = attach(result.folder.run_id)  # a client that comes after the end puts the parts together, too
+    assert again.summary["weights_sha256"] == expected
+
+
+def test_a_model_too_large_for_one_function_trains_on_four(home):
+    job = make_job(
+        model=Target(target="tiny:bulky", options={"width": 1024, "layers": 40}),
+        optimizer=Target(target="SGD", options={"lr": 0.01}),
+    )
+    how = {"batch_size": 480, "memory_mb": 672}
+    with pytest.raises(PlanInfeasible, match=r"at least 71\d MB, its quota is 672 MB; .*split it: --stages 2"):
+        local(job, workers=1, **how)
+    result, events = local(job, stages=4, micro_batches=4, **how)
+    assert result.summary["status"] == "finished"
+    assert result.summary["iterations"] == 3
+    assert max(e.peak_memory_mb for e in events if isinstance(e, Ended)) < 672
+    sizes = [t.nbytes for t in load_file(result.folder.weights).values()]
+    assert sum(sizes) > 160e6

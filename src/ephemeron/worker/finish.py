@@ -48,7 +48,7 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
         arrays, notes = {}, {"parts": stages.count}
     await life.channel.put(life.keys.result, [encode_state(arrays, {**summary, **notes})])
     await life.dismiss_successor()  # not before: whoever has to wait for the others may need it
-    await clear(life)
+    await clear(life, parts=0 if stages is None else stages.count)
     return summary
 
 
@@ -75,10 +75,9 @@ def metrics(slices: list[Evaluation]) -> dict[str, float | None]:
     }
 
 
-async def clear(life: Life) -> None:
-    """Deletes everything of the run but its result and specification. Listing is allowed here: once per run."""
-    assert life.spec is not None
-    parts = 0 if life.spec.stages is None else life.spec.stages.count
+async def clear(life: Life, *, parts: int = 0) -> None:
+    """Deletes everything of the run but its result, with so many parts, and its specification. Listing is allowed here:
+    once per run."""
     keep = {life.keys.result, life.keys.spec, *(life.keys.part(s) for s in range(parts))}
     everything = await life.channel.list(f"{life.keys.run}/")
     await life.channel.delete([key for key in everything if key not in keep])

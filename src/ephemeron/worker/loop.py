@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ephemeron.collectives import Collective, Group, Status, collective_for
+from ephemeron.collectives import Alone, Collective, Group, Status, collective_for
 from ephemeron.events import Checkpointed, Evaluated, Note, Progress
 from ephemeron.platforms.context import Context
 from ephemeron.sync import Policy, policy_for
@@ -100,7 +100,8 @@ class Worker:
         c = self.configuration
         policy: Policy = policy_for(c.sync)
         group = self._group(policy)
-        collective = collective_for(c.pattern, group, asynchronous=policy.name == "asp")
+        alone = self.spec.stages is not None and group.world == 1
+        collective = Alone(group) if alone else collective_for(c.pattern, group, asynchronous=policy.name == "asp")
         if self.loaded.collective is not None:
             collective.load(*self.loaded.collective)
         return collective

@@ -167,7 +167,7 @@ class StageTrainer:
     def forward_only(self, border: Border, values: Mapping[str, Any], test: Batch | None) -> dict[str, Any]:
         """One stage over one part; the last one scores it."""
         with torch.no_grad():
-            made = self.split.stages[border.stage](values)
+            made: dict[str, Any] = self.split.stages[border.stage](values)
             if border.last and test is not None:
                 output = self.split.traced.result({**values, **made})
                 targets = as_tensors(test.targets, self._inputs_dtype)
