@@ -7,6 +7,13 @@ from ephemeron.partition.running.borders import Border, border_bytes, borders
 from ephemeron.partition.running.errors import StageFailed
 from ephemeron.partition.running.micro_batches import cut, sizes
 from ephemeron.partition.running.pipeline import Pipeline, Step
+from ephemeron.partition.running.stage_costs import (
+    StageSamples,
+    StageTimes,
+    measure_stages,
+    stage_graph,
+    stage_placement,
+)
 from ephemeron.partition.running.turns import Operation, Turns, in_flight, sequences
 
 __all__ = [
@@ -14,12 +21,17 @@ __all__ = [
     "Operation",
     "Pipeline",
     "StageFailed",
+    "StageSamples",
+    "StageTimes",
     "Step",
     "Turns",
     "border_bytes",
     "borders",
     "cut",
     "in_flight",
+    "measure_stages",
     "sequences",
     "sizes",
+    "stage_graph",
+    "stage_placement",
 ]

@@ -65,6 +65,11 @@ class Backend(ABC):
     def close(self) -> None:
         """Ends; may be called twice."""
 
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process by device, where devices have processes of their own."""
+        return {}
+
 
 class Here(Backend):
     """All devices in this process and thread. CUDA devices compute at the same time, because calls to them return at

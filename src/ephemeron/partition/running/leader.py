@@ -16,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -76,6 +77,7 @@ class Processes(Backend):
         self._timeout_s, self._iteration = timeout_s, 0
         self._clients: dict[str, BlockingClient] = {}
         self._processes: dict[str, BaseProcess] = {}
+        self._end = weakref.finalize(self, _kill, self._processes, os.getpid())  # also of a pipeline that is forgotten
         self._folder = Path(tempfile.mkdtemp(prefix="ephemeron-"))
         self._alive = os.pipe()
         token = secrets.token_hex(16)
@@ -103,7 +105,7 @@ class Processes(Backend):
             raise
 
     @property
-    def pids(self) -> dict[str, int]:
+    def processes(self) -> dict[str, int]:
         """Process by device."""
         return {n: p.pid for n, p in self._processes.items() if p.pid is not None}
 
@@ -128,10 +130,7 @@ class Processes(Backend):
         self._all("options", {d: (dict(options), []) for d in self._names})
 
     def close(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.join()
+        self._end()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -239,6 +238,15 @@ class Processes(Backend):
     def _told(self, name: str) -> str:
         stages = self._stages[name]
         return f"the process of stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+
+
+def _kill(processes: Mapping[str, BaseProcess], leader: int) -> None:
+    if os.getpid() != leader:
+        return  # a forked child's copy
+    for process in processes.values():
+        process.kill()
+    for process in processes.values():
+        process.join()
 
 
 def _problem(reply: Letter | Exception) -> Exception | None:

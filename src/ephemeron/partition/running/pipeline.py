@@ -168,6 +168,11 @@ class Pipeline:
             else (),
         )
 
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process by device; none where all devices are in this one."""
+        return self._backend.processes
+
     def set_options(self, **options: Any) -> None:
         """Options of all optimisers from now on, e.g. `lr=0.01`.
 

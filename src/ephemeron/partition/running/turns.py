@@ -56,6 +56,7 @@ class Turns:
         self._forwards = 0
         self._backwards = [0] * schedule.micro_batches
         self._after_forward: set[tuple[int, int]] = set()
+        self._following = {(s, d): 0 for s in self.stages for d in _PASSES}
         self._waiting = {
             Operation(stage=s, direction=d, micro_batch=m)
             for s in self.stages for d in _PASSES for m in range(schedule.micro_batches)
@@ -83,6 +84,7 @@ class Turns:
         chosen = min(free, key=_urgency)
         self._arrived.discard(chosen)
         self._waiting.discard(chosen)
+        self._following[chosen.stage, chosen.direction] += 1
         return chosen
 
     def ended(self, operation: Operation) -> None:
@@ -94,6 +96,8 @@ class Turns:
             self._backwards[operation.micro_batch] += 1
 
     def _may(self, o: Operation) -> bool:
+        if o.micro_batch != self._following[o.stage, o.direction]:
+            return False
         if o.direction == "forward":
             before = o.micro_batch - self.in_flight
             return before < 0 or self._backwards[before] == len(self.stages)

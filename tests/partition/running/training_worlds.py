@@ -1,0 +1,128 @@
+"""Models, batches and placements for the tests of this room, and the unsplit model trained over the same micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from models import MODELS, Example
+
+from ephemeron.partition import Graph
+from ephemeron.partition.running import cut as cut_batch
+from ephemeron.partition.tracing import Split, Tracing, graph_of, mean_square, split, trace
+
+STEPS = 20
+WHOLE = {"gnn"}
+"""Models whose first size is not samples: never cut into micro-batches."""
+SAMPLES = 7
+
+
+@cache
+def traced(name: str, dtype: torch.dtype = torch.float64) -> tuple[Example, Tracing]:
+    torch.manual_seed(0)
+    made = MODELS[name]()
+    args, kwargs = tree_map(lambda t: to(t, dtype), (made.args, made.kwargs))
+    e = Example(model=made.model.to(dtype), args=args, kwargs=kwargs)
+    return e, trace(e.model, e.args, e.kwargs, steps=1)
+
+
+def to(t: Any, dtype: torch.dtype) -> Any:
+    return t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+
+
+def batches(name: str, e: Example, steps: int = STEPS, samples: int = SAMPLES) -> list[tuple[Any, Any]]:
+    """Seven samples each, every fourth batch one less; other values each time."""
+    draw = torch.Generator().manual_seed(1)
+
+    def fresh(t: Any, n: int) -> Any:
+        if not isinstance(t, torch.Tensor) or t.dim() == 0 or name in WHOLE:
+            return t
+        t = torch.cat([t] * (-(-n // t.shape[0])))[:n]
+        if t.is_floating_point() and t.min() < 0:
+            t = t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype)
+        return t
+
+    return [tree_map(lambda t, n=samples - (k % 4 == 3): fresh(t, n), (e.args, e.kwargs)) for k in range(steps)]
+
+
+def loss(result: Any, targets: Any) -> torch.Tensor:
+    return mean_square(result)
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, weight_decay=0.01)
+
+
+def placed(graph: Graph, parts: int, rng: Random, *, pipeline: bool = True) -> dict[str, str]:
+    """Every group whole; in a pipeline tensors only go forward."""
+    order = graph.topological_order()
+    bounds = sorted(rng.sample(range(1, len(order)), parts - 1))
+    at = {n: sum(i >= b for b in bounds) if pipeline else rng.randrange(parts) for i, n in enumerate(order)}
+    readers = [(t.producer, c) for t in graph.tensors for c in t.consumers]
+    group: dict[str, list[str]] = {}
+    for n in graph.nodes:
+        group.setdefault(n.group or n.name, []).append(n.name)
+    changed = True
+    while changed:
+        changed = False
+        for names in group.values():
+            top = max(at[n] for n in names)
+            changed |= any(at[n] < top for n in names)
+            at.update(dict.fromkeys(names, top))
+        for u, v in readers if pipeline else ():
+            if at[v] < at[u]:
+                at[v], changed = at[u], True
+    return {n: f"d{k}" for n, k in at.items()}
+
+
+def parts_of(
+    name: str,
+    parts: int,
+    *,
+    seed: str = "0",
+    pipeline: bool = True,
+    ties: Any = "together",
+    dtype: torch.dtype = torch.float64,
+) -> Split:
+    _, tracing = traced(name, dtype)
+    graph = graph_of(tracing.model, ties=ties)
+    return split(tracing.model, placed(graph, parts, Random(name + seed), pipeline=pipeline), ties=ties)
+
+
+def train_whole(
+    name: str,
+    todo: Sequence[tuple[Any, Any]],
+    micro_batches: int,
+    *,
+    make: Any = optimizer,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The unsplit model: gradients of micro-batches are added up, then one step."""
+    model = copy.deepcopy(traced(name, dtype)[1].model).train()
+    opt, losses = make([p for p in model.parameters() if p.requires_grad]), []
+    for k, (args, kwargs) in enumerate(todo):
+        opt.zero_grad()
+        total = 0.0
+        for m, part in enumerate(cut_batch(args, kwargs, None, 1 if name in WHOLE else micro_batches)):
+            model.draw_from(0, iteration=k, micro_batch=m)
+            value = mean_square(model(*part.args, **part.kwargs)) * part.weight
+            value.backward()
+            total += value.item()
+        opt.step()
+        losses.append(total)
+    return model.original_state(), losses
+
+
+def furthest(a: Any, b: Any) -> float:
+    assert set(a) == set(b)
+    return max(float((a[n].double() - b[n].double()).abs().max()) for n in a if a[n].numel())
