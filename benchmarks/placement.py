@@ -12,15 +12,24 @@ fit the devices' memory is reported and not compared.
 
 **Models**: generated graphs after NetSplit's table 6-3 on the topology of table 6-2; times are assumed, see `benchmarks.graphs`.
 
-**Never worse**: random instances; each baseline is run and judged apart, and must not beat the plan.
+**Recompute**: pipelines of the same models with activations kept and made again: seconds per micro-batch and the memory needed.
+
+**Never worse**: random instances; each baseline is run and judged apart, and must not beat the plan. `violations` counts those that
+did; 0 is demanded, and the process ends with 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -35,7 +44,7 @@ from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, nets
 from ephemeron.partition.costs import Costs, costs_of
 from ephemeron.partition.relaxation import iteration_program
 
-PARTS = ("iteration", "published", "throughput", "models", "never_worse")
+PARTS = ("iteration", "published", "throughput", "models", "recompute", "never_worse")
 PEERS = ("m-TOPO", "m-ETF", "m-SCT", "Pesto")
 IMPROVED = (*PEERS, "m-ETF, both passes and true links", "m-SCT, both passes and true links")
 PIPELINED = Schedule(kind="1f1b", micro_batches=8)
@@ -58,59 +67,68 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=60.0, help="seconds of each placement")
     parser.add_argument("--workers", type=int, default=2, help="threads of CP-SAT")
     parser.add_argument("--instances", type=int, default=500, help="for never_worse")
+    parser.add_argument("--jobs", type=int, default=1, help="placements at once; give each --workers cores")
     arguments = parser.parse_args()
     effort = Effort(time_limit_s=arguments.limit_s, workers=arguments.workers)
-    rows: list[dict[str, Any]] = []
-
-    def add(row: dict[str, Any]) -> None:
-        rows.append(row)
-        print({k: v for k, v in row.items() if k != "methods"}, file=sys.stderr, flush=True)
-
-    for part in arguments.parts:
-        if part == "iteration":
-            for kind, nodes, seed, heavy in _settings(arguments.nodes, arguments.seeds):
-                graph = _graph(kind, nodes, seed, heavy)
-                add(
-                    {
-                        "part": part,
-                        "kind": kind,
-                        "nodes": nodes,
-                        "tensors": heavy,
-                        **_placed(graph, "iteration", effort),
-                    }
-                )
-        elif part == "published":
-            for kind, nodes, seed, heavy in _settings([n for n in arguments.nodes if n <= 200], arguments.seeds):
-                if heavy == "light":
-                    graph = _graph(kind, nodes, seed, heavy)
-                    add({"part": part, "kind": kind, "nodes": nodes, **published(graph, arguments.limit_s)})
-        elif part == "throughput":
-            for kind, nodes, seed, heavy in _settings(arguments.nodes, arguments.seeds):
-                graph = _graph(kind, nodes, seed, heavy)
-                add(
-                    {
-                        "part": part,
-                        "kind": kind,
-                        "nodes": nodes,
-                        "tensors": heavy,
-                        **_placed(graph, "throughput", effort),
-                    }
-                )
-        elif part == "models":
-            for name in THESIS:
-                for objective in ("iteration", "throughput"):
-                    row = placed(thesis_model(name), three_gpus(), objective, effort)
-                    add({"part": part, "kind": name, "nodes": THESIS[name][0], "objective": objective, **row})
-        else:
-            add({"part": part, **never_worse(arguments.instances)})
+    begun_s = time.monotonic()
+    rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
     result = {
         **environment(), "benchmark": "placement", "limit_s": arguments.limit_s, "workers": arguments.workers,
-        "goals": GOALS, "rows": rows, "medians": medians(rows),
+        "jobs": arguments.jobs,
+        "goals": GOALS, "rows": rows, "medians": medians(rows), "seconds": round(time.monotonic() - begun_s, 1),
     }  # fmt: skip
     if arguments.json:
         write(result)
     else:
         show(result)
+    if any(row.get("violations") for row in rows):
+        sys.exit(1)
+
+
+def _tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """Part, and of what; in the order of the parts."""
+    for part in arguments.parts:
+        if part in ("iteration", "throughput", "published"):
+            for setting in _settings(arguments.nodes, arguments.seeds):
+                if part != "published" or (setting[1] <= 200 and setting[3] == "light"):
+                    yield part, setting
+        elif part == "models":
+            yield from ((part, (name, objective)) for name in THESIS for objective in ("iteration", "throughput"))
+        elif part == "recompute":
+            yield from ((part, name) for name in THESIS)
+        else:
+            yield part, None
+
+
+def _measured(tasks: list[tuple[str, Any]], effort: Effort, instances: int, jobs: int) -> Iterator[dict[str, Any]]:
+    measure = partial(_measure, effort=effort, instances=instances)
+    with contextlib.ExitStack() as stack:
+        rows: Iterator[dict[str, Any]] = map(measure, tasks)
+        if jobs > 1:
+            pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+            rows = stack.enter_context(pool).map(measure, tasks)
+        for row in rows:
+            print({k: v for k, v in row.items() if k != "methods"}, file=sys.stderr, flush=True)
+            yield row
+
+
+def _measure(task: tuple[str, Any], *, effort: Effort, instances: int) -> dict[str, Any]:
+    part, what = task
+    if part in ("iteration", "throughput"):
+        kind, nodes, _, heavy = what
+        row = _placed(_graph(*what), part, effort)
+        return {"part": part, "kind": kind, "nodes": nodes, "tensors": heavy, **row}
+    if part == "published":
+        kind, nodes, _, heavy = what
+        assert effort.time_limit_s is not None
+        return {"part": part, "kind": kind, "nodes": nodes, **published(_graph(*what), effort.time_limit_s)}
+    if part == "models":
+        name, objective = what
+        row = placed(thesis_model(name), three_gpus(), objective, effort)
+        return {"part": part, "kind": name, "nodes": THESIS[name][0], "objective": objective, **row}
+    if part == "recompute":
+        return {"part": part, "kind": what, "nodes": THESIS[what][0], **recomputed(what, effort)}
+    return {"part": part, **never_worse(instances)}
 
 
 def _settings(sizes: Sequence[int], seeds: int) -> list[tuple[str, int, int, str]]:
@@ -193,6 +211,27 @@ def published(graph: Graph, limit_s: float) -> dict[str, Any]:
     }
 
 
+def recomputed(name: str, effort: Effort) -> dict[str, Any]:
+    """What recomputing takes and saves."""
+    graph, topology = thesis_model(name), three_gpus()
+    row: dict[str, Any] = {"graph": graph.name}
+    for label, schedule in (("kept", PIPELINED), ("again", replace(PIPELINED, recompute=True))):
+        try:
+            plan = place(graph, topology, schedule=schedule, effort=effort)
+        except PlanInfeasible as e:
+            row[label] = {"refused": str(e)}
+            continue
+        row[label] = {
+            "value_s": _rounded(plan.value_s),
+            "gap_share": round(plan.gap, 5),
+            "iteration_s": _rounded(plan.iteration_s),
+            "needed_gb": round(sum(plan.reserved_bytes.values()) / 1e9, 2),
+            "largest_gb": round(max(plan.reserved_bytes.values()) / 1e9, 2),
+            "solver_s": round(plan.solver_s, 2),
+        }
+    return row
+
+
 def never_worse(instances: int) -> dict[str, Any]:
     """Random instances with little effort, half of them pipelined."""
     effort = Effort(time_limit_s=None, annealing_steps=500, program_nodes=5, constraint_work=0.05)
@@ -232,6 +271,7 @@ def never_worse(instances: int) -> dict[str, Any]:
             shorter.append(1 - value_s / best)
     return {
         "instances": instances, "refused": refused, "compared": compared, "worse": worse,
+        "violations": sum(worse.values()),
         "shorter_than_best_median": round(statistics.median(shorter), 4) if shorter else None,
     }  # fmt: skip
 

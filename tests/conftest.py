@@ -15,8 +15,28 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes with two threads each wait for each other, spinning
+
+for kit in ("channel_contract", "platform_contract"):
+    pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
+
 settings.register_profile("ephemeron", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ephemeron")  # no test asserts a duration
+
+FUNCTIONS = (
+    "cli", "data/service", "platforms", "profiling", "tasks", "testing", "training/test_cli.py", "training/test_flow_jobs.py",
+    "training/test_local_runs.py",
+)  # fmt: skip
+"""Where real functions run: one after the other, so that they have what they need, and know whose processes they see."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n 2 --dist loadgroup`, one process runs functions, the other everything else, file by file."""
+    root = Path(__file__).parent
+    for item in items:
+        where = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else item.path.name
+        item.add_marker(pytest.mark.xdist_group("functions" if where.startswith(FUNCTIONS) else where))
+
 
 MOTO = Path(__file__).parents[1] / "benchmarks" / "moto_server.py"
 

@@ -38,6 +38,14 @@ def human_seconds(s: float) -> str:
     return f"{int(s // 3600)} h {int(s % 3600 // 60):02d} min"
 
 
+def exact_seconds(s: float) -> str:
+    """Four digits, whatever the size: `0.0123 -> '12.3 ms'`, `3e-06 -> '3 µs'`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if s >= size:
+            return f"{s / size:.4g} {unit}"
+    return f"{s * 1e6:.4g} µs" if s else "0 s"
+
+
 def human_usd(usd: float) -> str:
     """Enough digits to see a fraction of a cent: `0.000123 -> '$0.000123'`, `3.5 -> '$3.50'`."""
     return f"${usd:.2f}" if abs(usd) >= 1 else f"${usd:.6f}"

@@ -49,4 +49,4 @@ def test_the_table_names_all_of_them() -> None:
 def test_a_flag_of_another_platform_is_refused(flag: str) -> None:
     ran = CliRunner().invoke(main, ["train", str(DIGITS), "--workers", "2", flag, "x"])
     assert ran.exit_code == 2
-    assert "not for platform local" in ran.output
+    assert "platform local takes no" in ran.output

@@ -100,6 +100,8 @@ def least_bottleneck_s(graph: Graph, topology: Topology, schedule: object) -> fl
     """The optimum over all pipelines, by trying everything; infinite if none fits."""
     best = float("inf")
     for placement in placements(graph, topology):
+        if not replay(graph, topology, placement).stages:
+            continue
         done = replay(graph, topology, placement, schedule=schedule)  # type: ignore[arg-type]
         if done.fits and done.stages:
             best = min(best, done.bottleneck_s)

@@ -151,3 +151,11 @@ def test_wrong_json_is_refused_with_the_place(change, message):
 def test_what_is_not_json_is_said_to_be_none():
     with pytest.raises(JobError, match=r"model\.json is not JSON"):
         parse_graph("{", where="model.json")
+
+
+def test_a_graph_may_know_its_batch_and_its_modules():
+    node = Node(name="a", forward_s={"gpu": 1.0}, backward_s={"gpu": 1.0}, module="encoder.0")
+    graph = Graph(nodes=(node,), batch_size=4)
+    assert parse_graph(graph_to_json(graph)) == graph
+    with pytest.raises(JobError, match="batch_size = 0 should be a whole number from 1"):
+        Graph(nodes=(node,), batch_size=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -34,17 +35,15 @@ def of(events, kind):
     return [e for e in events if isinstance(e, kind)]
 
 
-def no_function_left() -> bool:
-    """Of any run; loaders of a data service that other tests share are none."""
+def no_function_left(runs: Path | None = None) -> bool:
+    """Of any run in that folder; None: of this home."""
+    scratch = str((runs or Path(os.environ["EPHEMERON_HOME"]) / "runs").resolve())
     left = []
     for process in psutil.process_iter(["cmdline"]):
-        if "ephemeron.platforms.environment" in (process.info["cmdline"] or []):
-            try:
-                host = process.parent()
-                if host is None or "/flows/" not in " ".join(host.cmdline()):
-                    left.append(process)
-            except psutil.NoSuchProcess:
-                continue
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            ours = "ephemeron.platforms.environment" in (process.info["cmdline"] or [])
+            if ours and process.environ().get("HOME", "").startswith(scratch):
+                left.append(process)
     return not left
 
 
@@ -72,7 +71,7 @@ def test_a_run(undisturbed):
     left = [p.name for p in (result.folder.path / "objects").rglob("*") if p.is_file()]
     assert sorted(left) == ["result", "spec"]
     assert s["billed"]["gb_seconds"] == pytest.approx(sum(e.billed_s for e in of(events, Ended)) * 704 / 1024, rel=1e-6)
-    assert no_function_left()
+    assert no_function_left(result.folder.path.parent)
 
 
 def test_real_kills_give_the_same_weights(undisturbed, home):

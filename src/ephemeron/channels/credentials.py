@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 _ENV = {
@@ -34,3 +37,18 @@ def public_address(address: str) -> tuple[str, dict[str, str]]:
     names = _ENV.get(parts.scheme, ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD"))
     env = {name: unquote(value) for name, value in zip(names, given.values(), strict=True) if value}
     return urlunsplit(parts._replace(netloc=hosts, query=urlencode(kept))), env
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Sets variables, such as those of `public_address`, for this process only while it needs them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -97,6 +97,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     from ephemeron.platforms.aws.deploy import function as functions
     from ephemeron.platforms.aws.deploy import package, policy
     from ephemeron.platforms.aws.settings import AwsSettings, client
+    from ephemeron.platforms.release import digest
 
     public, secrets = public_address(channel)
     if secrets:
@@ -117,7 +118,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
     wanted = functions.Wanted(
         role=role, memory_mb=memory_mb, timeout_s=timeout_s, image=image or "", zipped=data, layers=layers,
-        subnets=subnets, security_groups=groups, digest=package.digest(),
+        subnets=subnets, security_groups=groups, digest=digest(),
         variables={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     )  # fmt: skip
     done = functions.deploy(client(settings, "lambda", tries=5), settings, wanted)

@@ -1,4 +1,5 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | data | deploy | clean | platforms`.
+"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | partition | data | deploy | clean | platforms |
+doctor`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
 Heavy imports wait until a command needs them, so that `--help` is instant.
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
+from ephemeron.cli.doctor import doctor as doctor_command
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
+from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
@@ -63,8 +67,10 @@ def main() -> None:
     ephemeron train job.toml --platform openfaas        on a cluster of yours, after `ephemeron deploy openfaas`
     ephemeron train job.toml --platform ray             on a Ray cluster of yours, through a channel that its nodes share
     ephemeron platforms                                 where functions can run, and what is missing for it
+    ephemeron doctor --platform aws --channel s3://…    credentials, permissions, quotas; one object, one function
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
+    ephemeron partition nets.py:net --devices devices.toml --batch-size 32     a model over unequal devices, with a proof
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
 
     Runs live in ~/.ephemeron (or $EPHEMERON_HOME). A run that was stopped, or whose functions were killed, goes on
@@ -89,23 +95,7 @@ def _output_options(command: F) -> F:
 @main.command()
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Where functions run.  [default: local]")
-@click.option("--aws-function", metavar="NAME", help="The function that `deploy aws` has made.  [default: ephemeron]")
-@click.option("--aws-region", metavar="REGION", help="Where it is.  [default: as for all AWS clients]")
-@click.option("--aws-endpoint", metavar="URL", help="A Lambda service elsewhere, such as the local one.")
-@click.option("--gateway", metavar="URL", help="Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]")
-@click.option(
-    "--openfaas-function", metavar="NAME", help="The function that `deploy openfaas` has made.  [default: ephemeron]"
-)
-@click.option(
-    "--callback",
-    metavar="URL",
-    help="http://HOST:PORT of this machine, where the cluster reaches it: deaths of whole replicas are known at once.",
-)
-@click.option("--ray-address", metavar="ADDRESS", help="Of a Ray cluster's head.  [default: RAY_ADDRESS, or auto]")
-@click.option("--lithops-backend", metavar="NAME", help="Of Lithops' own configuration.  [default: localhost]")
-@click.option(
-    "--lithops-runtime", metavar="IMAGE", help="Runtime in which ephemeron is installed.  [default: as configured]"
-)
+@cloud_options
 @click.option(
     "--channel",
     metavar="ADDRESS",
@@ -163,9 +153,7 @@ def _output_options(command: F) -> F:
 )
 @_output_options
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
-          budget_usd: float | None, out: Path | None, as_json: bool, aws_function: str | None, aws_region: str | None,
-          aws_endpoint: str | None, gateway: str | None, openfaas_function: str | None, callback: str | None,
-          ray_address: str | None, lithops_backend: str | None, lithops_runtime: str | None, **flags: Any) -> None:  # fmt: skip
+          budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
     """Train JOB (a TOML file) on functions, and watch it.
 
     Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
@@ -177,6 +165,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
     from ephemeron.job import load_job, parse_fault
     from ephemeron.training import api
 
+    where = taken(flags)
     wanted = load_job(job)
     if epochs is not None:
         if epochs < 1:
@@ -188,39 +177,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
     configuration = api.configure(wanted, **{**flags, **chosen})
-    aws = None
-    if configuration.platform == "aws":
-        from ephemeron.platforms.aws.settings import FUNCTION, AwsSettings
-
-        aws = AwsSettings(function=aws_function or FUNCTION, region=aws_region, endpoint=aws_endpoint)
-    elif aws_function or aws_region or aws_endpoint:
-        raise UserError(
-            f"--aws-function, --aws-region and --aws-endpoint are not for platform {configuration.platform}"
-        )
-    openfaas = None
-    if configuration.platform == "openfaas":
-        from ephemeron.platforms.openfaas.settings import FUNCTION as OPENFAAS_FUNCTION
-        from ephemeron.platforms.openfaas.settings import OpenFaasSettings
-
-        openfaas = OpenFaasSettings(
-            gateway=gateway or "", function=openfaas_function or OPENFAAS_FUNCTION, callback=callback or ""
-        )
-    elif gateway or openfaas_function or callback:
-        raise UserError(f"--gateway, --openfaas-function and --callback are not for platform {configuration.platform}")
-    ray = None
-    if configuration.platform == "ray":
-        from ephemeron.platforms.ray.settings import RaySettings
-
-        ray = RaySettings(address=ray_address or "")
-    elif ray_address:
-        raise UserError(f"--ray-address is not for platform {configuration.platform}")
-    lithops = None
-    if configuration.platform == "lithops":
-        from ephemeron.platforms.lithops.settings import LOCALHOST, LithopsSettings
-
-        lithops = LithopsSettings(backend=lithops_backend or LOCALHOST, runtime=lithops_runtime or "")
-    elif lithops_backend or lithops_runtime:
-        raise UserError(f"--lithops-backend and --lithops-runtime are not for platform {configuration.platform}")
+    settings = cloud_settings(configuration.platform, where)
     _watch(
         lambda on_event: api.train(
             wanted,
@@ -231,10 +188,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             out=out,
             plan=plan,
             profile=profile,
-            aws=aws,
-            openfaas=openfaas,
-            ray=ray,
-            lithops=lithops,
+            cloud=settings,
         ),
         as_json=as_json,
     )
@@ -255,15 +209,14 @@ def _planned(
     if given or any(name in job.run for name in EXPLICIT):
         return None, None, {}
     from ephemeron.cli.plan import show
+    from ephemeron.platforms.clouds import CLOUDS
     from ephemeron.training import planned
 
     platform = flags.get("platform") or job.run.get("platform") or "local"
     if platform == "aws":
         raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
                         "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
-    if platform == "openfaas":
-        raise UserError("on openfaas nothing is measured by itself: say --workers")
-    if platform in ("ray", "lithops"):
+    if platform in CLOUDS:
         raise UserError(f"on {platform} nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planned.known_or_measured(
@@ -341,8 +294,10 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 main.add_command(profile_command)
 main.add_command(plan_command)
+main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(platforms_command)
+main.add_command(doctor_command)
 main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)

@@ -62,12 +62,12 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
     into a secret of OpenFaaS, and nowhere else.
     """
     from ephemeron.channels import public_address
-    from ephemeron.platforms.aws.deploy.package import digest
     from ephemeron.platforms.openfaas import preflight
     from ephemeron.platforms.openfaas.deploy import function as functions
     from ephemeron.platforms.openfaas.deploy import recipe
     from ephemeron.platforms.openfaas.gateway import GatewayError, refused
     from ephemeron.platforms.openfaas.settings import INSIDE, check_url
+    from ephemeron.platforms.release import digest
 
     public, hidden = public_address(channel)
     if hidden:

@@ -40,17 +40,6 @@ class Row:
     """Name and date of the price list; what is billed by it."""
 
 
-_NEEDS: dict[str, tuple[str, str, str, str]] = {
-    "local": ("", "", "nothing", "this machine's memory; the rest as on AWS Lambda"),
-    "simulated": ("", "", "nothing; time is virtual", "AWS Lambda's quotas"),
-    "aws": ("boto3", "aws", "an account; then: ephemeron deploy aws", "AWS Lambda's quotas; the function's own narrow them"),
-    "openfaas": ("", "", "a cluster; then: ephemeron deploy openfaas", "only against mistakes; the deployed function's hold"),
-    "ray": ("ray", "ray", "a cluster (ray start --head)", "only against mistakes; the nodes' resources hold"),
-    "lithops": ("lithops", "lithops", "a backend in Lithops' configuration, or localhost", "our defaults; AWS Lambda's lifetime"),
-}  # fmt: skip
-"""Per platform: module, extra, what else it needs, where its limits come from."""
-
-
 def rows() -> list[Row]:
     """All platforms of this release."""
     from ephemeron.job import PLATFORMS
@@ -61,7 +50,7 @@ def rows() -> list[Row]:
     own = f"{prices.name}, {prices.as_of}"
     out = []
     for name in PLATFORMS:
-        module, extra, needs, limits_from = _NEEDS[name]
+        module, extra, needs, limits_from = _about(name)
         missing = tuple(m for m in (module, "torch") if m and not _installed(m))
         extras = ",".join(e for m, e in ((module, extra), ("torch", "torch")) if m in missing)
         what = f"${prices.gb_second_usd:.10f}".rstrip("0") + f" per GB-second ({own}; --prices FILE for others)"
@@ -74,6 +63,18 @@ def rows() -> list[Row]:
             )
         )  # fmt: skip
     return out
+
+
+def _about(name: str) -> tuple[str, str, str, str]:
+    """Module, extra, what else is needed, and where limits come from."""
+    from ephemeron.platforms.clouds import CLOUDS, cloud
+
+    if name in CLOUDS:
+        where = cloud(name)
+        return where.module, where.extra, where.needs, where.limits_from
+    if name == "simulated":
+        return "", "", "nothing; time is virtual", "AWS Lambda's quotas"
+    return "", "", "nothing", "this machine's memory; the rest as on AWS Lambda"
 
 
 def _installed(module: str) -> bool:

@@ -79,13 +79,14 @@ class Costs:
         return [number[placement[name]] for name in self.nodes]
 
 
-def costs_of(graph: Graph, topology: Topology, *, micro_batches: int = 1) -> Costs:
+def costs_of(graph: Graph, topology: Topology, *, micro_batches: int = 1, recompute: bool = False) -> Costs:
     """Numbers for solvers.
 
     Args:
         graph: of a whole batch.
         topology: the devices.
         micro_batches: M; times and bytes of tensors are divided by it, latencies and states are not.
+        recompute: backward passes take the time of both.
 
     Raises:
         JobError: a device is of a kind for which the graph has no times.
@@ -119,12 +120,15 @@ def costs_of(graph: Graph, topology: Topology, *, micro_batches: int = 1) -> Cos
     for i, name in enumerate(names):
         group = nodes[name].group
         clusters.setdefault(("node", name) if group is None else ("group", group), []).append(i)
+    back_s = {
+        n.name: {k: s + (n.forward_s[k] if recompute else 0.0) for k, s in n.backward_s.items()} for n in graph.nodes
+    }
     return Costs(
         nodes=names,
         devices=tuple(d.name for d in devices),
         tensors=tuple(t.name for t in graph.tensors),
         forward=tuple(tuple(nodes[n].forward_s[d.kind] / d.speed / parts for d in devices) for n in names),
-        backward=tuple(tuple(nodes[n].backward_s[d.kind] / d.speed / parts for d in devices) for n in names),
+        backward=tuple(tuple(back_s[n][d.kind] / d.speed / parts for d in devices) for n in names),
         producer=tuple(number[t.producer] for t in graph.tensors),
         consumers=tuple(tuple(sorted(number[c] for c in t.consumers)) for t in graph.tensors),
         send=tuple(matrix(t.nbytes) for t in graph.tensors),

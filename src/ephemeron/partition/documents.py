@@ -1,8 +1,8 @@
 """Graphs, topologies and plans as JSON, with a version; read strictly.
 
-    {"format": "ephemeron-graph", "version": 1, "name": "…", "source": "…",
+    {"format": "ephemeron-graph", "version": 1, "name": "…", "source": "…", "batch_size": 64,
      "nodes": [{"name": "conv1", "forward_s": {"gpu": 0.01}, "backward_s": {"gpu": 0.02}, "parameter_bytes": 400,
-                "gradient_bytes": 400, "optimizer_bytes": 800, "group": null}],
+                "gradient_bytes": 400, "optimizer_bytes": 800, "group": null, "module": "encoder.0"}],
      "tensors": [{"name": "x", "producer": "conv1", "consumers": ["relu1"], "nbytes": 1000, "gradient_nbytes": null}]}
     {"format": "ephemeron-topology", "version": 1, "name": "…",
      "devices": [{"name": "gpu0", "kind": "gpu", "memory_bytes": 24000000000, "speed": 1.0}],
@@ -27,6 +27,8 @@ from ephemeron.partition.schedule import Orders, Schedule, Task
 from ephemeron.partition.topology import Device, Link, Topology
 
 VERSION = 1
+_ENDLESS = ("value_s", "iteration_s")
+"""Of candidates: null in JSON where infinite."""
 _T = TypeVar("_T")
 
 
@@ -48,7 +50,7 @@ def plan_to_json(plan: Plan) -> str:
     for name in ("reserved_bytes", "peak_bytes"):
         table[name] = dict(table[name])
     table["candidates"] = [
-        {**_plain(c), "value_s": None if math.isinf(c.value_s) else c.value_s} for c in plan.candidates
+        {**dataclasses.asdict(c), **{n: None for n in _ENDLESS if math.isinf(getattr(c, n))}} for c in plan.candidates
     ]
     if plan.orders is not None:
         table["orders"] = {
@@ -109,8 +111,7 @@ def parse_plan(text: str, *, where: str = "plan") -> Plan:
     candidates = []
     for i, raw in enumerate(_list(table, "candidates", where)):
         row = dict(_table(raw, f"{where}: candidates[{i}]"))
-        if row.get("value_s", 0) is None:
-            row["value_s"] = math.inf
+        row |= {n: math.inf for n in _ENDLESS if row.get(n, 0) is None}
         candidates.append(_made(Candidate, row, f"{where}: candidates[{i}]"))
     table["candidates"] = tuple(candidates)
     table["schedule"] = _made(Schedule, table.get("schedule"), f"{where}: schedule")

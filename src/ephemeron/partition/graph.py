@@ -33,6 +33,8 @@ class Node:
     """Momenta and the like. NetSplit's α is (parameter + gradient + optimizer) / parameter: 4 with Adam."""
     group: str | None = None
     """Nodes of one group stay on one device, e.g. those that share a parameter."""
+    module: str = ""
+    """Path of the module whose code this is, where that is known: for people and pictures only."""
 
     @property
     def state_bytes(self) -> int:
@@ -71,6 +73,8 @@ class Graph:
     tensors: tuple[Tensor, ...] = ()
     source: str = ""
     """Where the costs come from: measured on what, or assumed how."""
+    batch_size: int | None = None
+    """Samples of one whole batch, where that is known."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -83,6 +87,8 @@ class Graph:
         known = {n.name for n in self.nodes}
         for t in self.tensors:
             self._check_tensor(t, known)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise JobError(f"graph {self.name}: batch_size = {self.batch_size} should be a whole number from 1")
         self.topological_order()
 
     def topological_order(self) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ It shares no code with the solvers and no numbers but the graph's and the topolo
 - a tensor is sent once to each device that reads it; there, gradients of all its readers are added up and sent back once;
 - a node's backward pass waits for its own forward pass and for its readers' backward passes (5-12, 5-16);
 - with orders given, devices and links keep to them, and wait; without, a free device takes what is ready: the longest way
-  to go first with the batch whole, backward passes and older micro-batches first with `1f1b`; links serve who came first.
+  to go first with the batch whole, backward passes and older micro-batches first with `1f1b`; links serve who came first;
+- with `recompute` a stage is one piece: a pass of one micro-batch begins when everything that it reads from other devices is
+  there, and nothing else runs on the device until it ends. Each node's backward pass makes its activations again.
 
-Memory is reported twice. `reserved_bytes` is equation 5-18 for every micro-batch that may be in flight, and decides whether a
-placement fits. `peak_bytes` is what was held over time, from when a tensor is begun until the last backward pass that needs it
-ends; it is never more.
+Its sums of memory are in `holding`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ephemeron.errors import JobError
-from ephemeron.partition.graph import Graph, Tensor
+from ephemeron.partition.graph import Graph
+from ephemeron.partition.holding import peaks, reserved_for
 from ephemeron.partition.replay import Replay, Span
 from ephemeron.partition.schedule import Orders, Pass, Schedule, Task
 from ephemeron.partition.topology import Device, Topology
@@ -49,7 +50,7 @@ def replay(
 
     Raises:
         JobError: a node is not placed, or placed on no device, or apart from its group; a device's kind has no times; orders
-            that are not of this placement, or in which everybody waits for everybody.
+            that are not of this placement, or in which everybody waits for everybody; recomputing without stages.
     """
     devices = {d.name: d for d in topology.devices}
     check_placement(graph, devices, placement)
@@ -57,25 +58,38 @@ def replay(
         raise JobError(
             f"orders are for a whole batch, not for micro_batches = {schedule.micro_batches}", remedy="leave them out"
         )
-    tasks = _tasks(graph, topology, placement, schedule.micro_batches)
+    tasks = _tasks(graph, topology, placement, schedule)
     stages = _stages(graph, placement)
+    if schedule.recompute and not stages:
+        raise JobError(
+            "schedule: recompute needs stages, and in this placement tensors go to and fro between devices",
+            remedy="take a placement in which they only go forward, or leave recompute out",
+        )
     in_flight = _in_flight(schedule, stages, set(placement.values()))
     spans = _simulate(tasks, schedule, in_flight, orders)
     busy: dict[Resource, float] = {}
     for span in spans:
         busy[span.resource] = busy.get(span.resource, 0.0) + span.end_s - span.start_s
-    reserved = _reserved(graph, devices, placement, schedule.micro_batches, in_flight)
+    reserved = reserved_for(graph, devices, placement, schedule, in_flight)
     return Replay(
         iteration_s=max(s.end_s for s in spans),
         bottleneck_s=max(busy.values()) / schedule.micro_batches,
         busy_s=busy,
         stages=stages,
         in_flight=in_flight,
-        peak_bytes=_peaks(graph, devices, placement, schedule.micro_batches, spans),
+        peak_bytes=peaks(graph, devices, placement, schedule, spans),
         reserved_bytes=reserved,
         over_bytes={d: b - devices[d].memory_bytes for d, b in reserved.items() if b > devices[d].memory_bytes},
         spans=tuple(spans),
     )
+
+
+def reserved_bytes(
+    graph: Graph, topology: Topology, placement: Mapping[str, str], *, schedule: Schedule = PLAIN
+) -> dict[str, int]:
+    """What every device needs for a placement, without replaying it: `Replay.reserved_bytes`."""
+    in_flight = _in_flight(schedule, _stages(graph, placement), set(placement.values()))
+    return reserved_for(graph, {d.name: d for d in topology.devices}, placement, schedule, in_flight)
 
 
 def check_placement(graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str]) -> None:
@@ -122,8 +136,9 @@ class _Job:
     """Longest way to the end, this task included."""
 
 
-def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], parts: int) -> list[_Job]:
+def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], schedule: Schedule) -> list[_Job]:
     """All tasks of one micro-batch with what waits for what."""
+    parts = schedule.micro_batches
     devices = {d.name: d for d in topology.devices}
     links = {(k.source, k.target): k for k in topology.links}
     jobs: list[_Job] = []
@@ -139,8 +154,10 @@ def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], parts
 
     for n in graph.nodes:
         device = devices[placement[n.name]]
-        add(device.name, n.name, "forward", n.forward_s[device.kind] / device.speed / parts)
-        add(device.name, n.name, "backward", n.backward_s[device.kind] / device.speed / parts)
+        forward_s, backward_s = n.forward_s[device.kind], n.backward_s[device.kind]
+        again_s = forward_s if schedule.recompute else 0.0
+        add(device.name, n.name, "forward", forward_s / device.speed / parts)
+        add(device.name, n.name, "backward", (backward_s + again_s) / device.speed / parts)
         order((n.name, "forward", ""), (n.name, "backward", ""))
     for t in graph.tensors:
         home = placement[t.producer]
@@ -209,6 +226,9 @@ def _simulate(jobs: list[_Job], schedule: Schedule, in_flight: Mapping[str, int]
     after: list[list[int]] = [[m * size + j for j in job.after] for m in range(parts) for job in jobs]
     waits = [job.waits for _ in range(parts) for job in jobs]
     _add_gates(jobs, schedule, in_flight, after, waits)
+    if schedule.recompute:
+        _add_stage_gates(jobs, parts, after, waits)
+    turns = _Turns(jobs) if schedule.recompute else None
     queues: dict[Resource, list[tuple[float, float, float, int]]] = {job.resource: [] for job in jobs}
     plans = _plans(jobs, orders)
     idle = set(queues)
@@ -236,7 +256,10 @@ def _simulate(jobs: list[_Job], schedule: Schedule, in_flight: Mapping[str, int]
     now_s = 0.0
     while True:
         for resource in [r for r in queues if r in idle and queues[r]]:
-            chosen = _next(queues[resource], plans.get(resource))
+            if turns is not None and isinstance(resource, str):
+                chosen = turns.next(resource, queues[resource], plans.get(resource))
+            else:
+                chosen = _next(queues[resource], plans.get(resource))
             if chosen is None:
                 continue
             idle.discard(resource)
@@ -301,6 +324,60 @@ def _add_gates(
                 waits[i] += 1
 
 
+def _add_stage_gates(jobs: list[_Job], parts: int, after: list[list[int]], waits: list[int]) -> None:
+    """A stage's pass of one micro-batch begins when all that its tasks need of others is done."""
+    size = len(jobs)
+    passes: dict[tuple[str, Pass], set[int]] = {}
+    for j, job in enumerate(jobs):
+        if isinstance(job.resource, str):
+            passes.setdefault((job.resource, job.task[1]), set()).add(j)
+    for inside in passes.values():
+        before = [i for i, job in enumerate(jobs) if i not in inside and not inside.isdisjoint(job.after)]
+        for m in range(parts) if before else ():
+            gate = len(after)
+            after.append([m * size + j for j in sorted(inside)])
+            waits.append(len(before))
+            for i in before:
+                after[m * size + i].append(gate)
+            for j in inside:
+                waits[m * size + j] += 1
+
+
+class _Turns:
+    """Whose turn it is on each device: a pass of a micro-batch, from its first task to its last."""
+
+    def __init__(self, jobs: list[_Job]) -> None:
+        self.jobs = jobs
+        self.size = Counter((job.resource, job.task[1]) for job in jobs)
+        self.now: dict[Resource, tuple[int, Pass, int]] = {}
+        """Micro-batch, pass, and how many of its tasks are still to begin."""
+
+    def next(
+        self, resource: Resource, queue: list[tuple[float, float, float, int]], plan: list[int] | None
+    ) -> int | None:
+        """As `_next`, but nothing of another pass while one is under way."""
+        m, direction, left = self.now.get(resource, (0, "forward", 0))
+        if left and plan is None:
+            own = [entry for entry in queue if self._turn(entry[3]) == (m, direction)]
+            chosen: int | None = min(own)[
+                3
+            ]  # of a pass that has begun, something is always ready when the device is free
+            queue[:] = [entry for entry in queue if entry[3] != chosen]
+            heapq.heapify(queue)
+        else:
+            chosen = _next(queue, plan)
+        if chosen is None:
+            return None
+        turn = self._turn(chosen)
+        if not left:
+            left = self.size[resource, turn[1]]
+        self.now[resource] = (*turn, left - 1)
+        return chosen
+
+    def _turn(self, i: int) -> tuple[int, Pass]:
+        return i // len(self.jobs), self.jobs[i % len(self.jobs)].task[1]
+
+
 def _plans(jobs: list[_Job], orders: Orders | None) -> dict[Resource, list[int]]:
     """Instances by resource, last first."""
     if orders is None:
@@ -336,68 +413,3 @@ def _next(queue: list[tuple[float, float, float, int]], plan: list[int] | None) 
             heapq.heapify(queue)
             return plan.pop()
     return None
-
-
-def _reserved(
-    graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str], parts: int, in_flight: Mapping[str, int]
-) -> dict[str, int]:
-    held = dict.fromkeys(devices, 0)
-    for n in graph.nodes:
-        held[placement[n.name]] += n.state_bytes
-    for t in graph.tensors:
-        for device in {placement[t.producer], *(placement[c] for c in t.consumers)}:
-            held[device] += in_flight[placement[t.producer]] * _part_bytes(t, parts)
-    return held
-
-
-def _part_bytes(t: Tensor, parts: int) -> int:
-    return -(-t.nbytes // parts) + -(-t.gradient_bytes // parts)
-
-
-def _peaks(
-    graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str], parts: int, spans: Sequence[Span]
-) -> dict[str, int]:
-    """Most bytes held at once: tensors from when they are begun until no backward pass needs them, gradients likewise."""
-    when: dict[tuple[str, Pass, int, str], Span] = {}
-    for s in spans:
-        away = "" if isinstance(s.resource, str) else s.resource[s.direction == "forward"]
-        when[s.what, s.direction, s.micro_batch, away] = s
-    steps: dict[str, list[tuple[float, int]]] = {d: [] for d in devices}
-
-    def hold(device: str, nbytes: int, start_s: float, end_s: float) -> None:
-        if nbytes and end_s > start_s:
-            steps[device] += [(start_s, nbytes), (end_s, -nbytes)]
-
-    for t in graph.tensors:
-        home = placement[t.producer]
-        size, gradient = -(-t.nbytes // parts), -(-t.gradient_bytes // parts)
-        readers: dict[str, list[str]] = {}
-        for c in t.consumers:
-            readers.setdefault(placement[c], []).append(c)
-        for m in range(parts):
-            made, used = when[t.producer, "forward", m, ""], when[t.producer, "backward", m, ""]
-            hold(home, size, made.start_s, used.end_s)
-            begun = [used.start_s]
-            for device, names in readers.items():
-                first = min(when[c, "backward", m, ""].start_s for c in names)
-                last = max(when[c, "backward", m, ""].end_s for c in names)
-                if device == home:
-                    begun.append(first)
-                    continue
-                hold(device, size, when[t.name, "forward", m, device].start_s, last)
-                if gradient:
-                    sent = when[t.name, "backward", m, device]
-                    hold(device, gradient, first, sent.end_s)
-                    begun.append(sent.start_s)
-            hold(home, gradient, min(begun), used.end_s)
-    peaks: dict[str, int] = {}
-    states = Counter[str]()
-    for n in graph.nodes:
-        states[placement[n.name]] += n.state_bytes
-    for device, changes in steps.items():
-        held = most = states[device]
-        for _, change in sorted(changes):  # what ends at a moment makes room for what begins
-            held += change
-            most = max(most, held)
-        peaks[device] = most
-    return peaks

@@ -118,7 +118,7 @@ def staging(costs: Costs, schedule: Schedule, where: Sequence[int]) -> Staged | 
         if not ready:
             return None
         order.append(ready[0])
-    line = Line(devices=tuple(order), flight=tuple(in_flight(schedule, len(order))))
+    line = Line(devices=tuple(order), flight=tuple(in_flight(schedule, len(order))), recompute=schedule.recompute)
     return staged(costs, line, [order.index(d) for d in where])
 
 
@@ -135,9 +135,9 @@ def _lines(costs: Costs, schedule: Schedule, rng: Random) -> Iterator[Line]:
     if not _all_lines(costs):
         flight = tuple(in_flight(schedule, size))
         for first in range(size):
-            yield Line(devices=_along_fast_links(costs, first), flight=flight)
+            yield Line(devices=_along_fast_links(costs, first), flight=flight, recompute=schedule.recompute)
         for _ in range(MOST_LINES // 10):
-            yield Line(devices=tuple(rng.sample(range(size), size)), flight=flight)
+            yield Line(devices=tuple(rng.sample(range(size), size)), flight=flight, recompute=schedule.recompute)
         return
     seen = set()
     for count in range(size, 0, -1):
@@ -152,7 +152,7 @@ def _lines(costs: Costs, schedule: Schedule, rng: Random) -> Iterator[Line]:
             )
             if hash(like) not in seen:
                 seen.add(hash(like))
-                yield Line(devices=order, flight=flight)
+                yield Line(devices=order, flight=flight, recompute=schedule.recompute)
 
 
 def _along_fast_links(costs: Costs, first: int) -> tuple[int, ...]:
@@ -293,8 +293,8 @@ class _StagesProgram:
             program.row({total: 1.0, **{w: -f for w, f in terms.items() if f}}, least=0.0)
 
     def _memory(self, costs: Costs, line: Line) -> None:
-        """State, and each tensor as often as its producer's stage keeps micro-batches in flight."""
-        size, program, most = self.stages, self.program, max(line.flight)
+        """State, and each tensor as often as its producer's stage keeps micro-batches in flight; see `Line.recompute`."""
+        program, most = self.program, max(line.flight)
         everything = sum(costs.state) + most * sum(costs.held)
         if everything <= min(costs.capacity[d] for d in line.devices):
             return
@@ -314,27 +314,37 @@ class _StagesProgram:
             for t, u in enumerate(costs.producer):
                 if not costs.held[t]:
                     continue
+                again = line.recompute and bool(costs.inputs[u])
                 if all(self.upto[v] is self.upto[u] for v in costs.consumers[t]):
-                    fixed += add(self.upto[u], s, scale * costs.held[t] * line.flight[s])
+                    fixed += add(self.upto[u], s, scale * costs.held[t] * (1 if again else line.flight[s]))
                     continue
                 copies = program.variable(0.0, float(most))
                 row[copies] = row.get(copies, 0.0) + scale * costs.held[t]
-                for j in {u, *costs.consumers[t]}:
-                    terms, constant = self._on(self.upto[j], s, -float(line.flight[s]))
-                    program.row({copies: 1.0, **terms}, least=-constant)
-                    exact: dict[int, float] = {copies: 1.0}
-                    spare = 0.0
-                    for p in range(size):
-                        terms, constant = self._on(self.upto[u], p, -float(line.flight[p]))
-                        spare += constant
-                        for c, f in terms.items():
-                            exact[c] = exact.get(c, 0.0) + f
-                    terms, constant = self._on(self.upto[j], s, -float(most))
-                    spare += constant
-                    for c, f in terms.items():
-                        exact[c] = exact.get(c, 0.0) + f
-                    program.row(exact, least=-float(most) - spare)
+                self._copies(copies, u, costs.consumers[t], s, line, again=again)
             program.row(row, most=scale * costs.capacity[d] - fixed)
+
+    def _copies(self, copies: int, u: int, readers: Sequence[int], s: int, line: Line, *, again: bool) -> None:
+        """How often stage s holds a tensor. Without recomputing, as often as its producer u's stage keeps micro-batches in flight, if
+        anybody touches it there. With it (`again`), once where u and all readers are on s. Exact where variables are whole."""
+        flight, most = line.flight, float(max(line.flight))
+        for j in {u, *readers}:
+            self._at_least(copies, [(j, s, 1.0 if again else float(flight[s]))])
+            if again and j == u:
+                continue
+            of_producer = [(u, p, 1.0 if again and p == s else float(flight[p])) for p in range(self.stages)]
+            self._at_least(copies, [*of_producer, (j, s, most)], below=most)
+        for v in readers if again else ():
+            self._at_least(copies, [(u, s, float(flight[s])), (v, s, -float(flight[s]))])
+
+    def _at_least(self, column: int, parts: Sequence[tuple[int, int, float]], *, below: float = 0.0) -> None:
+        """column ≥ Σ factor · [node on stage] − below."""
+        row, spare = {column: 1.0}, 0.0
+        for j, s, factor in parts:
+            terms, constant = self._on(self.upto[j], s, -factor)
+            spare += constant
+            for c, f in terms.items():
+                row[c] = row.get(c, 0.0) + f
+        self.program.row(row, least=-below - spare)
 
     def rounded(self, solution: Solution) -> Iterator[list[int]]:
         """Stages at some thresholds; of a whole solution they are all the same."""
@@ -363,13 +373,18 @@ def _filled(costs: Costs, line: Line, order: Sequence[int]) -> list[int]:
     there: set[int] = set()
     for i in order:
         fresh = {*costs.inputs[i], *costs.outputs[i]} - there
-        need = costs.state[i] + line.flight[s] * sum(costs.held[t] for t in fresh)
+        need = costs.state[i] + _needed(costs, line, s, fresh)
         if s < len(line.devices) - 1 and used + need > costs.capacity[line.devices[s]]:
             s, used, there = s + 1, 0, set()
-            need = costs.state[i] + line.flight[s - 1] * sum(
-                costs.held[t] for t in (*costs.inputs[i], *costs.outputs[i])
-            )
+            need = costs.state[i] + _needed(costs, line, s - 1, {*costs.inputs[i], *costs.outputs[i]})
         used += need
         there |= {*costs.inputs[i], *costs.outputs[i]}
         stage[i] = s
     return mended(costs, stage)
+
+
+def _needed(costs: Costs, line: Line, s: int, tensors: set[int]) -> int:
+    """Bytes of tensors that a stage takes; recomputing, as if all stayed inside, which raising the others' stages mends."""
+    if not line.recompute:
+        return line.flight[s] * sum(costs.held[t] for t in tensors)
+    return sum(costs.held[t] * (1 if costs.inputs[costs.producer[t]] else line.flight[s]) for t in tensors)

@@ -20,6 +20,7 @@ from ephemeron.partition.effort import Effort, Timer, timer
 from ephemeron.partition.energy import energy_bound_s
 from ephemeron.partition.graph import Graph
 from ephemeron.partition.judge import check_placement, replay
+from ephemeron.partition.list_search import list_search
 from ephemeron.partition.memory import no_plan_found, refuse_what_cannot_fit
 from ephemeron.partition.pipeline import best_pipeline, staging
 from ephemeron.partition.plan import Candidate, Objective, Plan
@@ -34,10 +35,14 @@ DEFAULTS: dict[str, Schedule] = {
     "throughput": Schedule(kind="1f1b", micro_batches=8),
     "iteration": Schedule(),
 }
+REMEDY_S = 10.0
+"""For finding what would fit where nothing does."""
 TIGHT = 1e-4
 """Relative gap at which a plan counts as proved."""
 SERIAL = 0.9
 """From this share of the bound on, the longest way decides: the relaxed program finds and proves more there than annealing."""
+FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
+"""How hot annealing begins: with more nodes it is cut off too early for heat to be of use."""
 PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
 """Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
 
@@ -81,19 +86,20 @@ def place(
         )
     begun_s = clock()
     limit = timer(effort.time_limit_s, clock)
-    costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
+    costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
     devices = {d.name: d for d in topology.devices}
     for seed in seeds:
         check_placement(graph, devices, seed)
-    refuse_what_cannot_fit(graph, topology, costs, schedule, limit)
+    remedy_s = None if effort.time_limit_s is None else REMEDY_S
+    refuse_what_cannot_fit(graph, topology, costs, schedule, timer(remedy_s, clock))
     trial = _Trial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
     for k, seed in enumerate(seeds):
         trial.judge(f"seed {k}", costs.where(seed))
     _judge_baselines(trial, effort, limit)
     bound_s = (_iteration if objective == "iteration" else _throughput)(trial, effort, limit)
     best = trial.best
-    if best is None:
-        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(10.0, clock))
+    if best is None or best.replay is None:
+        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(remedy_s, clock))
     value_s = best.candidate.value_s
     assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is replayed"
     return Plan(
@@ -118,7 +124,8 @@ def place(
 class _Judged:
     candidate: Candidate
     where: tuple[int, ...]
-    replay: Replay
+    replay: Replay | None
+    """None: the schedule cannot run it, because it recomputes and this is no pipeline."""
 
 
 @dataclass(slots=True)
@@ -133,6 +140,10 @@ class _Trial:
     judged: list[_Judged] = field(default_factory=list)
 
     def judge(self, name: str, where: Sequence[int], orders: Orders | None = None) -> _Judged:
+        if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
+            candidate = Candidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
+            self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=None))
+            return self.judged[-1]
         done = replay(self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders)
         if self.objective == "iteration":
             value_s = done.iteration_s
@@ -149,8 +160,11 @@ class _Trial:
         admitted = [j for j in self.judged if j.candidate.admitted]
         return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
 
-    def least_over_bytes(self) -> int:
-        return min((j.candidate.over_bytes for j in self.judged), default=0)
+    def least_over_bytes(self) -> dict[str, int] | None:
+        """By device, of the least overfull of what could be run."""
+        found = [j for j in self.judged if j.candidate.value_s < float("inf") and j.replay is not None]
+        best = min(found, key=lambda j: j.candidate.over_bytes, default=None)
+        return None if best is None or best.replay is None else dict(best.replay.over_bytes)
 
     def proved(self, bound_s: float) -> bool:
         best = self.best
@@ -197,12 +211,16 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
     bound_s = max(way_s, solution.bound * divided.scale_s) * (1 - 1e-7)
     if trial.proved(bound_s) or len(costs.devices) == 1:
         return bound_s
+    if trial.schedule.recompute:  # pipelines only
+        _throughput(trial, effort, limit)
+        return bound_s
     if parts > 1:
         _throughput(trial, effort, limit.part(0.5))
         _annealed(trial, effort, limit, Random(effort.seed))
         return bound_s
     energy_s = energy_bound_s(costs, moments=8 if len(costs.nodes) > PROGRAM_NODES else 32)
     bound_s = max(bound_s, energy_s)
+    _listed(trial, effort, limit)
     serial = way_s > SERIAL * bound_s
     if len(costs.nodes) <= PROGRAM_NODES:
         bound_s = max(bound_s, _relaxed(trial, effort, limit.part(0.65 if serial else 0.1)))
@@ -218,6 +236,18 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
     if proved.where is not None:
         trial.judge("CP-SAT", proved.where, proved.orders)
     return max(bound_s, proved.bound_s)
+
+
+def _listed(trial: _Trial, effort: Effort, limit: Timer) -> None:
+    """List schedules, under the orders that were found with them and under the judge's own rule."""
+    costs = trial.costs
+    known = sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
+    found = list_search(
+        costs, rng=Random(effort.seed), steps=max(1, effort.annealing_steps // 100),
+        timer=limit.part(0.4 if len(costs.nodes) > CONSTRAINT_NODES else 0.1), known=[j.where for j in known],
+    )  # fmt: skip
+    trial.judge("list search", found.where, orders_of(costs, found.where, found.order))
+    trial.judge("list search", found.where)
 
 
 def _relaxed(trial: _Trial, effort: Effort, limit: Timer) -> float:
@@ -239,7 +269,8 @@ def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found
         starts.setdefault(j.where, j)
     runs: list[tuple[Found, float]] = []
     for j in list(starts.values())[:2]:
-        for heat in (1.0, 3.0):
+        assert j.replay is not None
+        for heat in COOL if len(costs.nodes) > FEW_NODES else WARM:
             found = anneal(
                 costs, costs.clusters, j.where, _order(costs, j.replay),
                 rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.11), heat=heat,

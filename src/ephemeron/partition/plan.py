@@ -20,7 +20,7 @@ class Candidate:
     value_s: float
     """Of the objective, replayed; infinite where the placement is no pipeline and has to be one."""
     iteration_s: float
-    """One iteration, replayed."""
+    """One iteration, replayed; infinite where the schedule cannot run it, because it recomputes and this is no pipeline."""
     over_bytes: int
     """By how much devices are overfull in sum; 0: it fits."""
 

@@ -25,6 +25,11 @@ class Schedule:
 
     Work and bytes of a micro-batch are 1/M of the batch's; a link's latency is paid by each.
 
+    Recomputing (GPipe, section 2.3; NetSplit does not) gives activations up for time. A stage keeps, for every micro-batch in flight,
+    only what crosses its border, and inputs of the model; what lies inside is there for one micro-batch at a time, and is made again
+    before its backward pass. So a stage works as one: it begins a pass when all it reads from others is there, and ends it before it
+    begins another. That takes stages: placements in which tensors go to and fro cannot recompute.
+
     Raises:
         JobError: unknown kind, or a number of micro-batches that it does not allow.
     """
@@ -36,6 +41,8 @@ class Schedule:
     """With 1f1b: stage s of S keeps 2(S−s)−1 micro-batches in flight, one more for each pair of links behind it, so that transfers
     hide behind computing where both directions together take no longer than the busiest stage. False: S−s, as PipeDream and
     Megatron, which keeps the pipeline full only where transfers take no time."""
+    recompute: bool = False
+    """Backward passes take the time of both, and activations inside a stage are there for one micro-batch only."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -46,6 +53,10 @@ class Schedule:
             raise JobError(
                 f"schedule: plain takes the batch whole, not micro_batches = {self.micro_batches}",
                 remedy="choose gpipe or 1f1b",
+            )
+        if self.kind == "plain" and self.recompute:
+            raise JobError(
+                "schedule: plain keeps one batch only, so recompute would save nothing", remedy="choose gpipe or 1f1b"
             )
 
 

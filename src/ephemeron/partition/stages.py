@@ -35,6 +35,8 @@ class Line:
     devices: tuple[int, ...]
     flight: tuple[int, ...]
     """Micro-batches in flight, by stage."""
+    recompute: bool = False
+    """Tensors that do not leave their stage, nor come from an input of the model, are held once, however many are in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class Loads:
         costs, devices = self.costs, self.line.devices
         p = self.stage[costs.producer[t]]
         nbytes = sign * self.line.flight[p] * costs.held[t]
+        if self.line.recompute and costs.inputs[costs.producer[t]] and self.readers[t][p] == len(costs.consumers[t]):
+            nbytes = sign * costs.held[t]
         self.held[p] += nbytes
         for q, count in enumerate(self.readers[t]):
             if count and q != p:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ephemeron.channels import open_channel
 from ephemeron.channels.base import Channel, Traits
+from ephemeron.channels.credentials import environment
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.wrappers import size_of
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
@@ -24,7 +25,6 @@ from ephemeron.platforms.base import Call, Limits
 from ephemeron.platforms.local import LocalPlatform
 from ephemeron.profiling.choose import Cell
 from ephemeron.training import home, parameter_server
-from ephemeron.training.api import _environment
 from ephemeron.training.prepare import Prepared
 from ephemeron.units import MB
 
@@ -136,7 +136,7 @@ async def probing(
             server = parameter_server.start(folder)
             stack.callback(server.stop)
             address, secrets = server.address, {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
-        stack.enter_context(_environment(secrets))
+        stack.enter_context(environment(secrets))
         store = await stack.enter_async_context(open_channel(address))
         stack.push_async_callback(_clear, store, run)
         for key, buffers in prepared.objects.items():

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.channels import Channel, open_channel, public_address
+from ephemeron.channels.credentials import environment
 from ephemeron.channels.keys import Keys
 from ephemeron.errors import EphemeronError, JobError, RunFailed, RunNotFound, UserError
 from ephemeron.events import Event, RunEnded, RunStarted, from_json, to_json
@@ -24,6 +24,8 @@ from ephemeron.job import Configuration, Fault, Job, Simulation
 from ephemeron.performance.profile import Profile
 from ephemeron.planning import Plan
 from ephemeron.platforms.base import Limits
+from ephemeron.platforms.clouds import CLOUDS
+from ephemeron.platforms.clouds import cloud as cloud_of
 from ephemeron.prices import Prices, load_prices
 from ephemeron.tensors import Arrays, decode_state
 from ephemeron.training import home, live, parameter_server
@@ -34,13 +36,12 @@ from ephemeron.training.trigger import Ending, Trigger, together
 from ephemeron.worker.spec import RunSpec
 
 if TYPE_CHECKING:
-    from ephemeron.platforms.aws.settings import AwsSettings
-    from ephemeron.platforms.lithops.settings import LithopsSettings
-    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
-    from ephemeron.platforms.ray.settings import RaySettings
+    from ephemeron.platforms.recorded.cloud import Cloud, Settings
 
 OnEvent = Callable[[Event], None]
 SIMULATED_MEMORY_MB = 1769
+LOCAL_COLD_START_S = 3.0
+"""Of a function of this machine: the lead that successors get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def configure(job: Job, **overrides: Any) -> Configuration:
         channel = "parameter_server" if channel == "parameter_server" else "memory"
     elif channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
-    if c.platform in live.CLOUDS:  # its function has the memory and the time limit that it was deployed with
+    if c.platform in CLOUDS:  # its function has the memory and the time limit that it was deployed with
         return c
     memory_mb = c.memory_mb
     if not memory_mb:
@@ -119,23 +120,8 @@ def platform_limits(name: str) -> Limits:
     """What a platform allows."""
     if name == "simulated":
         return Limits()
-    if name == "aws":
-        from ephemeron.platforms.aws.platform import LIMITS
-
-        return LIMITS
-    if name == "openfaas":
-        from ephemeron.platforms.openfaas.platform import LIMITS as OPENFAAS_LIMITS
-
-        return OPENFAAS_LIMITS
-    if name == "lithops":
-        from ephemeron.platforms.lithops.platform import limits_of
-        from ephemeron.platforms.lithops.settings import LithopsSettings
-
-        return limits_of(LithopsSettings())
-    if name == "ray":
-        from ephemeron.platforms.ray.platform import LIMITS as RAY_LIMITS
-
-        return RAY_LIMITS
+    if name in CLOUDS:
+        return cloud_of(name).limits
     from ephemeron.platforms.local import default_limits
 
     return default_limits()
@@ -144,8 +130,7 @@ def platform_limits(name: str) -> Limits:
 def train(
     job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None, aws: AwsSettings | None = None, openfaas: OpenFaasSettings | None = None,
-    ray: RaySettings | None = None, lithops: LithopsSettings | None = None,
+    profile: Profile | None = None, cloud: Settings | None = None,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end.
 
@@ -159,10 +144,7 @@ def train(
         patience_s: shortest wait before a silent peer is replaced.
         plan: that the configuration is from; kept beside the run and compared with it in the report.
         profile: that the plan is from; kept so that it can be refined by what the run took.
-        aws: which function, for platform `aws`; None: `ephemeron` in the usual region.
-        openfaas: which function, for platform `openfaas`; None: `ephemeron` at the usual gateway.
-        ray: which cluster, for platform `ray`; None: that of RAY_ADDRESS, or the one of this machine.
-        lithops: which backend, for platform `lithops`; None: localhost.
+        cloud: where on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's own defaults.
 
     Raises:
         UserError: refused; nothing was started or paid for.
@@ -174,31 +156,14 @@ def train(
     public, secrets = public_address(c.channel)
     c = dataclasses.replace(c, channel=public)
     limits = platform_limits(c.platform)
-    if c.platform == "aws":
-        from ephemeron.platforms.aws.settings import AwsSettings
-
-        aws = (aws or AwsSettings()).located()
-        c, limits = live.on_aws(c, aws, secrets)
-    elif c.platform == "openfaas":
-        from ephemeron.platforms.openfaas.settings import OpenFaasSettings
-
-        openfaas = (openfaas or OpenFaasSettings()).located()
-        c, limits = live.on_openfaas(c, openfaas, secrets)
-    elif c.platform == "ray":
-        from ephemeron.platforms.ray.settings import RaySettings
-
-        ray = (ray or RaySettings()).located()
-        c, limits = live.on_ray(c, ray, secrets)
-    elif c.platform == "lithops":
-        from ephemeron.platforms.lithops.settings import LithopsSettings
-
-        lithops = (lithops or LithopsSettings()).checked()
-        c, limits = live.on_lithops(c, lithops, secrets)
-    known = {
-        "simulated": world.cold_start_s, "aws": live.AWS_COLD_START_S, "openfaas": live.OPENFAAS_COLD_START_S,
-        "ray": live.RAY_COLD_START_S, "lithops": live.LITHOPS_COLD_START_S,
-    }  # fmt: skip
-    cold_start_s = known.get(c.platform, 3.0)
+    cold_start_s = world.cold_start_s if simulated else LOCAL_COLD_START_S
+    if c.platform in CLOUDS:
+        where = cloud_of(c.platform)
+        cloud = _settings(where, cloud)
+        c, limits = where.admit(c, cloud, secrets)
+        cold_start_s = where.cold_start_s
+    elif cloud is not None:
+        raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
     prepared = prepare(
         job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
         faults=faults, patience_s=patience_s, cold_start_s=cold_start_s,
@@ -206,16 +171,15 @@ def train(
     )  # fmt: skip
     folder = home.create(run_id)
     run = _record(prepared.spec, folder, job)
-    for name, settings in (("aws", aws), ("openfaas", openfaas), ("ray", ray), ("lithops", lithops)):
-        if settings is not None and c.platform == name:
-            run[name] = dataclasses.asdict(settings)
+    if cloud is not None:
+        run[c.platform] = dataclasses.asdict(cloud)  # type: ignore[call-overload]
     folder.write("run.json", run)
     if plan is not None:
         plan.save(folder.path / PLAN_FILE)
     if profile is not None:
         profile.save(folder.path / PROFILE_FILE)
     try:
-        with _environment(secrets):
+        with environment(secrets):
             if simulated:
                 from ephemeron import simulation
 
@@ -227,6 +191,16 @@ def train(
             shutil.rmtree(folder.path)
         raise
     return _conclude(folder, run, ledger, ending, out)
+
+
+def _settings(where: Cloud[Any], given: Settings | None) -> Settings:
+    if given is None:
+        given = where.settings()
+    if not isinstance(given, where.settings):
+        raise JobError(f"{type(given).__name__} is not for platform {where.name}",
+                       remedy=f"give {where.settings.__name__}")  # fmt: skip
+    located: Settings = given.located()
+    return located
 
 
 def attach(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
@@ -276,7 +250,7 @@ async def _stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
         if now:
             await platform.cancel_all(folder.run_id)
             return
-        with _environment(_server_secrets(folder)):
+        with environment(_server_secrets(folder)):
             channel = open_channel(run["address"])
             await channel.put(Keys(folder.run_id).control, [b"stop"])
             await channel.close()
@@ -314,7 +288,7 @@ async def _live(
         if server is not None:
             stack.callback(server.stop)
             secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
-        stack.enter_context(_environment(secrets))
+        stack.enter_context(environment(secrets))
         channel = await stack.enter_async_context(open_channel(run["address"]))
         if attach:
             try:
@@ -386,21 +360,6 @@ def _interruptible(trigger: Trigger) -> Iterator[None]:
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Credentials of the channel, for this process only while it needs them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _server_secrets(folder: RunFolder) -> dict[str, str]:

@@ -23,7 +23,6 @@ SAME = {"rates": (1.0, 1.0, 1.0, 1.0), "starts_s": (0.0, 0.0, 0.0, 0.0)}
         Coupled(seed=1, window=20, free_epochs=0),
     ],
     ids=["coordl", "joader", "dynagcs", "coupled", "coupled-from-the-first-epoch"],
-    ids=repr,
 )
 def test_jobs_in_step_use_the_same_samples_in_the_same_batches(sampler) -> None:
     found = orders(sampler, [range(64)] * 4, epochs=1, batch=8, **SAME)

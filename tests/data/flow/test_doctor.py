@@ -26,7 +26,7 @@ class Numbers:
 
 
 def busy(data):
-    for _ in range(20_000):
+    for _ in range(200_000):
         pass
     return data
 

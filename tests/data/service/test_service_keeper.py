@@ -119,7 +119,7 @@ def test_one_that_has_not_announced_itself_can_be_ended(tmp_path: Path) -> None:
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     part = Part("router", tmp_path, TOKEN)
-    with pytest.raises(ServiceUnreachable, match=r"the router does not start: KeyError: 'patience'"):
+    with pytest.raises(ServiceUnreachable, match=r"the router does not start: KeyError: 'whole'"):
         part.ensure({})
     assert not part.alive
 

@@ -19,14 +19,13 @@ from ephemeron.partition.running import Pipeline  # noqa: E402
 
 MICRO_BATCHES = 3
 CASES = {
-    "plain": (Schedule(), 2, {}, {}),
-    "gpipe, recomputed": (Schedule(kind="gpipe", micro_batches=MICRO_BATCHES), 3, {}, {"recompute": True}),
-    "1f1b": (Schedule(kind="1f1b", micro_batches=MICRO_BATCHES), 4, {}, {}),
+    "plain": (Schedule(), 2, {}),
+    "gpipe, recomputed": (Schedule(kind="gpipe", micro_batches=MICRO_BATCHES, recompute=True), 3, {}),
+    "1f1b": (Schedule(kind="1f1b", micro_batches=MICRO_BATCHES), 4, {}),
     "1f1b, anywhere, parameters apart": (
-        Schedule(kind="1f1b", micro_batches=MICRO_BATCHES, overlap=False),
+        Schedule(kind="1f1b", micro_batches=MICRO_BATCHES, overlap=False, recompute=True),
         3,
         {"pipeline": False, "ties": "apart"},
-        {"recompute": True},
     ),
 }
 ANYWHERE = (
@@ -50,10 +49,10 @@ def whole(name: str, micro_batches: int, dtype: Any) -> tuple[dict[str, Any], li
 
 
 def trained(name: str, case: str, dtype: Any) -> tuple[dict[str, Any], list[float]]:
-    schedule, stages, cutting, running = CASES[case]
+    schedule, stages, cutting = CASES[case]
     e, _ = traced(name, dtype)
     parts = parts_of(name, stages, dtype=dtype, **cutting)
-    with Pipeline(parts, schedule=schedule, optimizer=optimizer, loss=loss, **running) as pipe:
+    with Pipeline(parts, schedule=schedule, optimizer=optimizer, loss=loss) as pipe:
         losses = [pipe.step(args, kwargs=kwargs).loss for args, kwargs in batches(name, e)]
         return pipe.state_dict(), losses
 
@@ -92,8 +91,8 @@ def test_an_uneven_cut_changes_nothing(name):
 def test_running_statistics_are_updated_once_per_micro_batch_though_passes_are_repeated():
     name = "resnet"
     e, _ = traced(name)
-    schedule = Schedule(kind="gpipe", micro_batches=MICRO_BATCHES)
-    with Pipeline(parts_of(name, 3), schedule=schedule, optimizer=optimizer, loss=loss, recompute=True) as pipe:
+    schedule = Schedule(kind="gpipe", micro_batches=MICRO_BATCHES, recompute=True)
+    with Pipeline(parts_of(name, 3), schedule=schedule, optimizer=optimizer, loss=loss) as pipe:
         pipe.step(batches(name, e)[0][0])
         counters = {int(t) for n, t in pipe.state_dict().items() if n.endswith("num_batches_tracked")}
     assert counters == {MICRO_BATCHES}

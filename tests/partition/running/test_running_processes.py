@@ -105,8 +105,8 @@ def test_state_goes_to_and_fro(apart, tmp_path):
 def test_statistics_skips_and_recomputation_in_processes(transport):
     e, _ = traced("u-net")
     todo = batches("u-net", e, steps=5)
-    schedule = Schedule(kind="gpipe", micro_batches=3)
-    with started("u-net", transport=transport, schedule=schedule, recompute=True) as pipe:
+    schedule = Schedule(kind="gpipe", micro_batches=3, recompute=True)
+    with started("u-net", transport=transport, schedule=schedule) as pipe:
         for args, kwargs in todo:
             pipe.step(args, kwargs=kwargs)
         assert furthest(pipe.state_dict(), train_whole("u-net", todo, 3)[0]) <= 1e-10

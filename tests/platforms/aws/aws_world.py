@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from ephemeron.platforms.aws.deploy.function import Wanted, deploy
-from ephemeron.platforms.aws.deploy.package import build_zip, digest
+from ephemeron.platforms.aws.deploy.package import build_zip
 from ephemeron.platforms.aws.platform import LIMITS, AwsPlatform
 from ephemeron.platforms.aws.settings import AwsSettings, client
 from ephemeron.platforms.base import Limits
+from ephemeron.platforms.release import digest
 from ephemeron.testing.lambda_service import LambdaService
 
 ROLE = "arn:aws:iam::123456789012:role/ephemeron"

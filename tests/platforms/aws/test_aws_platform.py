@@ -21,9 +21,9 @@ from ephemeron.events import Ended, Note
 from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.aws.platform import AwsPlatform
 from ephemeron.platforms.aws.preflight import inspect
-from ephemeron.platforms.aws.records import Names, calls_prefix
 from ephemeron.platforms.aws.settings import AwsSettings, client
 from ephemeron.platforms.base import Call, Limits
+from ephemeron.platforms.recorded.records import Names, calls_prefix
 from ephemeron.testing.lambda_service import LambdaService
 
 LIMITS = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=8, payload_bytes=16_000_000)
@@ -193,9 +193,9 @@ def test_a_delivery_after_the_end_has_nothing_to_do(
     async def scenario(platform: AwsPlatform) -> None:
         invoke = platform._sender.request
 
-        async def watched(event: bytes) -> str:
+        async def watched(event: bytes, call: Call) -> str:
             sent.append(event)
-            return await invoke(event)
+            return await invoke(event, call)
 
         platform._sender.request = watched  # type: ignore[method-assign]
         await (await platform.invoke(call(platform, "echo"))).wait()

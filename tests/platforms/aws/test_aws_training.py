@@ -59,7 +59,7 @@ class World:
             on_event(event)
 
         c = configure(job, **{**HOW, "channel": self.channels[channel], **how})
-        result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=see, aws=self.settings)
+        result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=see, cloud=self.settings)
         return result, events
 
     def kill(self, rank: int) -> bool:
@@ -225,7 +225,7 @@ from pathlib import Path
 how, settings, code = json.loads(sys.argv[1])
 job = Job(name="aws", model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1,
           optimizer=Target(target="SGD", options={"lr": 0.1, "momentum": 0.9}), code=(Path(code),))
-train(job, configure(job, **how), on_event=lambda e: print(e.kind, flush=True), aws=AwsSettings(**settings))
+train(job, configure(job, **how), on_event=lambda e: print(e.kind, flush=True), cloud=AwsSettings(**settings))
 """
 
 

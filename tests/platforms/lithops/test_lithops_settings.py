@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ephemeron.errors import JobError, MissingExtra
-from ephemeron.platforms.aws.logs import Death, Report
 from ephemeron.platforms.lithops.platform import FutureWatch, limits_of
 from ephemeron.platforms.lithops.settings import MARGIN_S, LithopsSettings, lithops_module, overridden
+from ephemeron.platforms.recorded.witness import Death, Report
 
 
 def test_on_localhost_a_gang_and_its_successors_have_places_at_once() -> None:
@@ -40,9 +40,9 @@ def test_a_life_ends_before_lithops_would_end_it() -> None:
     settings = LithopsSettings(timeout_s=600.0)
     assert limits_of(settings).lifetime_s == 600.0 - MARGIN_S
     with pytest.raises(JobError, match="timeout_s 30 leaves functions no time"):
-        LithopsSettings(timeout_s=MARGIN_S).checked()
+        LithopsSettings(timeout_s=MARGIN_S).located()
     with pytest.raises(JobError, match="places"):
-        LithopsSettings(places=0).checked()
+        LithopsSettings(places=0).located()
 
 
 class _Future:

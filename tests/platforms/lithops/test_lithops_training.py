@@ -34,7 +34,7 @@ def go(tmp_path: Path, *faults: str, **how: Any) -> tuple[Any, list[Any]]:
     events: list[Any] = []
     c = configure(JOB, **{**HOW, "channel": (tmp_path / "objects").as_uri(), **how})
     settings = LithopsSettings(every_s=0.1, places=8)
-    result = train(JOB, c, faults=[parse_fault(f) for f in faults], on_event=events.append, lithops=settings)
+    result = train(JOB, c, faults=[parse_fault(f) for f in faults], on_event=events.append, cloud=settings)
     return result, events
 
 
@@ -57,4 +57,4 @@ def test_what_functions_could_not_reach_or_have_no_place_for_is_refused(tmp_path
         go(tmp_path, workers=8)
     c = configure(JOB, **{**HOW, "channel": (tmp_path / "objects").as_uri()})
     with pytest.raises(JobError, match="functions of aws_lambda cannot reach it"):
-        train(JOB, c, lithops=LithopsSettings(backend="aws_lambda"))
+        train(JOB, c, cloud=LithopsSettings(backend="aws_lambda"))

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ephemeron.platforms.aws.deploy.package import digest
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.openfaas.deploy.function import Wanted, spec_of
 from ephemeron.platforms.openfaas.deploy.recipe import write_recipe
 from ephemeron.platforms.openfaas.gateway import Gateway
 from ephemeron.platforms.openfaas.platform import LIMITS, OpenFaasPlatform
 from ephemeron.platforms.openfaas.settings import Credentials, OpenFaasSettings
+from ephemeron.platforms.release import digest
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 
 PASSWORD = "the tests' own"

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from openfaas_world import IMAGE, PASSWORD, client, settings_of, wait
 
-from ephemeron.platforms.aws.deploy.package import digest
-from ephemeron.platforms.aws.logs import Death, Report
 from ephemeron.platforms.openfaas.callbacks import Callbacks
 from ephemeron.platforms.openfaas.deploy.function import Wanted, spec_of
 from ephemeron.platforms.openfaas.deploy.recipe import write_recipe
 from ephemeron.platforms.openfaas.gateway import UNREACHABLE, FunctionSpec, Gateway, GatewayError
 from ephemeron.platforms.openfaas.settings import INSIDE, Credentials, OpenFaasSettings, credentials
+from ephemeron.platforms.recorded.witness import Death, Report
+from ephemeron.platforms.release import digest
 from ephemeron.rpc.http import Request, Response, listen
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError
-from ephemeron.platforms.aws.logs import Death, Report
-from ephemeron.platforms.aws.state import DEATH_S, Calls
 from ephemeron.platforms.base import Call
 from ephemeron.platforms.openfaas.callbacks import heard
 from ephemeron.platforms.openfaas.deploy.function import Wanted, duration, gateway_values, spec_of
 from ephemeron.platforms.openfaas.handler import SECRETS, secrets_in
 from ephemeron.platforms.openfaas.replica import out_of_memory_kills, told_by
 from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+from ephemeron.platforms.recorded.state import DEATH_S, Calls
+from ephemeron.platforms.recorded.witness import Death, Report
 from ephemeron.testing.openfaas_gateway.functions import cores, quantity, seconds
 
 

@@ -57,7 +57,7 @@ def deploy(gateway: OpenFaasGateway, tmp_path: Path) -> Iterator[Any]:
 def go(gateway: OpenFaasGateway, tmp_path: Path, *, settings: OpenFaasSettings | None = None, **how: Any) -> Any:
     channel = how.pop("channel", (tmp_path / "objects").as_uri())
     how = {"platform": "openfaas", "workers": 1, "aggregators": 1, "batch_size": 64, "channel": channel, **how}
-    return train(JOB, configure(JOB, **how), openfaas=settings or settings_of(gateway))
+    return train(JOB, configure(JOB, **how), cloud=settings or settings_of(gateway))
 
 
 def test_a_wrong_password(gateway: OpenFaasGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_flags_of_another_platform(tmp_path: Path) -> None:
     job.write_text('name = "x"\nmodel = "m:m"\n[data]\nsource = "digits"\n[run]\nworkers = 1\n')
     done = CliRunner().invoke(main, ["train", str(job), "--gateway", "http://127.0.0.1:9"])
     assert done.exit_code != 0
-    assert "are not for platform local" in (done.output + str(done.exception))
+    assert "platform local takes no --gateway" in (done.output + str(done.exception))
 
 
 def test_deploy_writes_first_and_sends_only_with_an_image(

@@ -53,7 +53,7 @@ class World:
             on_event(event)
 
         c = configure(job, **{**HOW, "channel": self.channels[channel], **how})
-        result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=see, openfaas=self.settings)
+        result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=see, cloud=self.settings)
         return result, events
 
     def kill(self, rank: int) -> bool:

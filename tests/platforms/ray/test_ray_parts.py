@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, MissingExtra
-from ephemeron.platforms.aws.deploy.package import digest
 from ephemeron.platforms.ray.cluster import Node, cpus_of, ray_module, room
 from ephemeron.platforms.ray.preflight import check_channel, judge
 from ephemeron.platforms.ray.settings import RaySettings
+from ephemeron.platforms.release import digest
 
 NODE = Node(id="0123456789abcdef", host="a", cpus=2.0, memory_mb=4096.0)
 NODES = st.lists(

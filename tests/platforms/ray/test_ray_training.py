@@ -59,7 +59,7 @@ def go(
         on_event(event)
 
     c = configure(JOB, **{**HOW, "channel": channel, **how})
-    result = train(JOB, c, faults=[parse_fault(f) for f in faults], on_event=see, ray=world.settings())
+    result = train(JOB, c, faults=[parse_fault(f) for f in faults], on_event=see, cloud=world.settings())
     return result, events
 
 

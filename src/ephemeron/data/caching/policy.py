@@ -91,9 +91,9 @@ class RankedPolicy(CachePolicy):
         self._where: dict[Key, Group] = {}
         self._stale = False
 
+    @abstractmethod
     def place(self, item: Item) -> tuple[Group, float]:
         """The group of an object and its score in it. The largest is named first; of equals, what was touched first."""
-        raise NotImplementedError
 
     def standing(self, group: Group, score: float) -> float:
         """What makes the heads of groups comparable: the largest is named. One group needs none of this."""

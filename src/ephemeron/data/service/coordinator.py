@@ -22,6 +22,7 @@ from ephemeron.data.service.keeper import Part, write_json
 from ephemeron.data.service.lifecycle import Registry
 from ephemeron.data.service.patience import Patience
 from ephemeron.data.service.router import RouterSettings
+from ephemeron.data.service.shard import ShardSettings
 from ephemeron.errors import EphemeronError, JobError
 
 TICK_S = 0.5
@@ -164,14 +165,15 @@ class Coordinator:
 
     def _router_settings(self, name: str, definition: dict[str, Any]) -> RouterSettings:
         s = self.settings
-        return RouterSettings(
-            flow=f"{name}@{self._registry[name].version}", samples=definition["samples"],
-            shards=max(1, min(s.shards, definition["samples"])), random=definition["random"],
+        whole = ShardSettings(
+            flow=f"{name}@{self._registry[name].version}", number=0, generation=0, random=definition["random"],
             paths=tuple(definition["paths"]), payload=definition["payload"], loaders=s.loaders,
             loader_memory_mb=s.loader_memory_mb, loader_lifetime_s=s.loader_lifetime_s, buffer_mb=s.buffer_mb,
-            cache_mb=s.cache_mb, host=s.host, allow_remote=s.allow_remote, dataset=definition.get("dataset", ""), preload=s.preload,
-            patience=s.patience,
+            cache_mb=s.cache_mb, host=s.host, allow_remote=s.allow_remote, dataset=definition.get("dataset", ""),
+            preload=s.preload, patience=s.patience,
         )  # fmt: skip
+        samples = definition["samples"]
+        return RouterSettings(samples=samples, shards=max(1, min(s.shards, samples)), whole=whole)
 
     def _router(self, name: str) -> Part:
         if name not in self._routers:

@@ -11,11 +11,14 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
 from ephemeron.data.service.keeper import Presence
 from ephemeron.data.service.patience import Patience
+
+if TYPE_CHECKING:
+    from ephemeron.data.service.shard import ShardSettings
 
 
 class Served(Protocol):
@@ -47,20 +50,27 @@ def main() -> None:
 
 def _make(kind: str, presence: Presence, token: str, ending: Callable[[], None]) -> Served:
     settings = presence.settings()
-    settings["patience"] = Patience(**settings["patience"])
     if kind == "shard":
-        from ephemeron.data.service.shard import Shard, ShardSettings
+        from ephemeron.data.service.shard import Shard
 
-        return Shard(ShardSettings(**{**settings, "paths": tuple(settings["paths"])}), presence.folder, token, ending)
+        return Shard(_of_shard(settings), presence.folder, token, ending)
     if kind == "router":
         from ephemeron.data.service.router import Router, RouterSettings
 
-        return Router(RouterSettings(**{**settings, "paths": tuple(settings["paths"])}), presence.folder, token, ending)
+        settings["whole"] = _of_shard(settings["whole"])
+        return Router(RouterSettings(**settings), presence.folder, token, ending)
     if kind == "coordinator":
         from ephemeron.data.service.coordinator import Coordinator, ServiceSettings
 
+        settings["patience"] = Patience(**settings["patience"])
         return Coordinator(ServiceSettings(**settings), presence.folder, token, ending)
     raise ValueError(f"no part of the service is a {kind!r}")
+
+
+def _of_shard(told: dict[str, Any]) -> ShardSettings:
+    from ephemeron.data.service.shard import ShardSettings
+
+    return ShardSettings(**{**told, "paths": tuple(told["paths"]), "patience": Patience(**told["patience"])})
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.keeper import Part, write_json
-from ephemeron.data.service.patience import Patience
 from ephemeron.data.service.shard import ShardSettings
 from ephemeron.data.service.traversal import Traversals
 from ephemeron.errors import EphemeronError
@@ -31,35 +30,17 @@ JOIN_S = 10.0
 class RouterSettings:
     """What a coordinator tells a router."""
 
-    flow: str
     samples: int
     shards: int
-    random: bool
-    paths: tuple[str, ...]
-    payload: str
-    loaders: int
-    """At most, in all shards together."""
-    loader_memory_mb: int
-    loader_lifetime_s: float
-    buffer_mb: float
-    """For samples that were asked for, in all shards together."""
-    cache_mb: float
-    """For samples kept beyond that, in all shards together."""
-    host: str = "127.0.0.1"
-    allow_remote: bool = False
-    dataset: str = ""
-    """In words, for errors."""
-    preload: str = ""
-    patience: Patience = field(default_factory=Patience)
+    whole: ShardSettings
+    """As if there were one shard: loaders, buffer and cache are those of all shards together."""
 
     def shard(self, number: int, generation: int) -> ShardSettings:
         """Of one of the shards."""
-        return ShardSettings(
-            flow=self.flow, number=number, generation=generation, random=self.random, paths=self.paths,
-            payload=self.payload, loaders=max(1, (self.loaders + number) // self.shards),
-            loader_memory_mb=self.loader_memory_mb, loader_lifetime_s=self.loader_lifetime_s,
-            buffer_mb=self.buffer_mb / self.shards, cache_mb=self.cache_mb / self.shards, host=self.host,
-            allow_remote=self.allow_remote, dataset=self.dataset, preload=self.preload, patience=self.patience,
+        whole = self.whole
+        return replace(
+            whole, number=number, generation=generation, loaders=max(1, (whole.loaders + number) // self.shards),
+            buffer_mb=whole.buffer_mb / self.shards, cache_mb=whole.cache_mb / self.shards,
         )  # fmt: skip
 
     def edges(self) -> list[int]:
@@ -96,7 +77,9 @@ class Router:
             if not self._is_of_now(shard.settings(), number):
                 shard.kill()
         self._look_after()
-        self.endpoint = Endpoint(self._answer, token=token, host=settings.host, allow_remote=settings.allow_remote)
+        self.endpoint = Endpoint(
+            self._answer, token=token, host=settings.whole.host, allow_remote=settings.whole.allow_remote
+        )
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
 
@@ -145,7 +128,7 @@ class Router:
         with self._lock:
             now = self._guarded_at = time.monotonic()
             self._readers = {
-                r: at for r, at in self._readers.items() if now - at < self.settings.patience.reader_lease_s
+                r: at for r, at in self._readers.items() if now - at < self.settings.whole.patience.reader_lease_s
             }
             return {"readers": len(self._readers), "generation": self._generation, "shards": self._status}
 
@@ -162,7 +145,9 @@ class Router:
             with self._lock:
                 alive = {reader.rpartition("/")[0] for reader in self._readers}
                 self._traversals.settle(alive=alive, now=time.time())
-                unused = not self._readers and time.monotonic() - self._guarded_at > self.settings.patience.orphan_s
+                unused = (
+                    not self._readers and time.monotonic() - self._guarded_at > self.settings.whole.patience.orphan_s
+                )
             if unused:
                 return
 
@@ -191,4 +176,4 @@ class Router:
                     shard.forget()
 
     def _is_silent(self, k: int) -> bool:
-        return time.monotonic() - self._answered[k] > self.settings.patience.shard_s
+        return time.monotonic() - self._answered[k] > self.settings.whole.patience.shard_s

@@ -93,7 +93,7 @@ class DeviceRun:
                 changed_inputs=written_inputs(stage, split.traced),
                 goal=goal if border.last else None,
                 seed=training.seed,
-                recompute=training.recompute and self._flight > 1,
+                recompute=training.schedule.recompute and self._flight > 1,
             )
         for run in self._runs.values():
             run.sum_apart([p for p in run.stage.parameters() if p.requires_grad and self._readers(p) > 1])

@@ -72,7 +72,8 @@ class Pipeline:
     Args:
         split: the stages. With `where="here"` they are trained in place; else `state_dict` and `close` bring their
             state up to date.
-        schedule: kind and number of micro-batches; a batch with fewer samples has fewer.
+        schedule: kind and number of micro-batches, and whether forward passes are repeated instead of kept; a batch with
+            fewer samples has fewer.
         optimizer: makes an optimiser over given parameters; made once for each device, so it must treat parameters
             apart.
         loss: (result, targets) -> mean over samples; runs where the last stage is.
@@ -82,7 +83,6 @@ class Pipeline:
         metrics: (result, targets) -> means over samples by name.
         weigh: how much a micro-batch with such targets counts; None: its samples.
         seed: of random steps.
-        recompute: forward passes are repeated instead of kept.
         links: what links are slowed down by, for rehearsals; by (source, target), each way by itself; `processes` only.
         transport: between processes.
         timeout_s: a step that takes longer has failed; `processes` only.
@@ -103,7 +103,6 @@ class Pipeline:
         metrics: Metrics | None = None,
         weigh: Weigh | None = None,
         seed: int = 0,
-        recompute: bool = False,
         links: Mapping[Pair, Throttle] | None = None,
         transport: Transport = "shared",
         timeout_s: float = 600.0,
@@ -115,9 +114,7 @@ class Pipeline:
         self._last = self._borders[-1].device
         self.iteration = 0
         self._ended = ""
-        training = Training(
-            schedule=schedule, optimizer=optimizer, loss=loss, metrics=metrics, seed=seed, recompute=recompute
-        )
+        training = Training(schedule=schedule, optimizer=optimizer, loss=loss, metrics=metrics, seed=seed)
         at = _placed(split, devices or {})
         _check_links(split, links or {}, where)
         self._backend: Backend

@@ -29,9 +29,6 @@ class Training:
     metrics: Metrics | None = None
     seed: int = 0
     """Of random steps, which draw by seed, iteration, micro-batch and name."""
-    recompute: bool = False
-    """Stages with several micro-batches in flight keep their inputs only, and repeat the forward pass before the
-    backward one."""
 
 
 def number_of(value: Any, what: str) -> torch.Tensor:

@@ -53,6 +53,7 @@ def graph_of(
                 gradient_bytes=sum(t.numel() * t.element_size() for t in trained.values()),
                 optimizer_bytes=sum((optimizer_bytes or {}).get(n, 0) for n in trained),
                 group=o.group,
+                module=o.steps[0].origin if o.steps else "",
             )
         )
     return Graph(name=name, nodes=tuple(nodes), tensors=tuple(_tensors(traced, found)), source=source)

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from ephemeron.events import Event, to_json
 from ephemeron.platforms._hygiene import CleanState
-from ephemeron.platforms.aws.records import Envelope, Names, Record
-from ephemeron.platforms.aws.reporter import Reporter, peak_mb
 from ephemeron.platforms.base import Call, Limits
+from ephemeron.platforms.recorded.records import Envelope, Names, Record
+from ephemeron.platforms.recorded.reporter import Reporter, peak_mb
 
 MARGIN_S = 1.5
 """Before Lambda's own limit: for the last word."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ephemeron.platforms.aws.settings import THROTTLED, AwsSettings, code_of, explain
+from ephemeron.platforms.recorded.witness import Death, Report
 
 PATTERN = '?"REPORT RequestId" ?"Task timed out after" ?"Runtime exited"'
 _LATE_MS = 60_000
@@ -30,29 +30,6 @@ _FIELDS = {
 _STATUS = re.compile(r"\tStatus: (\w+)")
 _TIMED_OUT = re.compile(rf"{_REQUEST} Task timed out after ([\d.]+) seconds")
 _EXITED = re.compile(rf"RequestId: {_REQUEST} Error: Runtime exited(?: with error: (?P<how>[^\n]*))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """A REPORT line: an invocation is over, and this is its bill."""
-
-    request: str
-    stream: str
-    billed_s: float
-    size_mb: float
-    used_mb: float
-    failed: bool = False
-    """It says `Status: error` or `Status: timeout`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """An invocation did not come back."""
-
-    request: str
-    stream: str
-    timed_out: bool
-    text: str
 
 
 def parse(message: str, stream: str) -> Report | Death | None:
@@ -78,19 +55,6 @@ def parse(message: str, stream: str) -> Report | Death | None:
         text = f"its process ended: {found['how'] or 'without a word'}"
         return Death(request=found["request"], stream=stream, timed_out=False, text=text)
     return None
-
-
-class Witness(Protocol):
-    """Whoever else can tell of invocations: the bill, and deaths. Here it is the logs."""
-
-    problem: str
-    """Why it cannot tell; empty as long as it can."""
-
-    async def poll(self) -> list[Report | Death]:
-        """What is new."""
-
-    async def tail(self, stream: str, request: str) -> list[str]:
-        """The last lines of an invocation; none where nobody keeps them."""
 
 
 class LogReader:

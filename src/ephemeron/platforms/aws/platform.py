@@ -9,11 +9,11 @@ from pathlib import Path
 from ephemeron.channels.address import open_channel
 from ephemeron.channels.base import Channel
 from ephemeron.platforms.aws.logs import LogReader
-from ephemeron.platforms.aws.records import Names, calls_prefix
 from ephemeron.platforms.aws.sending import INLINE_BYTES, Sender
 from ephemeron.platforms.aws.settings import AwsSettings, client
 from ephemeron.platforms.base import Limits
-from ephemeron.platforms.recorded import RecordedPlatform
+from ephemeron.platforms.recorded.platform import RecordedPlatform
+from ephemeron.platforms.recorded.records import Names, calls_prefix
 
 LIMITS = Limits(payload_bytes=16_000_000)
 """Of Lambda: 128 to 10,240 MB, 15 minutes. Calls of more than 1 MB go through the store."""

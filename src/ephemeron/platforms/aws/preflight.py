@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.platforms.aws.platform import LIMITS
 from ephemeron.platforms.aws.settings import AwsSettings, client, code_of, refused
-from ephemeron.platforms.aws.state import EVENT_AGE_S
 from ephemeron.platforms.base import Limits
+from ephemeron.platforms.recorded.state import EVENT_AGE_S
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 

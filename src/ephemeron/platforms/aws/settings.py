@@ -57,6 +57,24 @@ class AwsSettings:
         return f"/aws/lambda/{self.function}"
 
 
+def identity(settings: AwsSettings) -> str:
+    """Which credentials are used: the end of the key's id, and where the usual chain has found it. Asks nobody.
+
+    Raises:
+        JobError: there are none, or they cannot be had.
+    """
+    try:
+        found = _boto3().Session().get_credentials()
+        key = None if found is None else found.get_frozen_credentials().access_key
+    except Exception as e:
+        raise refused(e, settings, doing="finding credentials") from e
+    if not key:
+        raise JobError(
+            "no AWS credentials were found", remedy="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return f"of key …{key[-4:]}, from {found.method}"
+
+
 def client(settings: AwsSettings, service: str, *, tries: int = 1) -> Any:
     """A boto3 client for `lambda` or `logs`. Safe to use from many threads.
 

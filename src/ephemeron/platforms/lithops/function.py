@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ephemeron.platforms.aws.records import Envelope
 from ephemeron.platforms.lithops.sending import Executor, LithopsSender
 from ephemeron.platforms.lithops.settings import LithopsSettings
-from ephemeron.platforms.supervised import SingleCall
+from ephemeron.platforms.recorded.records import Envelope
+from ephemeron.platforms.recorded.supervised import SingleCall
 
 
 def run_call(message: dict[str, Any]) -> str:

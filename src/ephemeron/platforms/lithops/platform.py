@@ -12,12 +12,12 @@ from typing import Any
 
 from ephemeron.channels.address import open_channel
 from ephemeron.channels.base import Channel
-from ephemeron.platforms.aws.logs import Death, Report
-from ephemeron.platforms.aws.records import Names, calls_prefix
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.lithops.sending import Executor, LithopsSender
 from ephemeron.platforms.lithops.settings import LOCALHOST, LithopsSettings, lithops_module
-from ephemeron.platforms.recorded import RecordedPlatform
+from ephemeron.platforms.recorded.platform import RecordedPlatform
+from ephemeron.platforms.recorded.records import Names, calls_prefix
+from ephemeron.platforms.recorded.witness import Death, Report
 
 
 def limits_of(settings: LithopsSettings) -> Limits:
@@ -122,7 +122,7 @@ class LithopsPlatform(RecordedPlatform):
             JobError: a setting is out of range, or there is no channel at that address.
             MissingExtra: Lithops, or what the channel needs.
         """
-        settings = settings.checked()
+        settings = settings.located()
         lithops_module()
         run_dir.mkdir(parents=True, exist_ok=True)
         self = cls(run_dir, settings, limits or limits_of(settings), open_channel(channel), Names(calls_prefix(run)))

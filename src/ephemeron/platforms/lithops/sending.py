@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ephemeron.errors import InvocationRefused
-from ephemeron.platforms.aws.sending import RecordedSender
 from ephemeron.platforms.base import Call
 from ephemeron.platforms.lithops.settings import LOCALHOST, MARGIN_S, LithopsSettings, lithops_module, overridden
+from ephemeron.platforms.recorded.sending import RecordedSender
 
 INLINE_BYTES = 64_000
 """Larger calls go through the channel."""

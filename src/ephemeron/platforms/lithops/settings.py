@@ -36,8 +36,8 @@ class LithopsSettings:
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables for functions. No secrets: Lithops stores them."""
 
-    def checked(self) -> LithopsSettings:
-        """Itself.
+    def located(self) -> LithopsSettings:
+        """Itself: nothing is left open.
 
         Raises:
             JobError: a number is out of its range.

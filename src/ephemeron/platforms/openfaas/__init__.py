@@ -1,7 +1,7 @@
 """OpenFaaS: functions of one's own cluster, behind a gateway that queues calls and answers 202.
 
 As on AWS Lambda nobody can wait for such a call, so it is told apart, watched, billed and cancelled through records in
-the run's own channel (see `ephemeron.platforms.aws`, whose state machine is used as it is). What differs:
+the run's own channel (see `ephemeron.platforms.recorded`). What differs:
 
     client ── sending ──▶ store             OpenFaasPlatform, through GatewaySender
       └─ POST /async-function/NAME ─▶ queue ─▶ gateway ─▶ of-watchdog ─▶ handler (ours, one process a replica)

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from ephemeron.platforms.aws.logs import Death, Report
 from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+from ephemeron.platforms.recorded.witness import Death, Report
 from ephemeron.rpc.http import Listener, Request, Response, listen
 
 NOT_RUN = frozenset({429, 503})

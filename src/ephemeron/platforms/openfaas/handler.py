@@ -25,8 +25,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ephemeron.errors import ChannelError, CorruptMessage
-from ephemeron.platforms.aws.records import Envelope
 from ephemeron.platforms.openfaas.replica import Replica, Told, answer_of, told_by
+from ephemeron.platforms.recorded.records import Envelope
 from ephemeron.rpc.http import Handler, Request, Response, json_response, listen
 
 PORT = 5000

@@ -7,13 +7,13 @@ from pathlib import Path
 from ephemeron.channels.address import open_channel
 from ephemeron.channels.base import Channel
 from ephemeron.errors import JobError
-from ephemeron.platforms.aws.records import Names, calls_prefix
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.openfaas.callbacks import Callbacks
 from ephemeron.platforms.openfaas.gateway import Gateway
 from ephemeron.platforms.openfaas.sending import GatewaySender
 from ephemeron.platforms.openfaas.settings import OpenFaasSettings
-from ephemeron.platforms.recorded import RecordedPlatform
+from ephemeron.platforms.recorded.platform import RecordedPlatform
+from ephemeron.platforms.recorded.records import Names, calls_prefix
 
 LIMITS = Limits(
     memory_max_mb=262_144, lifetime_s=86_400.0, payload_bytes=16_000_000, mb_per_vcpu=1769.0, concurrency=1_000

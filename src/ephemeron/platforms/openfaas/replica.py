@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.platforms._environments import Environment
-from ephemeron.platforms.aws.records import Record
 from ephemeron.platforms.cgroups import Enforcement
 from ephemeron.platforms.openfaas.gateway import Gateway
 from ephemeron.platforms.openfaas.sending import GatewaySender
 from ephemeron.platforms.openfaas.settings import OpenFaasSettings
-from ephemeron.platforms.supervised import Supervisor
+from ephemeron.platforms.recorded.records import Record
+from ephemeron.platforms.recorded.supervised import Supervisor
 
 _WATCH_S = 0.2
 _NOTHING = Enforcement(kind="none")

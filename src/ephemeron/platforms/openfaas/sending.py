@@ -7,9 +7,9 @@ import random
 from typing import Any
 
 from ephemeron.errors import InvocationRefused
-from ephemeron.platforms.aws.sending import RecordedSender, pauses
 from ephemeron.platforms.base import Call
 from ephemeron.platforms.openfaas.gateway import THROTTLED, UNREACHABLE, Gateway, GatewayError, explain
+from ephemeron.platforms.recorded.sending import RecordedSender, pauses
 
 INLINE_BYTES = 128_000
 """Largest call that is sent itself. Queues take 1 MB, the Community Edition's 256 KB; a call's base64 makes it a third larger."""

@@ -3,7 +3,7 @@
     client ── sending ──▶ channel         RayPlatform, through RaySender: the record before the actor
       └────── detached actor ──▶ node     num_cpus and memory reserved for as long as the invocation lives
                                   │ supervisor (`actor`) ── starts ──▶ the function's process
-                                  │ begun, events, outcome ──▶ channel, as in all clouds (`platforms.aws.records`)
+                                  │ begun, events, outcome ──▶ channel, as in all clouds (`platforms.recorded`)
                                   └ sending ▶ the successor's actor, by the same RaySender
     Ray ──the actor ended, its node died──▶ ActorWatch ──▶ Collector
 

@@ -16,9 +16,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ephemeron.platforms.aws.records import Envelope
 from ephemeron.platforms.ray.sending import RaySender, Told
-from ephemeron.platforms.supervised import SingleCall
+from ephemeron.platforms.recorded.records import Envelope
+from ephemeron.platforms.recorded.supervised import SingleCall
 
 _LEAVE_S = 10.0
 

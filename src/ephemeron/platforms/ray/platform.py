@@ -10,13 +10,13 @@ from typing import Any
 from ephemeron.channels.address import open_channel
 from ephemeron.channels.base import Channel
 from ephemeron.errors import ChannelError
-from ephemeron.platforms.aws.records import Names, Record, calls_prefix
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.ray.cluster import connect, disconnect, ray_module
 from ephemeron.platforms.ray.sending import RaySender, Told, namespace_of
 from ephemeron.platforms.ray.settings import RaySettings
 from ephemeron.platforms.ray.watch import ActorWatch
-from ephemeron.platforms.recorded import RecordedPlatform
+from ephemeron.platforms.recorded.platform import RecordedPlatform
+from ephemeron.platforms.recorded.records import Names, Record, calls_prefix
 
 LIMITS = Limits(memory_max_mb=1_048_576, lifetime_s=604_800.0, payload_bytes=16_000_000)
 """Ray has none of its own: these only keep mistakes out; `preflight.inspect` knows what the cluster has."""

@@ -15,11 +15,11 @@ from typing import Any
 
 from ephemeron.channels.address import open_channel
 from ephemeron.errors import EphemeronError, JobError, PlanInfeasible
-from ephemeron.platforms.aws.deploy.package import digest
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.ray.cluster import Node, connect, cpus_of, disconnect, nodes, ray_module, room
 from ephemeron.platforms.ray.platform import LIMITS
 from ephemeron.platforms.ray.settings import RaySettings
+from ephemeron.platforms.release import digest
 
 _PROBE_S = 60.0
 _PROBE = "ephemeron.probe"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.errors import InvocationRefused
-from ephemeron.platforms.aws.sending import RecordedSender
 from ephemeron.platforms.base import Call
 from ephemeron.platforms.ray.cluster import cpus_of, ray_module
+from ephemeron.platforms.recorded.sending import RecordedSender
 from ephemeron.units import MIB
 
 INLINE_BYTES = 64_000

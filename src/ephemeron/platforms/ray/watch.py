@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.platforms.aws.logs import Death, Report
 from ephemeron.platforms.ray.cluster import ray_module
+from ephemeron.platforms.recorded.witness import Death, Report
 
 _TEXT = 300
 

@@ -9,7 +9,7 @@ from typing import Any
 from ephemeron.errors import JobError
 from ephemeron.platforms.aws.deploy.package import HANDLER, PYTHON
 from ephemeron.platforms.aws.settings import AwsSettings, code_of, refused
-from ephemeron.platforms.aws.state import EVENT_AGE_S
+from ephemeron.platforms.recorded.state import EVENT_AGE_S
 
 DIGEST = "EPHEMERON_CODE"
 """Variable of the function that says which code it runs."""

@@ -12,23 +12,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import xxhash
-
 from ephemeron.errors import JobError
+from ephemeron.platforms import release
 from ephemeron.units import MIB
 
 UNZIPPED_MB, ZIPPED_MB, IMAGE_MB = 250, 50, 10 * 1024
 """Quotas of AWS Lambda: unzipped code, ZIP that is uploaded directly, image."""
 PYTHON = "3.12"
 HANDLER = "ephemeron.platforms.aws.handler.handle"
-REQUIREMENTS = (
-    "boto3>=1.35.16", "numpy>=1.26", "obstore>=0.6", "psutil>=5.9", "safetensors>=0.4.3", "xxhash>=3.4", "click>=8.1",
-    "rich>=13.7", "redis>=5.0", "hiredis>=2.3",
-)  # fmt: skip
-TORCH = "torch>=2.4,<3"
+REQUIREMENTS = ("boto3>=1.35.16", *release.REQUIREMENTS)
 _STAMP = (1980, 1, 1, 0, 0, 0)
 
 DOCKERFILE = f"""\
@@ -60,25 +55,6 @@ echo "pushed $uri ($((bytes / {MIB})) MB)"
 """
 
 
-def sources() -> Iterator[tuple[str, Path]]:
-    """Every file of this package that a function may need, by its name below `ephemeron/`."""
-    root = Path(__file__).parents[3]
-    unneeded = {"cli", "testing", "report", "simulation", "__pycache__"}
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_file() and parts[0] not in unneeded and "__pycache__" not in parts:
-            yield "/".join(parts), path
-
-
-def digest() -> str:
-    """Of the code that is deployed: client and function have to be of the same release."""
-    hashed = xxhash.xxh3_64()
-    for name, path in sources():
-        hashed.update(name.encode() + b"\0")
-        hashed.update(path.read_bytes())
-    return str(hashed.hexdigest())
-
-
 def write_image_recipe(folder: Path) -> list[Path]:
     """Dockerfile, requirements, code and `build.sh`; what lay there before is replaced.
 
@@ -87,13 +63,13 @@ def write_image_recipe(folder: Path) -> list[Path]:
     """
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        for name, path in sources():
+        for name, path in release.sources():
             target = folder / "ephemeron" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         written = {
             "Dockerfile": DOCKERFILE,
-            "requirements.txt": "\n".join([*REQUIREMENTS, TORCH, ""]),
+            "requirements.txt": "\n".join([*REQUIREMENTS, *release.TRAINING, ""]),
             "build.sh": BUILD,
         }
         for name, text in written.items():
@@ -114,7 +90,7 @@ def build_zip(folder: Path | None = None, *, requirements: Sequence[str] = ()) -
     Raises:
         JobError: pip fails, or the result is larger than Lambda takes.
     """
-    files = [(f"ephemeron/{name}", path) for name, path in sources()]
+    files = [(f"ephemeron/{name}", path) for name, path in release.sources()]
     if requirements:
         assert folder is not None
         files += _install(folder, requirements)

@@ -10,14 +10,10 @@ import shutil
 from pathlib import Path
 
 from ephemeron.errors import JobError
-from ephemeron.platforms.aws.deploy.package import TORCH, sources
+from ephemeron.platforms.release import REQUIREMENTS, TRAINING, sources
 
 PYTHON = "3.12"
 WATCHDOG = "0.11.5"
-REQUIREMENTS = (
-    "numpy>=1.26", "obstore>=0.6", "psutil>=5.9", "safetensors>=0.4.3", "xxhash>=3.4", "click>=8.1", "rich>=13.7",
-    "redis>=5.0", "hiredis>=2.3",
-)  # fmt: skip
 
 DOCKERFILE = f"""\
 # The function's image: of-watchdog, PyTorch for the CPU, and this release of ephemeron.
@@ -70,7 +66,11 @@ def write_recipe(folder: Path, *, kit: bool = False) -> list[Path]:
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "Dockerfile").exists():
         raise JobError(f"folder {folder} holds something else", remedy="give an empty one with --out")
-    written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, TORCH, ""]), "build.sh": BUILD}
+    written = {
+        "Dockerfile": DOCKERFILE,
+        "requirements.txt": "\n".join([*REQUIREMENTS, *TRAINING, ""]),
+        "build.sh": BUILD,
+    }
     try:
         shutil.rmtree(folder / "ephemeron", ignore_errors=True)
         root = Path(__file__).parents[3]

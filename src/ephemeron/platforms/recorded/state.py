@@ -1,6 +1,6 @@
 """What is known of every call, and when and how each has ended: records and log lines in, ends out, no I/O.
 
-A *delivery* is one run of a call's code; a call has one, or more when Lambda delivers it again. It ends
+A *delivery* is one run of a call's code; a call has one, or more when the cloud delivers it again. It ends
 
 1. by its outcome, as soon as its REPORT line is here, or `REPORT_S` after the outcome without one;
 2. by a log line that tells of its death, `DEATH_S` after the line and after another look into the store, which
@@ -17,15 +17,15 @@ import math
 from dataclasses import dataclass, field
 
 from ephemeron.events import Invoked, Status, Traffic
-from ephemeron.platforms.aws.logs import Death, Report
-from ephemeron.platforms.aws.records import Record, invocation_of
 from ephemeron.platforms.base import Call, Outcome
+from ephemeron.platforms.recorded.records import Record, invocation_of
+from ephemeron.platforms.recorded.witness import Death, Report
 
 REPORT_S = 4.0
 DEATH_S = 1.0
 LATE_S = 30.0
 EVENT_AGE_S = 60.0
-"""Lambda drops calls that have waited for so long; the least that it can be told."""
+"""AWS Lambda drops calls that have waited for so long; the least that it can be told."""
 NOT_BEGUN_S = EVENT_AGE_S + 60.0
 """The age, and a minute in which a large image may start."""
 CANCELLED_S = 5.0
@@ -47,7 +47,7 @@ class Delivery:
     outcome: Record | None = None
     outcome_at: float = 0.0
     billed_by: str = ""
-    """Who measures it, where it is not Lambda: then no REPORT line is waited for."""
+    """Who measures it, where it is not the cloud: then no report is waited for."""
     report: Report | None = None
     death: Death | None = None
     death_at: float = math.inf
@@ -265,7 +265,7 @@ def _by_outcome(sent: Sent, number: int, delivery: Delivery, said: Record) -> Fi
 
 
 def _dead(sent: Sent, number: int, delivery: Delivery) -> Final:
-    """Lambda's own words: over its time, over its memory, or gone."""
+    """The witness's own words: over its time, over its memory, or gone."""
     report, death = delivery.report, delivery.death
     text = death.text if death is not None else "it ended without an outcome"
     status: Status = "lost"

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.events import Invoked
-from ephemeron.platforms.aws.logs import Death, Report, parse
-from ephemeron.platforms.aws.records import invocation_of, sending
-from ephemeron.platforms.aws.sending import FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES, pauses
-from ephemeron.platforms.aws.state import (
+from ephemeron.platforms.aws.logs import parse
+from ephemeron.platforms.base import Call
+from ephemeron.platforms.recorded.records import invocation_of, sending
+from ephemeron.platforms.recorded.sending import FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES, pauses
+from ephemeron.platforms.recorded.state import (
     CANCELLED_S,
     DEATH_S,
     LATE_S,
@@ -25,7 +26,7 @@ from ephemeron.platforms.aws.state import (
     Calls,
     Final,
 )
-from ephemeron.platforms.base import Call
+from ephemeron.platforms.recorded.witness import Death, Report
 
 REQUEST = "6f74bd9c-9a6f-4a0c-8c2d-0123456789ab"
 OTHER = "00000000-9a6f-4a0c-8c2d-0123456789ab"

@@ -2,7 +2,7 @@
 
 Apart from the worker's event loop, so that whatever the user's code does to that one, what was emitted still
 reaches the store, and a call that is cancelled or too old still ends. (Code that never lets go of the interpreter
-lock stops this thread, too; Lambda's own time limit remains.)
+lock stops this thread, too; the cloud's own time limit remains.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ephemeron.channels.base import Channel
 from ephemeron.channels.wrappers import Metered
 from ephemeron.errors import ChannelError, KeyExists
 from ephemeron.events import Traffic
-from ephemeron.platforms.aws.records import (
+from ephemeron.platforms.recorded.records import (
     EVERYTHING,
     Envelope,
     Names,

@@ -1,9 +1,4 @@
-"""A platform whose calls nobody can wait for: one client's hold on what the records say of them.
-
-Common to all clouds on which an invocation is a request that is answered before it has run (AWS Lambda, OpenFaaS).
-What voices say, and how an end is told, is in `ephemeron.platforms.aws` (`records`, `state`, `collector`), where it
-was first needed; a cloud adds how a call is sent, and who besides the store can tell of deaths.
-"""
+"""A platform whose calls nobody can wait for: one client's hold on what the records say of them."""
 
 from __future__ import annotations
 
@@ -23,9 +18,9 @@ from ephemeron.errors import ChannelError, InvocationRefused, PlatformError
 from ephemeron.events import Event, to_json
 from ephemeron.platforms._journal import Journal, follow
 from ephemeron.platforms._refusals import check_call
-from ephemeron.platforms.aws.collector import CALLS_FILE, CLIENT, EVENTS_FILE, Collector, collecting
-from ephemeron.platforms.aws.logs import Witness
-from ephemeron.platforms.aws.records import (
+from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform
+from ephemeron.platforms.recorded.collector import CALLS_FILE, CLIENT, EVENTS_FILE, Collector, collecting
+from ephemeron.platforms.recorded.records import (
     EVERYTHING,
     Names,
     Record,
@@ -37,9 +32,9 @@ from ephemeron.platforms.aws.records import (
     new_id,
     record_of,
 )
-from ephemeron.platforms.aws.sending import RecordedSender
-from ephemeron.platforms.aws.state import Calls
-from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform
+from ephemeron.platforms.recorded.sending import RecordedSender
+from ephemeron.platforms.recorded.state import Calls
+from ephemeron.platforms.recorded.witness import Witness
 
 _POLL_S = 0.05
 _CANCEL_S = 60.0
@@ -200,7 +195,7 @@ class RecordedPlatform(Platform):
         try:
             await self.cancel_all("")
             async with asyncio.timeout(_SWEEP_S):
-                # The one object that stays: Lambda may deliver a call again when nothing else is left of the run.
+                # The one object that stays: a cloud may deliver a call again when nothing else is left of the run.
                 await self._channel.put(self._names.cancel, [cancellation([EVERYTHING])])
                 left = await self._channel.list(self._names.all)
                 await self._channel.delete([key for key in left if key != self._names.cancel])

@@ -4,10 +4,10 @@
     calls.jsonl     the records, and a `final` for each end: enough to go on after this process has died
 
 One process collects for a run, whoever holds the lock of the folder; others read the files. What was written down
-is deleted from the store, so that a list brings what is new and nothing grows; only the claims of deliveries stay until Lambda
-cannot deliver the same call again. A collector that dies between writing
-and deleting leaves segments that the next one reads again: records may be fed twice, ends are not written twice, and
-of the workers' own events some may be, which readers of a stream expect.
+is deleted from the store, so that a list brings what is new and nothing grows; only the claims of deliveries stay until
+the cloud cannot deliver the same call again. A collector that dies between writing and deleting leaves segments that
+the next one reads again: records may be fed twice, ends are not written twice, and of the workers' own events some may
+be, which readers of a stream expect.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ephemeron.channels.wrappers import Metered
 from ephemeron.errors import ChannelError
 from ephemeron.events import Ended, Note, Traffic, from_json, to_json
 from ephemeron.platforms._journal import Journal
-from ephemeron.platforms.aws.logs import Witness
-from ephemeron.platforms.aws.records import Names, Record, cancelled_ids, decode, line_of, record_of
-from ephemeron.platforms.aws.state import NOT_BEGUN_S, Calls, Final
 from ephemeron.platforms.base import Outcome, ended_event
+from ephemeron.platforms.recorded.records import Names, Record, cancelled_ids, decode, line_of, record_of
+from ephemeron.platforms.recorded.state import NOT_BEGUN_S, Calls, Final
+from ephemeron.platforms.recorded.witness import Witness
 
 CALLS_FILE = "calls.jsonl"
 EVENTS_FILE = "events.jsonl"
@@ -148,11 +148,10 @@ class Collector:
                     stale.append(key)
         segments = await asyncio.gather(*(self._segment(*at, key) for at, key in sorted(found)))
         # Causes before effects: a function is announced in another voice's segment than its own.
-        for segment in segments:
-            for line in segment.lines:
-                record = record_of(line)
-                if record is not None and record["record"] == "sending":
-                    self._take(record, line)
+        lines = [(record, line) for segment in segments for line in segment.lines if (record := record_of(line))]
+        sending = [(record, line) for record, line in lines if record["record"] == "sending"]
+        for record, line in sorted(sending, key=lambda said: float(said[0]["at"])):
+            self._take(record, line)
         done = [segment.key for segment in segments if self._digest(segment)]
         if done or stale:
             await self._channel.delete([*done, *stale])
@@ -171,7 +170,7 @@ class Collector:
         return number == 0 and sent is not None and delivery in sent.deliveries
 
     def _is_old(self, voice: str) -> bool:
-        """Whether a call has ended, and Lambda would not deliver it again."""
+        """Whether a call has ended, and the cloud would not deliver it again."""
         sent = self.calls.sent[voice]
         return not sent.open and self._clock() > sent.seen_at + NOT_BEGUN_S
 

@@ -21,11 +21,11 @@ from ephemeron.channels.address import open_channel
 from ephemeron.errors import EphemeronError
 from ephemeron.events import Status
 from ephemeron.platforms._environments import Environment
-from ephemeron.platforms.aws.records import Envelope, Names, Record
-from ephemeron.platforms.aws.reporter import Reporter
-from ephemeron.platforms.aws.sending import RecordedSender
 from ephemeron.platforms.base import Call
 from ephemeron.platforms.cgroups import Enforcement
+from ephemeron.platforms.recorded.records import Envelope, Names, Record
+from ephemeron.platforms.recorded.reporter import Reporter
+from ephemeron.platforms.recorded.sending import RecordedSender
 
 _WATCHED = Enforcement(kind="none")
 """No control groups: the machine is shared, and its owner may use them."""

@@ -95,7 +95,7 @@ def record_of(line: str) -> Record | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """The event that Lambda is given: a call, and how to report about it. No secrets."""
+    """The event that a cloud is given: a call, and how to report about it. No secrets."""
 
     id: str
     run: str
@@ -128,7 +128,7 @@ class Envelope:
 
 
 EVERYTHING = "*"
-"""Instead of an id: the run is over, and whatever Lambda still delivers has nothing to do."""
+"""Instead of an id: the run is over, and whatever is still delivered has nothing to do."""
 
 
 def cancelled_ids(data: memoryview | bytes | None) -> frozenset[str]:

@@ -1,0 +1,54 @@
+"""`ephemeron doctor`: whether a platform and a channel work, one line for each question."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.job import PLATFORMS
+
+
+@click.command()
+@click.option(
+    "--platform",
+    type=click.Choice([name for name in PLATFORMS if name != "simulated"]),
+    default="local",
+    show_default=True,
+    help="Where functions are to run.",
+)
+@cloud_options
+@click.option(
+    "--channel",
+    metavar="ADDRESS",
+    default="",
+    help="That they are to use.  [default: a folder on local; elsewhere none, and then no function is called]",
+)
+@click.option("--no-call", is_flag=True, help="Ask only what costs nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: step, ok, text.")
+def doctor(platform: str, channel: str, no_call: bool, as_json: bool, **flags: Any) -> None:
+    """Check credentials, permissions, quotas, and the round trip of one object and one function.
+
+    \b
+    ephemeron doctor                                                      this machine
+    ephemeron doctor --platform aws --channel s3://bucket/prefix          an account, a function, a bucket
+    ephemeron doctor --platform ray --channel redis://CACHE:6379          a cluster and all its nodes
+
+    Each line is one question that was answered; the first that fails says what is wrong and what to do, and ends it
+    with exit code 2. The function that is called puts and reads one object: a few seconds of it are billed on a cloud.
+    """
+    from ephemeron.training.doctor import diagnose
+
+    for finding in diagnose(
+        platform, channel=channel, settings=cloud_settings(platform, taken(flags)), call=not no_call
+    ):
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(finding)))
+        else:
+            mark = click.style("ok  ", fg="green") if finding.ok else click.style("FAIL", fg="red")
+            click.echo(f"{mark}  {finding.step:<9}  {finding.text}")
+        if not finding.ok:
+            click.get_current_context().exit(2)
