@@ -102,6 +102,7 @@ def test_a_function_in_a_function_cannot_be_sent():
 
     traced = trace(Uses(), (torch.randn(4, 4),)).model
     parts = split(traced, halves(traced), ties="apart")
-    home = next(s.spec.device for s in parts.stages if any("Local" in step.operator for step, _ in s._box.steps[True]))
+    calls = {step.name for step in traced.program.steps if step.opaque}
+    home = next(s.spec.device for s in parts.stages if calls & {step.name for step, _ in s._box.steps[True]})
     with pytest.raises(JobError, match="cannot be sent to another function"):
         part_of(parts, home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,9 @@ from ephemeron.channels.keys import Keys
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Ended, FaultFired, Invoked, Progress
 from ephemeron.job import Target, parse_fault
+from ephemeron.partition import Graph, Node, Plan, Schedule
+from ephemeron.partition.documents import plan_to_json
+from ephemeron.partition.tracing import operators, trace
 from ephemeron.platforms.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.training import attach, configure, train
@@ -75,6 +79,7 @@ def whole(model="tiny:mlp", **how):
         {"stages": 2, "micro_batches": 4},
         {"stages": 2, "micro_batches": 4, "schedule": "gpipe"},
         {"stages": 3, "micro_batches": 2},
+        {"stages": 2, "micro_batches": 4, "recompute": True},
     ],
     ids=str,
 )
@@ -87,6 +92,8 @@ def test_stages_equal_the_whole_model(how):
     for name, value in expected.final["metrics"].items():
         assert run.ending.final["metrics"][name] == pytest.approx(value, abs=1e-12)
     assert run.left == left(how["stages"])
+    if "micro_batches" not in how:
+        assert run.sha == expected.final["weights_sha256"]  # to the last bit
 
 
 def test_replicas_equal_as_many_whole_models():
@@ -228,6 +235,29 @@ def test_a_stage_that_does_not_fit_is_refused_with_what_would():
 def test_numbers_that_contradict_each_other_are_refused(how, message):
     with pytest.raises(JobError, match=message):
         configure(make_job(), platform="simulated", **how)
+
+
+def test_stages_that_a_file_says(tmp_path):
+    job = make_job(dtype="float64")
+    traced = trace(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Dropout(0.0),
+                                       torch.nn.Linear(16, 10)), (torch.randn(4, 8, 8),)).model  # fmt: skip
+    nodes = [o.name for o in operators(traced, ties="apart")]
+    last = max(i for i, n in enumerate(nodes) if "linear" in n or "addmm" in n)
+    graph = Graph(nodes=tuple(Node(name=n, forward_s={"cpu": 1.0}, backward_s={"cpu": 1.0}) for n in nodes))
+    plan = Plan(
+        graph=graph.name, topology="two", objective="throughput", schedule=Schedule(kind="1f1b", micro_batches=4),
+        placement={n: "one" if i < last else "other" for i, n in enumerate(nodes)}, orders=None, method="by hand",
+        value_s=1.0, bound_s=1.0, iteration_s=1.0, solver_s=0.0, reserved_bytes={}, peak_bytes={},
+    )  # fmt: skip
+    file = tmp_path / "placement.json"
+    file.write_text(plan_to_json(plan))
+    c = configure(job, platform="simulated", placement=str(file), batch_size=120)
+    assert (c.stages, c.workers, c.micro_batches, c.schedule) == (2, 2, 4, "1f1b")
+    ready = prepare(job, c, run_id="run", limits=Limits(), prices=load_prices("objects"))
+    run, expected = simulate(ready), whole()
+    for name, value in expected.arrays.items():
+        np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10)
+    assert set(json.loads(ready.spec.to_bytes())["stages"]["fed"]) == {True}
 
 
 def test_stages_and_replicas_say_how_many_functions():

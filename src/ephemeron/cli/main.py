@@ -119,6 +119,7 @@ def _output_options(command: F) -> F:
 @click.option(
     "--schedule", type=click.Choice(SCHEDULES), help="Of micro-batches.  [default: 1f1b if there are several]"
 )
+@click.option("--recompute", is_flag=True, default=None, help="Repeat forward passes instead of keeping activations.")
 @click.option("--placement", metavar="FILE", help="Stages from `ephemeron partition --out`, instead of found ones.")
 @click.option("--memory-mb", type=int, help="Quota of each function; CPU comes in proportion (1,769 MB = 1 vCPU).")
 @click.option("--batch-size", type=int, help="Samples per iteration of an aggregator.  [default: 16]")

@@ -141,6 +141,8 @@ class Configuration:
     """Parts of a replica's batch that are under way between the stages at once."""
     schedule: str = ""
     """`plain`, `gpipe` or `1f1b`; "": 1f1b if there are several micro-batches, else plain."""
+    recompute: bool = False
+    """Stages keep the inputs of micro-batches under way instead of all activations, and repeat their forward passes."""
     placement: str = ""
     """File that `ephemeron partition --out` has written; "": stages are found before the launch."""
 
@@ -197,6 +199,8 @@ class Configuration:
                 f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}",
                 remedy="use schedule 1f1b or gpipe",
             )
+        if schedule == "plain" and self.recompute:
+            raise JobError("recompute is for several micro-batches, and there is one", remedy="say micro_batches = 2")
         return schedule
 
     def _members(self) -> int:

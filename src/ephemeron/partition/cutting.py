@@ -32,6 +32,8 @@ class Piece:
     parameter_bytes: int
     made_bytes: int
     """Tensors that it makes."""
+    enter_bytes: int
+    """Tensors that cross its beginning."""
     in_bytes: int
     out_bytes: int
     """What crosses its ends, forwards and back."""
@@ -77,6 +79,7 @@ class Pieces:
             start=start, stop=stop, compute_s=self._time[stop] - self._time[start],
             parameter_bytes=int(self._parameters[stop] - self._parameters[start]),
             made_bytes=int(self._made[stop] - self._made[start]),
+            enter_bytes=self._forward[start],
             in_bytes=self._forward[start] + self._back[stop], out_bytes=self._forward[stop] + self._back[start],
         )  # fmt: skip
 

@@ -112,6 +112,7 @@ def _count_stages(values: dict[str, Any]) -> None:
         values.setdefault("stages", count)
         if "micro_batches" not in values and "schedule" not in values:
             values |= {"micro_batches": schedule.micro_batches, "schedule": schedule.kind}
+            values.setdefault("recompute", schedule.recompute)
     if "workers" not in values and ("stages" in values or "replicas" in values):
         values["workers"] = (values.get("stages") or 1) * (values.get("replicas") or 1)
 

@@ -9,14 +9,10 @@ import math
 
 from ephemeron.errors import InvocationRefused, PlanInfeasible
 from ephemeron.job import Configuration, Job
-from ephemeron.performance.bounds import iteration_lower_bound_s
+from ephemeron.performance.bounds import RUNTIME_MB, fewest_stages, iteration_lower_bound_s
 from ephemeron.platforms._refusals import check_call as platform_check
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.units import MIB
-
-MOST_STAGES = 64
-RUNTIME_MB = 230
-"""Resident megabytes of a function that has imported PyTorch and done nothing (measured: torch 2.13, CPU)."""
 
 
 def check_call(call: Call, *, workers: int, limits: Limits) -> None:
@@ -49,8 +45,11 @@ def check_memory(
     """
     needed = RUNTIME_MB + (model_bytes * (3 + optimizer_copies) + data_bytes) / MIB
     if needed > quota_mb:
-        whole = {"model_bytes": model_bytes, "optimizer_copies": optimizer_copies, "data_bytes": data_bytes}
-        parts = fewest_stages(**whole, most_mb=min(quota_mb, most_mb))
+        parts = fewest_stages(
+            model_bytes * (3 + optimizer_copies) / MIB,
+            fixed_mb=RUNTIME_MB + data_bytes / MIB,
+            most_mb=min(quota_mb, most_mb),
+        )
         split = None if parts is None else f"split it: --stages {parts}"
         if needed > most_mb:
             raise PlanInfeasible(
@@ -62,19 +61,6 @@ def check_memory(
             + (f", or {split}" if split else ""),
             binding="memory",
         )
-
-
-def fewest_stages(*, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float) -> int | None:
-    """The least number of stages whose even shares of the parameters fit functions of at most `most_mb`; None: there is none.
-
-    An estimate: parameters, gradients, one merged vector and the optimiser's copies divided evenly, activations not
-    counted; a single large layer may need more.
-    """
-    room_bytes = int((most_mb - RUNTIME_MB) * MIB) - data_bytes
-    if room_bytes <= 0:
-        return None
-    found = -(-model_bytes * (3 + optimizer_copies) // room_bytes)
-    return found if found <= MOST_STAGES else None
 
 
 def check_time(

@@ -135,7 +135,7 @@ def prepare(
     )
     check_call(call, workers=configuration.workers, limits=limits)
     initial, model_bytes, copies = _try_model(job, spec, data)
-    divided = None
+    divided, bounded = None, configuration
     if configuration.stages > 1:
         divided = stages.divide(
             job,
@@ -147,6 +147,8 @@ def prepare(
             mb_per_vcpu=limits.mb_per_vcpu,
         )
         spec = dataclasses.replace(spec, stages=divided.stages)
+        # What bounds a stage: its share of the vector among its replicas. Computing is divided, who knows how well.
+        bounded = dataclasses.replace(configuration, workers=configuration.group, stages=1)
         model_bytes = -(-model_bytes // configuration.stages)
     else:
         check_memory(
@@ -157,8 +159,8 @@ def prepare(
             most_mb=limits.memory_max_mb,
         )
     check_time(
-        job, configuration, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
-        bandwidth_mb_s=network[1], compute=job.simulation.compute,
+        job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
+        bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
     )  # fmt: skip
     objects = _objects(job, spec, data, initial) if divided is None else _stage_objects(job, spec, data, divided)
     return Prepared(job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples)

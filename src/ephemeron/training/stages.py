@@ -22,8 +22,8 @@ from ephemeron.partition.cutting import Piece, Pieces, best_cuts, leanest_cuts
 from ephemeron.partition.documents import load, parse_plan
 from ephemeron.partition.graph import Graph
 from ephemeron.partition.schedule import Schedule
+from ephemeron.performance.bounds import MOST_STAGES, RUNTIME_MB
 from ephemeron.tensors import encode_state
-from ephemeron.training.feasible import MOST_STAGES, RUNTIME_MB
 from ephemeron.training.material import Material
 from ephemeron.units import MIB
 from ephemeron.worker.spec import RunSpec, Stages
@@ -138,7 +138,7 @@ def divide(
                 binding="memory",
             )
     stages = Stages(
-        replicas=replicas, micro_batches=c.micro_batches, schedule=c.schedule, fed=_fed(parts, traced),
+        replicas=replicas, micro_batches=c.micro_batches, schedule=c.schedule, recompute=c.recompute, fed=_fed(parts, traced),
         shares=tuple(sum(forward_s[o.name] for o in own) / whole for own in by_device.values()),
         test_samples=tuple(len(part) for part in np.array_split(np.arange(data.test_samples), replicas)),
         evaluates=traced.evaluates and open_batch,
@@ -205,7 +205,8 @@ class _Costs:
         kept = list(in_flight(schedule, names).values())[min(stage, self.c.stages - 1)]
         states = p.parameter_bytes * (3 + self.copies)
         samples = self.held_bytes if stage in (0, self.c.stages - 1) else 0
-        return RUNTIME_MB + (states + samples + p.made_bytes * self.scale * kept) / MIB
+        made = p.made_bytes + p.enter_bytes * (kept - 1) if self.c.recompute else p.made_bytes * kept
+        return RUNTIME_MB + (states + samples + made * self.scale) / MIB
 
 
 def _found(graph: Graph, c: Configuration, costs: _Costs) -> Mapping[str, str]:
@@ -239,7 +240,9 @@ def _piece_of(graph: Graph, names: set[str]) -> Piece:
     own = [n for n in graph.nodes if n.name in names]
     return Piece(
         start=0, stop=len(own), compute_s=0.0, parameter_bytes=sum(n.parameter_bytes for n in own),
-        made_bytes=sum(t.nbytes for t in graph.tensors if t.producer in names), in_bytes=0, out_bytes=0,
+        made_bytes=sum(t.nbytes for t in graph.tensors if t.producer in names),
+        enter_bytes=sum(t.nbytes for t in graph.tensors if t.producer not in names and names & set(t.consumers)),
+        in_bytes=0, out_bytes=0,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ class Stages:
     """R."""
     micro_batches: int
     schedule: str
+    recompute: bool
     fed: tuple[bool, ...]
     """By stage: whether it reads samples, inputs or targets."""
     shares: tuple[float, ...]

@@ -56,7 +56,7 @@ async def stage_trainer(life: Life, spec: RunSpec, get: Get) -> tuple[StageTrain
     feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=life.ctx.own_process)
     return StageTrainer(
         split, document["device"], owned=document["owned"], optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
-        schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches), feed=feed,  # type: ignore[arg-type]
+        schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches, recompute=stages.recompute), feed=feed,  # type: ignore[arg-type]
         sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta["dtype"]),
         seed=rank_seed(spec.seed, replica),
     ), 0 if feed is None else feed.test_samples  # fmt: skip
