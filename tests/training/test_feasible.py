@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from ephemeron.errors import PlanInfeasible
 from ephemeron.job import Configuration, Job, JobLimits, Target
+from ephemeron.performance.bounds import RUNTIME_MB
 from ephemeron.platforms.base import Call, Limits
-from ephemeron.training.feasible import RUNTIME_MB, check_call, check_memory, check_time
+from ephemeron.training.feasible import check_call, check_memory, check_time
 from ephemeron.units import MB, MIB
 
 LIMITS = Limits(

@@ -4,12 +4,18 @@ RUN/spec  RUN/code  RUN/init               what the trigger prepares, read once 
 RUN/data/RANK  RUN/test/RANK
 RUN/claim/RANK/ATTEMPT                     create-only: who may launch this attempt
 RUN/start/RANK/ATTEMPT                     create-only: which invocation is this attempt
-RUN/g0/ITERATION.c.FROM.SHARD              contributions (dots: a folder must not fill with empty folders)
-RUN/g0/ITERATION.m.SHARD                   merged shards
+RUN/gGROUP/ITERATION.c.FROM.SHARD          contributions (dots: a folder must not fill with empty folders)
+RUN/gGROUP/ITERATION.m.SHARD               merged shards; a group is a stage, 0 where there are none
 RUN/state/RANK/ITERATION                   checkpoints, two per rank
 RUN/hand/RANK/ATTEMPT                      where the next attempt takes over
 RUN/done/RANK  RUN/result                  the end
 RUN/control                                what the user asked for meanwhile
+
+Of a model that lies on several functions, stage by stage:
+RUN/stage/STAGE  RUN/initial/STAGE         what it consists of, and its weights
+RUN/x/ITERATION.WHAT.SOURCE.TARGET.REPLICA.MICRO_BATCH   values from stage to stage; see `worker.stages.letters`
+RUN/wait/RANK                              for whom a rank has waited too long, and since when
+RUN/part/STAGE                             its final weights
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ class Keys:
     """Keys of one run."""
 
     run: str
+    group: int = 0
+    """Whose contributions and merged shards."""
 
     @property
     def spec(self) -> str:
@@ -59,10 +67,10 @@ class Keys:
         return f"{self.run}/start/{rank}/{attempt}"
 
     def contribution(self, iteration: int, rank: int, shard: int | str) -> str:
-        return f"{self.run}/g0/{iteration}.c.{rank}.{shard}"
+        return f"{self.run}/g{self.group}/{iteration}.c.{rank}.{shard}"
 
     def merged(self, iteration: int, shard: int | str) -> str:
-        return f"{self.run}/g0/{iteration}.m.{shard}"
+        return f"{self.run}/g{self.group}/{iteration}.m.{shard}"
 
     def state(self, rank: int, iteration: int) -> str:
         return f"{self.run}/state/{rank}/{iteration:09d}"
@@ -75,3 +83,18 @@ class Keys:
 
     def done(self, rank: int) -> str:
         return f"{self.run}/done/{rank}"
+
+    def stage(self, stage: int) -> str:
+        return f"{self.run}/stage/{stage}"
+
+    def initial(self, stage: int) -> str:
+        return f"{self.run}/initial/{stage}"
+
+    def between(self, iteration: int, what: str, source: int, target: int, replica: int, micro_batch: int) -> str:
+        return f"{self.run}/x/{iteration}.{what}.{source}.{target}.{replica}.{micro_batch}"
+
+    def wait(self, rank: int) -> str:
+        return f"{self.run}/wait/{rank}"
+
+    def part(self, stage: int) -> str:
+        return f"{self.run}/part/{stage}"

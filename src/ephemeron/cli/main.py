@@ -27,7 +27,7 @@ from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
-from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS
+from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS, SCHEDULES
 
 if TYPE_CHECKING:
     from ephemeron.job import Job
@@ -110,6 +110,18 @@ def _output_options(command: F) -> F:
 @click.option(
     "--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]"
 )
+@click.option(
+    "--stages", type=int, help="S: functions among which each copy of a large model is divided.  [default: 1]"
+)
+@click.option("--replicas", type=int, help="R: copies of the model; there are S · R functions.")
+@click.option(
+    "--micro-batches", type=int, help="Parts of a replica's batch under way between stages at once.  [default: 1]"
+)
+@click.option(
+    "--schedule", type=click.Choice(SCHEDULES), help="Of micro-batches.  [default: 1f1b if there are several]"
+)
+@click.option("--recompute", is_flag=True, default=None, help="Repeat forward passes instead of keeping activations.")
+@click.option("--placement", metavar="FILE", help="Stages from `ephemeron partition --out`, instead of found ones.")
 @click.option("--memory-mb", type=int, help="Quota of each function; CPU comes in proportion (1,769 MB = 1 vCPU).")
 @click.option("--batch-size", type=int, help="Samples per iteration of an aggregator.  [default: 16]")
 @click.option(

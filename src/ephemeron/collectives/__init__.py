@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ephemeron.collectives.alone import Alone
 from ephemeron.collectives.group import Blame, Collective, Group, Merged, NoTrace, Status, Trace
 from ephemeron.collectives.kreduce import KReduce
 from ephemeron.collectives.server import ServerAccumulate, ServerReduce
@@ -38,6 +39,7 @@ def collective_for(pattern: str, group: Group, *, asynchronous: bool = False) ->
 
 
 __all__ = [
+    "Alone",
     "Blame",
     "Collective",
     "Group",

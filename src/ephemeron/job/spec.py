@@ -19,6 +19,7 @@ SyncName = Literal["bsp", "ssp", "asp", "hap"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
+SCHEDULES = ("plain", "gpipe", "1f1b")
 PLATFORMS = ("local", "simulated", "aws", "openfaas", "ray", "lithops")
 _ON_ERROR = re.compile(r"fail|skip|retry:\d+")
 
@@ -132,6 +133,23 @@ class Configuration:
     """Longest invocation; 0: the platform's limit. Longer runs relay."""
     checkpoint_every: int = 25
     """Iterations between checkpoints: what a replaced function has to repeat at most twice."""
+    stages: int = 1
+    """S: functions among which each copy of the model is divided, layer by layer; `workers` is S times `replicas`."""
+    replicas: int = 0
+    """R: copies of the model, each with its share of the batch; 0: `workers` / `stages`."""
+    micro_batches: int = 1
+    """Parts of a replica's batch that are under way between the stages at once."""
+    schedule: str = ""
+    """`plain`, `gpipe` or `1f1b`; "": 1f1b if there are several micro-batches, else plain."""
+    recompute: bool = False
+    """Stages keep the inputs of micro-batches under way instead of all activations, and repeat their forward passes."""
+    placement: str = ""
+    """File that `ephemeron partition --out` has written; "": stages are found before the launch."""
+
+    @property
+    def group(self) -> int:
+        """Ranks that share the batch and reduce gradients together: all, or the replicas of a stage."""
+        return self.workers // self.stages
 
     def resolved(self) -> Configuration:
         """This configuration with its defaults filled in and its contradictions refused.
@@ -144,20 +162,24 @@ class Configuration:
         _choice("exchange", self.exchange, EXCHANGES)
         _choice("compression", self.compression, COMPRESSIONS)
         for name, low in (("workers", 1), ("batch_size", 1), ("checkpoint_every", 1), ("aggregators", 0),
-                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("lifetime_s", 0)):  # fmt: skip
+                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("lifetime_s", 0), ("stages", 1),
+                          ("replicas", 0), ("micro_batches", 1)):  # fmt: skip
             if getattr(self, name) < low:
                 raise JobError(f"{name} = {getattr(self, name)} is below {low}")
-        fixed = {"all-reduce": 1, "scatter-reduce": self.workers, "standalone": 1}.get(self.pattern)
-        k = self.aggregators or fixed or (self.workers if self.pattern == "pipelined" else min(2, self.workers))
+        schedule = self._scheduled()
+        members = self._members()
+        fixed = {"all-reduce": 1, "scatter-reduce": members, "standalone": 1}.get(self.pattern)
+        k = self.aggregators or fixed or (members if self.pattern == "pipelined" else min(2, members))
         if fixed is not None and k != fixed:
             raise JobError(
                 f"aggregators = {k} contradicts pattern '{self.pattern}', which has {fixed}",
                 remedy="leave aggregators out, or use pattern 'k-reduce'",
             )
-        if k > self.workers:
+        if k > members:
+            kind = "workers" if self.stages == 1 else "replicas"
             raise JobError(
-                f"aggregators = {k} is more than workers = {self.workers}",
-                remedy="aggregators are workers too: choose 1 ≤ aggregators ≤ workers",
+                f"aggregators = {k} is more than {kind} = {members}",
+                remedy=f"aggregators are {kind} too: choose 1 ≤ aggregators ≤ {kind}",
             )
         if self.pattern == "standalone" and self.workers != 1:
             raise JobError(
@@ -165,17 +187,45 @@ class Configuration:
             )
         sync_name(self.sync)
         return dataclasses.replace(
-            self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size
-        )
+            self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
+            schedule=schedule if self.stages > 1 else "", replicas=members if self.stages > 1 else 0,
+        )  # fmt: skip
+
+    def _scheduled(self) -> str:
+        schedule = self.schedule or ("1f1b" if self.micro_batches > 1 else "plain")
+        _choice("schedule", schedule, SCHEDULES)
+        if schedule == "plain" and self.micro_batches > 1:
+            raise JobError(
+                f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}",
+                remedy="use schedule 1f1b or gpipe",
+            )
+        if schedule == "plain" and self.recompute:
+            raise JobError("recompute is for several micro-batches, and there is one", remedy="say micro_batches = 2")
+        return schedule
+
+    def _members(self) -> int:
+        """Ranks of a group."""
+        if self.stages == 1 and (self.micro_batches > 1 or self.placement):
+            raise JobError(
+                "micro_batches and placement are for a model on several functions, and stages = 1",
+                remedy="say stages = 2 or more",
+            )
+        members, rest = divmod(self.workers, self.stages)
+        if rest or members == 0 or self.replicas not in (0, members):
+            raise JobError(
+                f"workers = {self.workers} are not stages × replicas = {self.stages} × {self.replicas or '…'}",
+                remedy="leave workers out",
+            )
+        return members
 
     @property
     def global_batch(self) -> int:
         """FasDL, equation 3-14: B^g = B^a·K + B^n·(W−K). Needs a resolved configuration."""
-        k, w = self.aggregators, self.workers
+        k, w = self.aggregators, self.group
         return self.batch_size * k + self.nonaggregator_batch_size * (w - k)
 
     def batch_of(self, rank: int) -> int:
-        """Batch size of a rank: ranks below K aggregate."""
+        """Batch size of a rank of a group: ranks below K aggregate."""
         return self.batch_size if rank < self.aggregators else self.nonaggregator_batch_size
 
 

@@ -81,7 +81,10 @@ def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Jo
     if data.flow is not None and "source" in raw["data"]:
         raise JobError(f"{where}: data.source and data.flow exclude each other", remedy="leave one out")
     _check_simulation(where, job.simulation)
-    return dataclasses.replace(job, code=code, data=data)
+    run = dict(job.run)
+    if run.get("placement"):
+        run["placement"] = str(_existing(folder / os.path.expanduser(run["placement"]), f"{where}: run.placement"))
+    return dataclasses.replace(job, code=code, data=data, run=run)
 
 
 def _check_simulation(where: str, world: Simulation) -> None:

@@ -1,9 +1,15 @@
-"""Lower bounds on one exchange: bytes over bandwidth plus latency times rounds."""
+"""Lower bounds on one exchange: bytes over bandwidth plus latency times rounds; and on how many functions a model takes."""
 
 from __future__ import annotations
 
+import math
+
 from ephemeron.job import Configuration
 from ephemeron.units import MB
+
+RUNTIME_MB = 230
+"""Resident megabytes of a function that has imported PyTorch and done nothing (measured: torch 2.13, CPU)."""
+MOST_STAGES = 64
 
 
 def round_bound_s(
@@ -71,3 +77,20 @@ def iteration_lower_bound_s(
         batch = min(c.batch_size, c.nonaggregator_batch_size)
         seconds += compute["a"] * (batch + compute["b"]) / (c.memory_mb + compute["m"])
     return seconds
+
+
+def fewest_stages(divided_mb: float, *, fixed_mb: float, most_mb: float) -> int | None:
+    """The least number of functions on which a model fits, if it divides evenly; None: there is none up to MOST_STAGES.
+
+    An estimate: a single large layer may need more than an even share, and activations that cross are not counted.
+
+    Args:
+        divided_mb: what is divided among them: parameters, gradients, the optimiser's states.
+        fixed_mb: what each of them needs beside: the runtime, samples.
+        most_mb: of one function.
+    """
+    room_mb = most_mb - fixed_mb
+    if room_mb <= 0:
+        return None
+    found = math.ceil(divided_mb / room_mb)
+    return found if found <= MOST_STAGES else None

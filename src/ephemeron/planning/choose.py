@@ -7,7 +7,7 @@ from typing import Any
 from ephemeron.planning.plan import Choice
 
 EXPLICIT = (
-    "workers", "aggregators", "memory_mb", "batch_size", "nonaggregator_batch_size", "pattern", "sync", "compression",
+    "stages", "replicas", "placement", "workers", "aggregators", "memory_mb", "batch_size", "nonaggregator_batch_size", "pattern", "sync", "compression",
 )  # fmt: skip
 """Values of a configuration that say how to run; where a user gives any of them, nothing is planned."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.errors import PlanInfeasible
+from ephemeron.performance.bounds import RUNTIME_MB, fewest_stages
 from ephemeron.performance.machines import on_machine
 from ephemeron.performance.model import Terms
 from ephemeron.performance.profile import PlatformProfile, Profile
@@ -309,9 +310,11 @@ def _infeasible(space: Space, wish: Wish) -> PlanInfeasible:
             f"pattern {wish.pattern!r} cannot run here: no profile has the channel that it needs", binding="channel"
         )
     if least > largest:
+        stages = fewest_stages(least - RUNTIME_MB, fixed_mb=RUNTIME_MB, most_mb=largest)
+        split = "split it over several functions" if stages is None else f"split it: --stages {stages}"
         return PlanInfeasible(
-            f"a batch of {space.batches[0]:.0f} needs {least:,.0f} MB, a function has {largest:,.0f} MB at most; "
-            "partition the model over several functions (pipeline stages), or use smaller batches",
+            f"a batch of {space.batches[0]:.0f} needs {least:,.0f} MB, which do not fit one function of at most "
+            f"{largest:,.0f} MB; {split}, or use smaller batches",
             binding="memory",
         )
     free = exact(space, Limits(), minimise="cost").best

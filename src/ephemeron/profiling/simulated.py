@@ -17,6 +17,7 @@ import numpy as np
 from ephemeron.channels.keys import Keys
 from ephemeron.data import Sampler, plan_split
 from ephemeron.job import Job, Simulation
+from ephemeron.performance.bounds import RUNTIME_MB
 from ephemeron.performance.builtin import priced
 from ephemeron.performance.fit import fit_steps
 from ephemeron.performance.profile import Affine, PlatformProfile, Profile, Transfer, Workload
@@ -24,7 +25,6 @@ from ephemeron.platforms.base import Limits
 from ephemeron.prices import load_prices
 from ephemeron.profiling import live
 from ephemeron.profiling.choose import Cell, Range, steps_of
-from ephemeron.training.feasible import RUNTIME_MB
 from ephemeron.training.prepare import Prepared
 from ephemeron.units import MB, MIB
 from ephemeron.worker.build import build_trainer, open_feed

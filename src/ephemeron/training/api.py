@@ -32,7 +32,7 @@ from ephemeron.training import home, live, parameter_server
 from ephemeron.training.bill import Ledger, summary
 from ephemeron.training.home import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.prepare import Prepared, prepare
-from ephemeron.training.trigger import Ending, Trigger
+from ephemeron.training.trigger import Ending, Trigger, together
 from ephemeron.worker.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def configure(job: Job, **overrides: Any) -> Configuration:
         JobError: a value is out of range, or two values contradict each other.
     """
     values = {**job.run, **{k: v for k, v in overrides.items() if v is not None}}
+    _count_stages(values)
     c = Configuration(**values)
     if c.pattern == "standalone" and "workers" not in values:
         c = dataclasses.replace(c, workers=1)
@@ -100,6 +101,20 @@ def configure(job: Job, **overrides: Any) -> Configuration:
 
         memory_mb = SIMULATED_MEMORY_MB if c.platform == "simulated" else default_memory_mb(c.workers)
     return dataclasses.replace(c, channel=channel, memory_mb=memory_mb, lifetime_s=c.lifetime_s or limits.lifetime_s)
+
+
+def _count_stages(values: dict[str, Any]) -> None:
+    """A placement says how many stages there are; stages and replicas say how many workers."""
+    if values.get("placement"):
+        from ephemeron.training.stages import placed_stages
+
+        count, schedule = placed_stages(values["placement"])
+        values.setdefault("stages", count)
+        if "micro_batches" not in values and "schedule" not in values:
+            values |= {"micro_batches": schedule.micro_batches, "schedule": schedule.kind}
+            values.setdefault("recompute", schedule.recompute)
+    if "workers" not in values and ("stages" in values or "replicas" in values):
+        values["workers"] = (values.get("stages") or 1) * (values.get("replicas") or 1)
 
 
 def platform_limits(name: str) -> Limits:
@@ -322,7 +337,9 @@ async def _already_over(folder: RunFolder, spec: RunSpec, channel: Channel, on_e
     with folder.events.open("a") as log:
         log.write(to_json(ended) + "\n")
     on_event(ended)
-    return Ending("finished", [], *decode_state(data)), ledger
+    ending = Ending("finished", [], *decode_state(data))
+    await together(ending, channel, Keys(spec.run_id))
+    return ending, ledger
 
 
 @contextmanager

@@ -116,6 +116,7 @@ def summary(ledger: Ledger, run: Mapping[str, Any], *, status: str, final: Mappi
         "memory_mb": c["memory_mb"],
         "batch_size_aggregator": c["batch_size"],
         "batch_size_nonaggregator": c["nonaggregator_batch_size"],
+        **({k: c[k] for k in ("stages", "replicas", "micro_batches", "schedule")} if c.get("stages", 1) > 1 else {}),
         "pattern": c["pattern"],
         "sync": c["sync"],
         "channel": c["channel"],

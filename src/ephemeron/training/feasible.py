@@ -5,15 +5,14 @@ Each check names the limit that binds. Bounds, not predictions: a run that passe
 
 from __future__ import annotations
 
+import math
+
 from ephemeron.errors import InvocationRefused, PlanInfeasible
 from ephemeron.job import Configuration, Job
-from ephemeron.performance.bounds import iteration_lower_bound_s
+from ephemeron.performance.bounds import RUNTIME_MB, fewest_stages, iteration_lower_bound_s
 from ephemeron.platforms._refusals import check_call as platform_check
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.units import MIB
-
-RUNTIME_MB = 230
-"""Resident megabytes of a function that has imported PyTorch and done nothing (measured: torch 2.13, CPU)."""
 
 
 def check_call(call: Call, *, workers: int, limits: Limits) -> None:
@@ -32,16 +31,34 @@ def check_call(call: Call, *, workers: int, limits: Limits) -> None:
         )
 
 
-def check_memory(quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int) -> None:
+def check_memory(
+    quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float = math.inf
+) -> None:
     """At least runtime, parameters, gradients, one merged vector, the optimiser's copies and the data.
+
+    Args:
+        quota_mb: of each function.
+        most_mb: the largest quota that the platform gives.
 
     Raises:
         PlanInfeasible: binding is `memory`.
     """
     needed = RUNTIME_MB + (model_bytes * (3 + optimizer_copies) + data_bytes) / MIB
     if needed > quota_mb:
+        parts = fewest_stages(
+            model_bytes * (3 + optimizer_copies) / MIB,
+            fixed_mb=RUNTIME_MB + data_bytes / MIB,
+            most_mb=min(quota_mb, most_mb),
+        )
+        split = None if parts is None else f"split it: --stages {parts}"
+        if needed > most_mb:
+            raise PlanInfeasible(
+                f"{needed:.0f} MB do not fit one function of at most {most_mb:.0f} MB; {split or 'use a smaller model'}",
+                binding="memory",
+            )
         raise PlanInfeasible(
-            f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb",
+            f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb"
+            + (f", or {split}" if split else ""),
             binding="memory",
         )
 

@@ -40,8 +40,8 @@ class Material(Protocol):
     def held_bytes(self, owned: int, batch: int) -> int:
         """Bytes that a function with so many samples and this batch size holds at least."""
 
-    def trial(self) -> Feed:
-        """One small batch."""
+    def trial(self, most: int = TRIAL) -> Feed:
+        """One small batch, of `most` samples or as many as there are."""
 
     def described(self) -> str:
         """The trial batch in words, for messages."""
@@ -87,8 +87,8 @@ class ArrayMaterial:
     def held_bytes(self, owned: int, batch: int) -> int:
         return owned * self._data.train.nbytes // self.samples
 
-    def trial(self) -> Feed:
-        first = self._data.train.take(np.arange(min(TRIAL, self.samples)))
+    def trial(self, most: int = TRIAL) -> Feed:
+        first = self._data.train.take(np.arange(min(most, self.samples)))
         return _Once(Batch(first.inputs, first.targets, len(first)))
 
     def described(self) -> str:
@@ -119,7 +119,7 @@ class FlowMaterial:
     def held_bytes(self, owned: int, batch: int) -> int:
         return min(owned, batch) * self._named.spec.sample_nbytes
 
-    def trial(self) -> Feed:
+    def trial(self, most: int = TRIAL) -> Feed:
         return _Once(Batch(*self._trial, len(self._named.tried[:TRIAL])))
 
     def described(self) -> str:

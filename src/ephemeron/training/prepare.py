@@ -6,6 +6,7 @@ returns the objects to put into the channel.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from ephemeron.job import Configuration, Fault, Job, check_limits, sync_name
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.prices import Prices
 from ephemeron.tensors import encode_state
+from ephemeron.training import stages
 from ephemeron.training.feasible import check_call, check_memory, check_time
 from ephemeron.training.material import TRIAL, Material, material
 from ephemeron.worker.build import rank_seed
@@ -61,6 +63,8 @@ def refuse_contradictions(c: Configuration) -> None:
             "an asynchronous parameter server adds changes; exchange 'parameters' does not apply",
             remedy="use gradients",
         )
+    if c.stages > 1:
+        _refuse_with_stages(c, sync)
     if c.pattern == "pipelined" and sync == "asp":
         raise JobError(
             "pattern 'pipelined' needs every contribution of an iteration, sync 'asp' does not wait",
@@ -77,6 +81,19 @@ def refuse_contradictions(c: Configuration) -> None:
     if server != c.channel.startswith(("ps://", "parameter_server")) and server:
         raise JobError(f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
                        remedy="use --channel parameter_server or ps://host:port")  # fmt: skip
+
+
+def _refuse_with_stages(c: Configuration, sync: str) -> None:
+    if sync != "bsp":
+        raise JobError(f"sync '{c.sync}' is not for a model on several functions", remedy="use sync 'bsp'")
+    if c.pattern in ("parameter-server", "standalone"):
+        raise JobError(
+            f"pattern '{c.pattern}' is not for a model on several functions", remedy="use k-reduce or pipelined"
+        )
+    if c.exchange != "gradients":
+        raise JobError(
+            f"exchange '{c.exchange}' is not for a model on several functions", remedy="use exchange 'gradients'"
+        )
 
 
 def prepare(
@@ -118,18 +135,42 @@ def prepare(
     )
     check_call(call, workers=configuration.workers, limits=limits)
     initial, model_bytes, copies = _try_model(job, spec, data)
-    check_memory(
-        configuration.memory_mb,
-        model_bytes=model_bytes,
-        optimizer_copies=copies,
-        data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size),
-    )
+    divided, bounded = None, configuration
+    if configuration.stages > 1:
+        divided = stages.divide(
+            job,
+            configuration,
+            data,
+            spec=spec,
+            optimizer_copies=copies,
+            network=network,
+            mb_per_vcpu=limits.mb_per_vcpu,
+        )
+        spec = dataclasses.replace(spec, stages=divided.stages)
+        # What bounds a stage: its share of the vector among its replicas. Computing is divided, who knows how well.
+        bounded = dataclasses.replace(configuration, workers=configuration.group, stages=1)
+        model_bytes = -(-model_bytes // configuration.stages)
+    else:
+        check_memory(
+            configuration.memory_mb,
+            model_bytes=model_bytes,
+            optimizer_copies=copies,
+            data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size),
+            most_mb=limits.memory_max_mb,
+        )
     check_time(
-        job, configuration, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
-        bandwidth_mb_s=network[1], compute=job.simulation.compute,
+        job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
+        bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
     )  # fmt: skip
-    return Prepared(job=job, spec=spec, objects=_objects(job, spec, data, initial), model_bytes=model_bytes,
-                    test_samples=data.test_samples)  # fmt: skip
+    objects = _objects(job, spec, data, initial) if divided is None else _stage_objects(job, spec, data, divided)
+    return Prepared(job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples)
+
+
+def _stage_objects(job: Job, spec: RunSpec, data: Material, divided: stages.Divided) -> dict[str, list[Buffer]]:
+    keys = Keys(spec.run_id)
+    made: dict[str, list[Buffer]] = {keys.code: [bundle(job.code)], **stages.objects(job, spec, data, divided)}
+    made[keys.spec] = [spec.to_bytes()]
+    return made
 
 
 def _objects(job: Job, spec: RunSpec, data: Material, initial: bytes) -> dict[str, list[Buffer]]:
@@ -174,9 +215,9 @@ def _try_model(job: Job, spec: RunSpec, data: Material) -> tuple[bytes, int, int
 
 
 def _weights(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    from ephemeron.worker.torch_trainer import _to_arrays
+    from ephemeron.worker.torch_trainer import to_arrays
 
-    arrays, bf16 = _to_arrays({n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]})
+    arrays, bf16 = to_arrays({n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]})
     return arrays, {"bf16": bf16} if bf16 else {}
 
 

@@ -19,7 +19,7 @@ from ephemeron.channels.wrappers import Metered
 from ephemeron.errors import ChannelError, ChannelTimeout, InvocationRefused, KeyExists
 from ephemeron.events import Event, Note, RunEnded, RunStarted
 from ephemeron.platforms.base import Call, Platform, Reason
-from ephemeron.tensors import Arrays, decode_state
+from ephemeron.tensors import Arrays, decode_state, digest
 from ephemeron.training.bill import Ledger
 from ephemeron.training.prepare import Prepared
 from ephemeron.training.supervisor import Action, Fail, Finish, Replace, Stopped, Supervisor
@@ -237,6 +237,7 @@ class Trigger:
             ending.causes.append("rank 0 ended, but its result is not in the channel")
             return
         ending.arrays, ending.final = decode_state(received.data, key=self.keys.result)
+        await together(ending, self.channel, self.keys)
 
     async def _end(self, ending: Ending) -> None:
         for cause in ending.causes:
@@ -248,6 +249,22 @@ class Trigger:
         self.on_event(ended)
 
 
+async def together(ending: Ending, channel: Channel, keys: Keys) -> None:
+    """Puts the weights of a divided model together, one stage after the other: no function could hold them all."""
+    final = ending.final
+    if final is None or "parts" not in final:
+        return
+    arrays: Arrays = {}
+    bf16: list[str] = []
+    for stage in range(final["parts"]):
+        received = await channel.get(keys.part(stage), deadline=asyncio.get_running_loop().time() + 30)
+        part, notes = decode_state(received.data, key=keys.part(stage))
+        arrays |= part
+        bf16 += notes.get("bf16", [])
+    ending.arrays = arrays
+    ending.final = {**final, "weights_sha256": digest(arrays), **({"bf16": bf16} if bf16 else {})}
+
+
 def describe(spec: RunSpec) -> dict[str, Any]:
     """The configuration as people call it, for reports."""
     c = spec.configuration
@@ -256,5 +273,8 @@ def describe(spec: RunSpec) -> dict[str, Any]:
         "workers": c.workers, "aggregators": c.aggregators, "memory_mb": c.memory_mb, "batch_size": c.batch_size,
         "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,
         "lifetime_s": c.lifetime_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
+        **({} if spec.stages is None else {
+            "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.schedule,
+        }),
         "optimizer": spec.optimizer.target, "loss": spec.loss.target, "seed": spec.seed, "dtype": spec.dtype,
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from typing import NoReturn, TypeVar
 
@@ -11,6 +12,8 @@ from ephemeron.job import Fault
 from ephemeron.platforms.context import Compute
 
 T = TypeVar("T")
+_ITERATION = re.compile(r"/(g\d+|x)/\d+\.")
+"""Keys of what an iteration exchanges."""
 
 
 class FaultInjector:
@@ -47,7 +50,7 @@ class FaultInjector:
     def drops(self, key: str) -> bool:
         """Whether the put of this key is to be lost: the first one of its iteration."""
         for fault in self._drops:
-            if f"/g0/{fault.iteration}." in key:
+            if _ITERATION.search(key) and f"/{fault.iteration}." in key:
                 self._drops.remove(fault)
                 self._fired(fault, fault.iteration)
                 return True

@@ -21,8 +21,13 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
     """Closes this rank's part of the run; rank 0 closes the run.
 
     Returns:
-        For rank 0: iterations, metrics and `weights_sha256`.
+        For rank 0: iterations, metrics and, where a function holds the whole model, `weights_sha256`.
     """
+    stages = loaded.spec.stages
+    if stages is not None:
+        stage, replica = stages.place(life.rank)
+        if replica == 0:
+            await life.channel.put(life.keys.part(stage), [encode_state(*loaded.trainer.weights())])
     if life.rank != 0:
         await life.dismiss_successor()
         await life.channel.put(life.keys.done(life.rank), [json.dumps(list(evaluation)).encode()])
@@ -35,15 +40,15 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
     if final is not None:
         loaded.trainer.apply(final)
         evaluation = loaded.trainer.evaluate()
-    arrays, notes = loaded.trainer.weights()
-    summary = {
-        "iterations": iterations,
-        "metrics": metrics([evaluation, *slices]),
-        "weights_sha256": digest(arrays),
-    }
+    summary: dict[str, Any] = {"iterations": iterations, "metrics": metrics([evaluation, *slices])}
+    if stages is None:
+        arrays, notes = loaded.trainer.weights()
+        summary["weights_sha256"] = digest(arrays)
+    else:  # no function may be large enough for all of them: whoever collects the result puts them together
+        arrays, notes = {}, {"parts": stages.count}
     await life.channel.put(life.keys.result, [encode_state(arrays, {**summary, **notes})])
     await life.dismiss_successor()  # not before: whoever has to wait for the others may need it
-    await clear(life)
+    await clear(life, parts=0 if stages is None else stages.count)
     return summary
 
 
@@ -70,8 +75,9 @@ def metrics(slices: list[Evaluation]) -> dict[str, float | None]:
     }
 
 
-async def clear(life: Life) -> None:
-    """Deletes everything of the run but its result and specification. Listing is allowed here: once per run."""
-    keep = {life.keys.result, life.keys.spec}
+async def clear(life: Life, *, parts: int = 0) -> None:
+    """Deletes everything of the run but its result, with so many parts, and its specification. Listing is allowed here:
+    once per run."""
+    keep = {life.keys.result, life.keys.spec, *(life.keys.part(s) for s in range(parts))}
     everything = await life.channel.list(f"{life.keys.run}/")
     await life.channel.delete([key for key in everything if key not in keep])

@@ -18,6 +18,7 @@ from ephemeron.worker import lease
 from ephemeron.worker.faults import Delayed, FaultInjector
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trace import PhaseTrace
+from ephemeron.worker.waiting import Waiting
 
 RECOVER = b"recover"
 """Handed to a successor whose predecessor cannot say where it stood."""
@@ -74,6 +75,7 @@ class Life:
         """What the invocation has to let go of."""
         self._successor = False
         self._revived: dict[tuple[int, int], int] = {}
+        self._waiting = Waiting(self.channel, self.keys, rank=self.rank, now=self.run_now, patience_s=self.patience)
 
     # -- clock and bill -----------------------------------------------------------------------------------
 
@@ -248,8 +250,11 @@ class Life:
                     more = {} if told is None else {NOT_AFTER: told}
                     await self._invoke(self.rank, self.attempt + 1, "replacement", **more)
             raise Leave("relayed")
-        for rank in blame.ranks:
-            await self._revive(rank, blame.iteration)
+        late = [(rank, blame.iteration) for rank in blame.ranks]
+        if self.spec is not None and self.spec.stages is not None:
+            late = await self._waiting.culprits(blame)
+        for rank, iteration in late:
+            await self._revive(rank, iteration)
 
     async def _revive(self, rank: int, iteration: int) -> None:
         tries = self._revived.get((rank, iteration), 0)

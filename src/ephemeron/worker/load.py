@@ -67,7 +67,8 @@ async def load(life: Life) -> Loaded:
     life.trace.record("load", life.began, life.now())
     if meta is None:
         if spec.trainer == "torch":
-            trainer.load(*decode_state(await _get(life, life.keys.init), key=life.keys.init))
+            initial = life.keys.init if spec.stages is None else life.keys.initial(spec.stages.place(life.rank)[0])
+            trainer.load(*decode_state(await _get(life, initial), key=initial))
     else:
         trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
         life.spent_before_usd = meta["spent_usd"]
@@ -96,13 +97,19 @@ async def _get(life: Life, key: str) -> memoryview:
 
 
 async def _is_over(life: Life, spec: RunSpec) -> bool:
-    mine = life.keys.result if life.rank == 0 else life.keys.done(life.rank)
+    # The last letter of a stage that is done may have been lost: whoever misses it says so, and it is sent again.
+    missed = spec.stages is not None and NOT_AFTER in life.call.options
+    mine = life.keys.result if life.rank == 0 or missed else life.keys.done(life.rank)
     return await life.channel.fetch(mine) is not None
 
 
 async def _trainer(life: Life, spec: RunSpec) -> tuple[Trainer, int]:
     if spec.trainer != "torch":
         return build_trainer(spec, life.rank, folders=[], feed=ArrayFeed(_NOTHING, _NOTHING)), 0
+    if spec.stages is not None:
+        from ephemeron.worker.stages.build import stage_trainer  # needs torch
+
+        return await stage_trainer(life, spec, lambda key: _get(life, key))
     keys = life.keys
     code, data, test = await asyncio.gather(
         _get(life, keys.code), _get(life, keys.data(life.rank)), _get(life, keys.test(life.rank))

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ephemeron.collectives import Collective, Group, Status, collective_for
+from ephemeron.collectives import Alone, Collective, Group, Status, collective_for
 from ephemeron.events import Checkpointed, Evaluated, Note, Progress
 from ephemeron.platforms.context import Context
 from ephemeron.sync import Policy, policy_for
@@ -55,7 +55,7 @@ async def run_worker(ctx: Context) -> dict[str, Any]:
         with life.at_end:
             async with asyncio.TaskGroup() as tasks:
                 loaded = await load(life)
-                value = await Worker(life, loaded, tasks).run()
+                value = await _worker(life, loaded, tasks).run()
                 outcome = "finished"
     except BaseExceptionGroup as group:
         cause = first_leaf(group)
@@ -63,6 +63,14 @@ async def run_worker(ctx: Context) -> dict[str, Any]:
             raise cause from None
         outcome = cause.outcome
     return {"outcome": outcome, "traffic": life.traffic_dict(), **value}
+
+
+def _worker(life: Life, loaded: Loaded, tasks: asyncio.TaskGroup) -> Worker:
+    if loaded.spec.stages is None:
+        return Worker(life, loaded, tasks)
+    from ephemeron.worker.stages.loop import StageWorker  # needs torch
+
+    return StageWorker(life, loaded, tasks)
 
 
 class Worker:
@@ -73,6 +81,7 @@ class Worker:
         self.spec, self.trainer, self.checkpoints = loaded.spec, loaded.trainer, loaded.checkpoints
         self.configuration = self.spec.configuration
         self.split = self.spec.split
+        self.member = self._member()
         self.iterations = self.spec.iterations
         self.t = self.first = loaded.iteration
         self.replaying = loaded.replaying
@@ -87,19 +96,29 @@ class Worker:
         self._background: dict[str, asyncio.Task[None]] = {}
         self._pending: Callable[[], Progress] | None = None
 
+    def _member(self) -> int:
+        """Number of this rank among those that share the batch."""
+        return self.life.rank
+
     def _make_collective(self) -> Collective:
-        life, c = self.life, self.configuration
+        c = self.configuration
         policy: Policy = policy_for(c.sync)
-        group = Group(
+        group = self._group(policy)
+        alone = self.spec.stages is not None and group.world == 1
+        collective = Alone(group) if alone else collective_for(c.pattern, group, asynchronous=policy.name == "asp")
+        if self.loaded.collective is not None:
+            collective.load(*self.loaded.collective)
+        return collective
+
+    def _group(self, policy: Policy) -> Group:
+        """With whom this rank reduces gradients."""
+        life, c = self.life, self.configuration
+        return Group(
             keys=life.keys, rank=life.rank, world=c.workers, aggregators=c.aggregators, channel=life.channel,
             policy=policy, size=self.trainer.size, dtype=self.trainer.dtype, attempt=life.attempt,
             compression=c.compression, iterations=self.iterations, status=self.status, trace=life.trace,
             poll_worth_s=poll_worth_s(self.spec), patience_s=life.patience, overdue=life.overdue,
         )  # fmt: skip
-        collective = collective_for(c.pattern, group, asynchronous=policy.name == "asp")
-        if self.loaded.collective is not None:
-            collective.load(*self.loaded.collective)
-        return collective
 
     async def run(self) -> dict[str, Any]:
         """Trains from where the state stands to the end, and closes the run."""
@@ -140,18 +159,28 @@ class Worker:
             upload, aggregate = await self.collective.left_to_do(self.t)
             self.replaying = not (upload and aggregate)
         version = self.status.applied
-        step = await self._compute(lambda: self.trainer.compute(self.t), samples=self._batch())
-        flags = STOP if self.life.wants_stop or self.life.over_budget() else 0
-        flags |= RELAY if self.life.will_hand_over_soon() else 0
+        step, flags = await self._step()
         self.collective.stage(self.t, step.vector, step.samples, flags)
         if not aggregate:
             self.collective.adopt(self.t, uploaded=not upload)
         if upload:
             await self._exchange(aggregate=aggregate)
         if self._background_free("tidy"):
-            self._start("tidy", self.collective.tidy())
+            self._start("tidy", self._tidy())
         self._pending = self._progress_of(step, version)
         self._tell_skipped(step)
+
+    async def _step(self) -> tuple[Step, int]:
+        """This rank's contribution to iteration `t`, and what it tells the others."""
+        step = await self._compute(lambda: self.trainer.compute(self.t), samples=self._batch())
+        return step, self._flags()
+
+    def _flags(self) -> int:
+        flags = STOP if self.life.wants_stop or self.life.over_budget() else 0
+        return flags | (RELAY if self.life.will_hand_over_soon() else 0)
+
+    async def _tidy(self) -> None:
+        await self.collective.tidy()
 
     async def _exchange(self, *, aggregate: bool) -> None:
         self._start("upload", self.collective.upload(self.t))
@@ -167,7 +196,7 @@ class Worker:
 
     async def _catch_up(self) -> None:
         """Applies the versions that the policy demands before iteration `t`, and those that it allows."""
-        role = self.life.rank < self.configuration.aggregators
+        role = self.member < self.configuration.aggregators
         last = self.t == self.iterations
         must = self.t if last else self.policy.must_have_applied(self.t, aggregator=role)
         while self.status.applied < must:
@@ -194,12 +223,14 @@ class Worker:
         return result
 
     def _batch(self) -> int:
-        return self.split.batch_at(self.life.rank, self.t % self.split.iterations)
+        return self.split.batch_at(self.member, self.t % self.split.iterations)
+
+    async def _evaluated(self) -> Evaluation:
+        samples = self.loaded.test_samples / 3  # a forward pass is about a third of a step
+        return await self._compute(self.trainer.evaluate, samples=samples)
 
     async def _evaluate(self) -> None:
-        samples = self.loaded.test_samples / 3  # a forward pass is about a third of a step
-        self.evaluation = await self._compute(self.trainer.evaluate, samples=samples)
-        e = self.evaluation
+        self.evaluation = e = await self._evaluated()
         self.life.emit(
             Evaluated(
                 t=self.life.run_now(),

@@ -15,6 +15,38 @@ from ephemeron.prices import Prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """A model that lies on several functions. Rank = stage · replicas + replica."""
+
+    replicas: int
+    """R."""
+    micro_batches: int
+    schedule: str
+    recompute: bool
+    fed: tuple[bool, ...]
+    """By stage: whether it reads samples, inputs or targets."""
+    shares: tuple[float, ...]
+    """By stage: estimated part of the model's computing."""
+    test_samples: tuple[int, ...]
+    """By replica: its slice of the test set."""
+    evaluates: bool
+    """Whether the divided model can be evaluated; else metrics are None."""
+
+    @property
+    def count(self) -> int:
+        """S."""
+        return len(self.fed)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Stage and replica of a rank."""
+        return divmod(rank, self.replicas)
+
+    def rank(self, stage: int, replica: int) -> int:
+        """The inverse of `place`."""
+        return stage * self.replicas + replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """A run as its workers see it."""
 
@@ -42,12 +74,14 @@ class RunSpec:
     trainer_options: dict[str, Any] = field(default_factory=dict)
     flow: FlowSpec | None = None
     """Where functions read their samples; None: they get them."""
+    stages: Stages | None = None
+    """None: every function holds the whole model."""
 
     @property
     def split(self) -> Split:
-        """Who owns how many samples."""
+        """Which rank, or replica, owns how many samples."""
         c = self.configuration
-        return plan_split(self.samples, [c.batch_of(r) for r in range(c.workers)])
+        return plan_split(self.samples, [c.batch_of(r) for r in range(c.group)])
 
     @property
     def iterations(self) -> int:
@@ -72,6 +106,9 @@ class RunSpec:
             raw["prices"] = Prices(**raw["prices"])
             raw["faults"] = tuple(raw["faults"])
             raw["flow"] = None if raw["flow"] is None else FlowSpec.from_json(raw["flow"])
+            if raw["stages"] is not None:
+                told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["stages"].items()}
+                raw["stages"] = Stages(**told)
             return cls(**raw)
         except (ValueError, KeyError, TypeError) as e:
             raise CorruptMessage(f"not a run specification of this release: {e}") from None

@@ -7,7 +7,7 @@ Parameters of mixed dtypes are exchanged in the widest of them and keep their ow
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -130,7 +130,7 @@ class TorchTrainer:
                 targets = self._tensor(part.targets)
                 output = self.model(self._tensor(part.inputs))
                 loss_sum += float(self.loss(output, targets)) * part.samples
-                correct += _correct(output, targets)
+                correct += correct_of(output, targets)
                 samples += part.samples
         return Evaluation(loss_sum, correct, samples)
 
@@ -138,24 +138,13 @@ class TorchTrainer:
         self.feed.close()
 
     def _tensor(self, value: Any) -> Any:
-        """Arrays as tensors, floats in the parameters' dtype; trees of them likewise; anything else as it is."""
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self._tensor, value))
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(self._tensor, value))
-        if isinstance(value, dict):
-            return {key: self._tensor(inner) for key, inner in value.items()}
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(np.array(value))
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.to(self.named[0][1].dtype)
-        return value
+        return as_tensors(value, self.named[0][1].dtype)
 
     # -- state --------------------------------------------------------------------------------------------
 
     def weights(self) -> tuple[Arrays, dict[str, Any]]:
         tensors = {n: t.detach() for n, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
-        arrays, bf16 = _to_arrays(tensors)
+        arrays, bf16 = to_arrays(tensors)
         return arrays, {"bf16": bf16} if bf16 else {}
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
@@ -171,7 +160,7 @@ class TorchTrainer:
                     tensors[f"o/{index}/{key}"] = value.detach()
                 else:
                     plain.setdefault(str(index), {})[key] = value
-        more, bf16 = _to_arrays(tensors)
+        more, bf16 = to_arrays(tensors)
         arrays.update(more)
         meta["bf16"] += bf16
         meta["optimizer"] = {"plain": plain, "groups": inner["param_groups"]}
@@ -183,20 +172,35 @@ class TorchTrainer:
         prefix = "w/" if "optimizer" in meta else ""
         with torch.no_grad():
             for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-                tensor.copy_(_to_tensor(arrays[prefix + name], prefix + name in bf16))
+                tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
         if "optimizer" not in meta:
             return
         state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in meta["optimizer"]["plain"].items()}
         for name, array in arrays.items():
             if name.startswith("o/"):
                 _, index, key = name.split("/", 2)
-                state.setdefault(int(index), {})[key] = _to_tensor(array, name in bf16)
+                state.setdefault(int(index), {})[key] = to_tensor(array, name in bf16)
         groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in meta["optimizer"]["groups"]]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self._random.restore(arrays["random/torch"], meta["random"])
 
 
-def _correct(output: Any, targets: Any) -> int:
+def as_tensors(value: Any, dtype: torch.dtype) -> Any:
+    """Arrays as tensors, floats in the parameters' dtype; trees of them likewise; anything else as it is."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(as_tensors(inner, dtype) for inner in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(as_tensors(inner, dtype) for inner in value)
+    if isinstance(value, dict):
+        return {key: as_tensors(inner, dtype) for key, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.array(value))
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(dtype)
+    return value
+
+
+def correct_of(output: Any, targets: Any) -> int:
     """Samples whose class was found; 0 where outputs are no scores of classes."""
     if not isinstance(output, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return 0
@@ -253,7 +257,7 @@ class _RandomState:
         )
 
 
-def _to_arrays(tensors: dict[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
     """NumPy has no bfloat16: such tensors travel as the bits of uint16, and their names are listed."""
     bf16 = [n for n, t in tensors.items() if t.dtype == torch.bfloat16]
     arrays = {
@@ -263,7 +267,8 @@ def _to_arrays(tensors: dict[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
     return arrays, bf16
 
 
-def _to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
+def to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
+    """The inverse, for one."""
     tensor = torch.from_numpy(np.array(array))
     return tensor.view(torch.bfloat16) if bf16 else tensor
 
@@ -293,6 +298,11 @@ def make_loss(target: Target, resolve: Callable[[str], Any]) -> Callable[..., to
 
 
 def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser of `torch.optim` over a model's trainable parameters. See `optimizer_over`."""
+    return optimizer_over(target, [p for _, p in _trainable(model)])
+
+
+def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimiser of `torch.optim` with its options.
 
     Raises:
@@ -309,7 +319,7 @@ def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
             "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
         )
     try:
-        return cls([p for _, p in _trainable(model)], **target.options)
+        return cls(parameters, **target.options)
     except (TypeError, ValueError) as e:
         raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
 

@@ -51,3 +51,24 @@ def failing() -> nn.Module:
 
 def wide_input() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+def tied() -> nn.Module:
+    """A layer that is used at both ends."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(64, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.tanh(self.inner(torch.tanh(self.first(x.flatten(1)))))
+            return self.last(torch.tanh(self.inner(x)))
+
+    return Tied()
+
+
+def bulky(width: int, layers: int) -> nn.Module:
+    """Many parameters and little to compute: a batch of one row of them."""
+    middle = [m for _ in range(layers) for m in (nn.Linear(width, width, bias=False), nn.Tanh())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), *middle, nn.Linear(width, 10))

@@ -122,6 +122,11 @@ class DeviceRun:
         return self._turns.done
 
     @property
+    def ready(self) -> bool:
+        """Whether `turn` would do a pass."""
+        return self._turns.ready
+
+    @property
     def under_way(self) -> int:
         """Micro-batches kept, of the stage that keeps most."""
         return max(run.under_way for run in self._runs.values())

@@ -67,6 +67,11 @@ class Turns:
         """Whether every pass has been given out."""
         return not self._waiting
 
+    @property
+    def ready(self) -> bool:
+        """Whether `next` would give a pass."""
+        return any(self._may(o) for o in self._arrived)
+
     def arrived(self, operation: Operation) -> None:
         """Everything that the pass reads from elsewhere is here."""
         self._arrived.add(operation)

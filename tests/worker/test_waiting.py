@@ -1,0 +1,52 @@
+"""Of all who wait, the one that nobody hears waiting is to blame."""
+
+import asyncio
+
+from ephemeron import simulation
+from ephemeron.channels.keys import Keys
+from ephemeron.channels.memory import MemoryChannel
+from ephemeron.collectives import Blame
+from ephemeron.worker.waiting import Waiting
+
+PATIENCE_S = 20.0
+
+
+def blamed(waits, *, asks, after_s=0.0, old=()):
+    """Whom `asks` finds; `waits` says for whom each living rank waits, `old` who said so long ago."""
+
+    async def go():
+        channel, loop = MemoryChannel(), asyncio.get_running_loop()
+
+        def of(rank):
+            return Waiting(channel, Keys("run"), rank=rank, now=loop.time, patience_s=lambda times: times * PATIENCE_S)
+
+        for rank, ranks in old:
+            await of(rank).culprits(Blame(1, ranks))
+        await asyncio.sleep(after_s)
+        others = [asyncio.create_task(of(r).culprits(Blame(7, ranks))) for r, ranks in waits.items() if r != asks]
+        found = await of(asks).culprits(Blame(9, waits[asks]))
+        await asyncio.gather(*others)
+        return found
+
+    return simulation.run(go())
+
+
+def test_the_one_that_is_waited_for_and_silent():
+    assert blamed({0: [1]}, asks=0) == [(1, 9)]
+
+
+def test_the_end_of_a_chain_with_what_is_missed_of_it():
+    assert blamed({0: [1], 1: [2], 2: [3]}, asks=0) == [(3, 7)]
+
+
+def test_several_at_once():
+    assert blamed({0: [1, 2], 1: [3], 2: [4]}, asks=0) == [(3, 7), (4, 7)]
+
+
+def test_nobody_where_the_late_wait_for_us():
+    assert blamed({0: [1], 1: [0]}, asks=0) == []
+
+
+def test_what_was_said_long_ago_counts_no_more():
+    assert blamed({0: [1]}, asks=0, after_s=2 * PATIENCE_S, old=[(1, [0])]) == [(1, 9)]
+    assert blamed({0: [1]}, asks=0, after_s=0.5 * PATIENCE_S, old=[(1, [0])]) == []
