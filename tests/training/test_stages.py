@@ -143,8 +143,17 @@ def test_stages_find_out_by_themselves_who_is_dead(rank):
     assert {e.rank for e in run.of(Invoked) if e.attempt} == {rank}
 
 
-@pytest.mark.parametrize("iteration", [0, 7, 11])
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(("rank", "phase"), [(0, "aggregate"), (3, "aggregate"), (1, "download"), (2, "load")])
+def test_replicas_and_stages_find_out_together(rank, phase):
+    how = {"replicas": 2, "micro_batches": 2, "options": (("dropout", 0.3),)}
+    run = staged([f"kill:rank={rank},iteration=4,phase={phase}"], until=blind, **how)
+    assert len(run.of(FaultFired)) == 1
+    assert run.sha == undisturbed(**how)
+    assert [e.rank for e in run.of(Invoked) if e.attempt] == [rank]
+
+
+@pytest.mark.parametrize("iteration", [0, 7, 8, 11])
+@pytest.mark.parametrize("rank", range(3))
 def test_a_letter_is_lost(rank, iteration):
     run = staged([f"drop-put:rank={rank},iteration={iteration}"], **QUICK)
     assert len(run.of(FaultFired)) == 1

@@ -11,7 +11,7 @@ from ephemeron.worker.waiting import Waiting
 PATIENCE_S = 20.0
 
 
-def blamed(waits, *, asks, after_s=0.0, old=()):
+def blamed(waits, *, asks, after_s=0.0, old=(), at=None):
     """Whom `asks` finds; `waits` says for whom each living rank waits, `old` who said so long ago."""
 
     async def go():
@@ -23,8 +23,12 @@ def blamed(waits, *, asks, after_s=0.0, old=()):
         for rank, ranks in old:
             await of(rank).culprits(Blame(1, ranks))
         await asyncio.sleep(after_s)
-        others = [asyncio.create_task(of(r).culprits(Blame(7, ranks))) for r, ranks in waits.items() if r != asks]
-        found = await of(asks).culprits(Blame(9, waits[asks]))
+        others = [
+            asyncio.create_task(of(r).culprits(Blame((at or {}).get(r, 7), ranks)))
+            for r, ranks in waits.items()
+            if r != asks
+        ]
+        found = await of(asks).culprits(Blame((at or {}).get(asks, 9), waits[asks]))
         await asyncio.gather(*others)
         return found
 
@@ -43,10 +47,17 @@ def test_several_at_once():
     assert blamed({0: [1, 2], 1: [3], 2: [4]}, asks=0) == [(3, 7), (4, 7)]
 
 
-def test_nobody_where_the_late_wait_for_us():
-    assert blamed({0: [1], 1: [0]}, asks=0) == []
+def test_whoever_is_past_what_is_missed_has_to_send_it_again():
+    assert blamed({0: [1], 1: [0]}, asks=0, at={0: 7, 1: 8}) == [(1, 7)]
+    assert blamed({0: [1], 1: [0]}, asks=1, at={0: 7, 1: 8}) == []  # rank 0 will replace it
+
+
+def test_in_a_circle_everybody_replaces_the_next():
+    ring = {0: [1], 1: [2], 2: [0]}
+    assert [blamed(ring, asks=r, at=dict.fromkeys(ring, 7)) for r in ring] == [[(1, 7)], [(2, 7)], [(0, 7)]]
+    assert blamed({**ring, 3: [0]}, asks=3, at=dict.fromkeys(range(4), 7)) == []  # not in it
 
 
 def test_what_was_said_long_ago_counts_no_more():
-    assert blamed({0: [1]}, asks=0, after_s=2 * PATIENCE_S, old=[(1, [0])]) == [(1, 9)]
-    assert blamed({0: [1]}, asks=0, after_s=0.5 * PATIENCE_S, old=[(1, [0])]) == []
+    assert blamed({0: [1]}, asks=0, after_s=2 * PATIENCE_S, old=[(1, [2])]) == [(1, 9)]
+    assert blamed({0: [1]}, asks=0, after_s=0.5 * PATIENCE_S, old=[(1, [2])]) == [(2, 1)]

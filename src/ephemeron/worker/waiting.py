@@ -2,7 +2,9 @@
 
 Where stages wait for each other, a rank that is late may itself be waiting for another. So whoever has lost patience
 says for whom it waits, gives the others a moment to say so too, and follows what they say to a rank that waits for
-nobody: that one is dead, or far too slow. Patience runs out at about the same time everywhere, because waits of one
+nobody: that one is dead, or far too slow. Whoever waits for a later iteration than the one that is missed of it has sent
+what is missed: it was lost, and has to be sent again. Where all wait in a circle within one iteration, something was lost
+that nobody can name, and everybody replaces the one it waits for. Patience runs out at about the same time everywhere, because waits of one
 iteration begin within it and patience is ten of them.
 """
 
@@ -34,32 +36,44 @@ class Waiting:
         self, channel: Channel, keys: Keys, *, rank: int, now: Callable[[], float], patience_s: Callable[[float], float]
     ) -> None:
         self._channel, self._keys, self._rank, self._now, self._patience_s = channel, keys, rank, now, patience_s
+        self._waits: dict[tuple[int, ...], tuple[float, int]] = {}
+        """Ranks that this one waits for, since when it says so, and the iteration; several waits may go on at once."""
 
     async def culprits(self, blame: Blame) -> list[tuple[int, int]]:
-        """Ranks to replace, each with the iteration that is missed of it; none: those who are late wait for us."""
-        said = [self._now(), blame.iteration, list(blame.ranks)]
-        await self._channel.put(self._keys.wait(self._rank), [json.dumps(said).encode()])
+        """Ranks to replace, each with the iteration that is missed of it; none: others will find them."""
+        self._waits[tuple(blame.ranks)] = (self._now(), blame.iteration)
+        await self._channel.put(self._keys.wait(self._rank), [json.dumps(self._current()).encode()])
         await asyncio.sleep(MOMENT * self._patience_s(1))
         found: dict[int, int] = {}
-        seen = {self._rank}
-        todo = [(rank, blame.iteration) for rank in blame.ranks]
+        seen: set[int] = set()
+        own = [(rank, iteration) for _, iteration, ranks in self._current() for rank in ranks]
+        todo, around = list(own), False
         while todo:
             rank, iteration = todo.pop()
+            if rank == self._rank:
+                around |= iteration >= blame.iteration  # else it is ours that was lost, and we shall be replaced
+                continue
             if rank in seen:
                 continue
             seen.add(rank)
             heard = await self._heard(rank)
-            if heard is None:
+            if not heard or min(b.iteration for b in heard) > iteration:
                 found[rank] = iteration
             else:
-                todo += [(other, heard.iteration) for other in heard.ranks]
-        return sorted(found.items())
+                todo += [(other, b.iteration) for b in heard for other in b.ranks]
+        return sorted((found or dict(own if around else [])).items())
 
-    async def _heard(self, rank: int) -> Blame | None:
+    def _current(self) -> list[tuple[float, int, tuple[int, ...]]]:
+        """Own waits of the latest iteration: earlier ones are over."""
+        latest = max((iteration for _, iteration in self._waits.values()), default=0)
+        self._waits = {r: (t, i) for r, (t, i) in self._waits.items() if i == latest and self._counts(t)}
+        return [(t, i, ranks) for ranks, (t, i) in self._waits.items()]
+
+    def _counts(self, since: float) -> bool:
+        return self._now() - since <= FRESH * self._patience_s(1)
+
+    async def _heard(self, rank: int) -> list[Blame]:
         data = await self._channel.fetch(self._keys.wait(rank))
         if data is None:
-            return None
-        since, iteration, ranks = json.loads(bytes(data))
-        if self._now() - since > FRESH * self._patience_s(1):
-            return None
-        return Blame(iteration, ranks)
+            return []
+        return [Blame(iteration, ranks) for since, iteration, ranks in json.loads(bytes(data)) if self._counts(since)]

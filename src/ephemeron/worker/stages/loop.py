@@ -76,6 +76,8 @@ class StageWorker(Worker):
         group = super()._group(policy)
         group.keys, group.rank = Keys(self.life.keys.run, group=self.stage), self.replica
         group.world, group.overdue = self.stages.replicas, self._overdue_in_group
+        # One patience for all waits: whoever waits has to have said so when another stage looks for the one to blame.
+        group.patience_s = lambda times: self.life.patience()
         return group
 
     async def _overdue_in_group(self, blame: Blame) -> None:
