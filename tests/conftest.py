@@ -17,25 +17,30 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes with two threads each wait for each other, spinning
 
-for kit in ("channel_contract", "platform_contract"):
+for kit in ("channel_contract", "platform_contract", "training_matrix", "training_world"):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
 settings.register_profile("ephemeron", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ephemeron")  # no test asserts a duration
 
-FUNCTIONS = (
-    "cli", "data/service", "platforms", "profiling", "tasks", "testing", "training/test_cli.py", "training/test_flow_jobs.py",
-    "training/test_local_runs.py",
-)  # fmt: skip
-"""Where real functions run: one after the other, so that they have what they need, and know whose processes they see."""
+TOGETHER = {
+    "functions": (
+        "cli", "platforms", "testing", "training/test_cli.py", "training/test_flow_jobs.py", "training/test_local_runs.py",
+        "training/test_matrix.py", "training/test_stages.py",
+    ),
+    "services": ("data/service",),
+}  # fmt: skip
+"""What stays in one process: real functions one after the other, so that they have what they need; services share their fixtures."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n 2 --dist loadgroup`, one process runs functions, the other everything else, file by file."""
     root = Path(__file__).parent
     for item in items:
         where = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else item.path.name
-        item.add_marker(pytest.mark.xdist_group("functions" if where.startswith(FUNCTIONS) else where))
+        group = next((name for name, places in TOGETHER.items() if where.startswith(places)), where)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 MOTO = Path(__file__).parents[1] / "benchmarks" / "moto_server.py"

@@ -356,5 +356,5 @@ def test_train_refuses_in_one_line_and_leaves_no_run(
     done = CliRunner().invoke(main, [*common, "--channel", CHANNEL, "--workers", "16"])
     assert (done.exit_code, "16 workers are wanted, the quota" in done.output) == (2, True)
     wrong = CliRunner().invoke(main, ["train", str(job), "--workers", "2", "--aws-function", "x"])
-    assert (wrong.exit_code, "are not for platform local" in wrong.output) == (2, True)
+    assert (wrong.exit_code, "platform local takes no" in wrong.output) == (2, True)
     assert not list((tmp_path / "home").rglob("run.json"))
