@@ -70,7 +70,7 @@ def broken(table, key, value):
         (PROFILE, ("--deadline-s", "-5"), "--deadline-s"),
         (PROFILE, ("--platform", "moon"), "moon"),
         (PROFILE, ("--deadline-s", "3"), "binding limit: deadline"),
-        (broken("workload", "memory_base_mb", 99999), (), "split it: --stages"),
+        (broken("workload", "memory_base_mb", 99999), (), "do not fit one function"),
         (PROFILE, ("--prices", "absent.toml"), "absent.toml"),
     ],
 )

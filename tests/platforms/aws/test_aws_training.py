@@ -64,8 +64,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
             yield World(
                 platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
-                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=8.0,
-                relay_faults=("delay:rank=1,factor=60",),
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=16.0, relay_faults=("delay:rank=1,factor=80",),
             )  # fmt: skip
 
 
@@ -100,7 +99,9 @@ def test_through_an_object_store_and_with_every_call_delivered_twice(world: Worl
     # Or it began when the run was over already.
     assert all(e.outcome == "duplicate" or e.status == "cancelled" for e in aside)
     run = result.summary["run_id"]
-    assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
+    # A delivery that comes when all is over still says that it has begun.
+    stays = [key for key in left(world.channels["objects"], run) if "/start/" not in key]
+    assert stays == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
 
 
 def test_an_environment_is_killed_from_outside(world: World) -> None:

@@ -51,14 +51,14 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
         with OpenFaasGateway(password=PASSWORD, environment=s3_server.env) as gateway:
             settings = deployed(
                 gateway, tmp_path_factory.mktemp("image"), entry="ephemeron.worker.loop:run_worker", memory_mb=MEMORY_MB,
-                lifetime_s=120, replicas=5,
+                lifetime_s=120, replicas=8,
                 preload="torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer",
             )  # fmt: skip
             assert (settings.every_s, settings.callback) == (EVERY_S, CALLBACK)
             yield World(
                 platform="openfaas", job=JOB, memory_mb=MEMORY_MB, settings=settings, gateway=gateway,
                 channels={"cache": valkey_server.address, "objects": s3_server.address},
-                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=7.0, relay_faults=("delay:rank=1,factor=60",),
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=14.0, relay_faults=("delay:rank=1,factor=80",),
             )  # fmt: skip
 
 
@@ -91,7 +91,9 @@ def test_through_an_object_store_and_with_every_call_delivered_twice(world: Worl
     # Or it began when the run was over already.
     assert all(e.outcome == "duplicate" or e.status == "cancelled" for e in aside)
     run = result.summary["run_id"]
-    assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
+    # A delivery that comes when all is over still says that it has begun.
+    stays = [key for key in left(world.channels["objects"], run) if "/start/" not in key]
+    assert stays == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
 
 
 def test_a_whole_replica_is_killed(world: World) -> None:
