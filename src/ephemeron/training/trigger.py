@@ -29,6 +29,8 @@ from ephemeron.worker.spec import RunSpec
 
 STOP_GRACE_S = 15.0
 """How long functions may take to stop at a checkpoint before they are killed."""
+ROOM_S, ROOM_TRIES = 1.0, 60
+"""How often a replacement is tried while the platform has no place for it: functions that end make room."""
 END_GRACE_S = 10.0
 
 Status = Literal["finished", "stopped", "failed"]
@@ -209,11 +211,23 @@ class Trigger:
                     return Ending("failed", [cause])
                 case Replace(rank, attempt):
                     if await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.now():.3f}"):
-                        await self._invoke(rank, attempt, "replacement")
+                        await self._replace(rank, attempt)
                     else:  # its own successor waits to be told where to go on
                         with contextlib.suppress(KeyExists):
                             await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
         return None
+
+    async def _replace(self, rank: int, attempt: int) -> None:
+        """Starts a replacement; where others still take all places, as soon as there is one."""
+        tries = ROOM_TRIES
+        while True:
+            try:
+                return await self._invoke(rank, attempt, "replacement")
+            except InvocationRefused as e:
+                tries -= 1
+                if e.binding != "concurrency" or not tries:
+                    raise
+            await asyncio.sleep(ROOM_S)
 
     async def _stop_when_asked(self) -> Ending:
         """First request: stop at a checkpoint; second one, or no answer in time: kill. Either can be resumed."""

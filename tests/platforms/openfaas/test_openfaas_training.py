@@ -154,7 +154,7 @@ def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, mon
     assert "does not answer: Connection refused; check --gateway" in asks(gateway="http://127.0.0.1:9")
     assert "function 'other' at" in asks("--openfaas-function", "other")
     assert "is not deployed; run: ephemeron deploy openfaas" in asks("--openfaas-function", "other")
-    assert "16 workers are wanted, function 'ephemeron' may have 5 replicas" in asks("--workers", "16")
+    assert "16 workers are wanted, function 'ephemeron' may have 8 replicas" in asks("--workers", "16")
     elsewhere = asks(channel="redis://127.0.0.1:9/0", gateway="http://gateway.example:8080")
     assert "is on this machine, where functions of the cluster cannot reach it; use s3://" in elsewhere
     assert "channel: redis://127.0.0.1:9/0: cannot connect" in asks(channel="redis://127.0.0.1:9/0")

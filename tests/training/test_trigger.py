@@ -1,0 +1,50 @@
+"""A replacement is started as soon as the platform has a place for it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from ephemeron.errors import InvocationRefused
+from ephemeron.training import trigger
+
+
+class Full:
+    """A platform that refuses the first calls."""
+
+    def __init__(self, refusals: int, binding: str) -> None:
+        self.refusals, self.binding, self.started = refusals, binding, 0
+
+    async def invoke(self, call: object) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise InvocationRefused("5 functions run already", binding=self.binding)
+        self.started += 1
+
+
+def replace(platform: Full) -> None:
+    watching = trigger.Trigger.__new__(trigger.Trigger)
+    watching.platform = platform
+    watching.call = lambda *told: SimpleNamespace()
+    asyncio.run(watching._replace(0, 1))
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trigger, "ROOM_S", 0.0)
+
+
+def test_where_all_places_are_taken_it_waits_for_one() -> None:
+    platform = Full(7, "concurrency")
+    replace(platform)
+    assert (platform.refusals, platform.started) == (0, 1)
+
+
+@pytest.mark.parametrize(("refusals", "binding"), [(1, "authorisation"), (trigger.ROOM_TRIES, "concurrency")])
+def test_what_waiting_does_not_mend_is_raised(refusals: int, binding: str) -> None:
+    platform = Full(refusals, binding)
+    with pytest.raises(InvocationRefused):
+        replace(platform)
+    assert platform.started == 0
