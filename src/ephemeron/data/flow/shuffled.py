@@ -29,6 +29,9 @@ _POLICY = re.compile(r"fail|skip|retry:(\d+)")
 CHUNK = 16
 """Most samples that a loader gets at a time."""
 
+UNKNOWN = 2
+"""Batches under way at most while nobody knows how large they are."""
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -72,6 +75,8 @@ class ShuffledFlow:
         self._stream = stream
         self._collate = collate_fn
         self._prefetch, self._most_bytes = prefetch, prefetch_mb * MB
+        self._usual_bytes: int | None = None
+        """Of a batch, by the latest that were complete; None before the first."""
         self._skip, self._retries = on_error == "skip", int(matched[1] or 0)
         self._loads_ahead, self._progress = read.loaders.count > 0, progress
         self._pool: Pool | None = None
@@ -204,8 +209,11 @@ class ShuffledFlow:
     def _room(self, window: _Window) -> bool:
         """Whether results that are here, and those to come at their usual size, leave room for another batch."""
         done = [b for b in window.batches if not b.missing]
-        usual = max((b.nbytes for b in done), default=0)
-        return window.nbytes + usual * (len(window.batches) - len(done) + 1) <= self._most_bytes
+        if done:
+            self._usual_bytes = max(b.nbytes for b in done)
+        if self._usual_bytes is None:
+            return len(window.batches) < UNKNOWN
+        return window.nbytes + self._usual_bytes * (len(window.batches) - len(done) + 1) <= self._most_bytes
 
     def _submit(self, window: _Window, batch: _Batch, start: int, indices: Sequence[int]) -> None:
         number, self._following = self._following, self._following + 1
