@@ -48,7 +48,12 @@ async def load(life: Life) -> Loaded:
         Leave: this call is a duplicate, or there is nothing left to do.
         ChannelTimeout: what the trigger should have prepared is not there.
     """
-    if not await lease.take(life.channel, life.keys.start(life.rank, life.attempt), life.ctx.invocation):
+    mine = life.keys.start(life.rank, life.attempt)
+    if not await lease.take(life.channel, mine, life.ctx.invocation):
+        raise Leave("duplicate")
+    if life.call.reason == "start" and await life.channel.fetch(life.keys.result) is not None:
+        # A second delivery that comes when the run is over, and all marks of it have been cleared.
+        await life.channel.delete([mine])
         raise Leave("duplicate")
     life.emit(
         Started(
