@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
 
-test: $(VENV)/test.stamp
+test: $(VENV)/test.stamp $(VENV)/emulator.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/dev.stamp
@@ -28,6 +28,12 @@ layers: $(VENV)/dev.stamp
 $(VENV)/%.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	touch $@
+
+# Amazon's emulator of Lambda lies in its command line, whose dependencies are not wanted here. Its tests can do without.
+$(VENV)/emulator.stamp: $(VENV)/test.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'aws-sam-cli>=1.170' \
+		|| echo "no emulator of Lambda: its tests will be skipped"
 	touch $@
 
 clean:

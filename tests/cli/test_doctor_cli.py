@@ -16,7 +16,7 @@ from ephemeron.errors import JobError
 from ephemeron.training.doctor import diagnose
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from servers import ServerProcess
 
 
 def test_this_machine_is_well_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
