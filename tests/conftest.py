@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from servers import ServerProcess, answers_on, free_port, start_parameter_server, start_valkey, stop, wait_until
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes with two threads each wait for each other, spinning
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads each wait for each other, spinning
 
 for kit in ("channel_contract", "platform_contract", "training_matrix", "training_world"):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
@@ -24,17 +24,20 @@ settings.load_profile("ephemeron")  # no test asserts a duration
 
 TOGETHER = {
     "functions": (
-        "cli", "platforms", "testing", "training/test_cli.py", "training/test_flow_jobs.py", "training/test_local_runs.py",
-        "training/test_matrix.py", "training/test_stages.py",
+        "cli", "platforms/test_", "testing", "training/test_cli.py", "training/test_flow_jobs.py",
+        "training/test_local_runs.py", "training/test_matrix.py", "training/test_stages.py",
     ),
+    "clouds": ("platforms/aws", "platforms/openfaas"),
+    "clusters": ("platforms/lithops", "platforms/ray"),
     "services": ("data/service",),
 }  # fmt: skip
-"""What stays in one process: real functions one after the other, so that they have what they need; services share their fixtures."""
+"""What stays in one process: real functions one after the other, so that they have what they need; what shares a folder of its
+library's (Lithops) or costly fixtures."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup`, one process runs functions, the other everything else, file by file."""
+    """With `-n 3 --dist loadgroup`, processes take groups, and then everything else file by file."""
     root = Path(__file__).parent
     for item in items:
         where = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else item.path.name

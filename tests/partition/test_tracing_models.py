@@ -12,10 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from models import MODELS, Example  # noqa: E402
+from models import MODELS, Example, example, optimizer, placed  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-from ephemeron.partition import Graph  # noqa: E402
 from ephemeron.partition.tracing import Pass, Split, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402
 
 STEPS = 20
@@ -34,21 +33,10 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def example(name: str, dtype: torch.dtype) -> Example:
-    torch.manual_seed(0)
-    made = MODELS[name]()
-    args, kwargs = tree_map(lambda t: to(t, dtype), (made.args, made.kwargs))
-    return Example(model=made.model.to(dtype), args=args, kwargs=kwargs)
-
-
 @cache
 def traced(name: str, dtype: torch.dtype = torch.float32) -> tuple[Example, Tracing]:
     e = example(name, dtype)
     return e, trace(e.model, e.args, e.kwargs)
-
-
-def to(t: Any, dtype: torch.dtype) -> Any:
-    return t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
 
 
 def batches(name: str, e: Example) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -68,34 +56,8 @@ def batches(name: str, e: Example) -> list[tuple[tuple[Any, ...], dict[str, Any]
     ]
 
 
-def cut(graph: Graph, parts: int, rng: Random, *, pipeline: bool = True) -> dict[str, str]:
-    """Every group whole; in a pipeline tensors only go forward."""
-    order = graph.topological_order()
-    bounds = sorted(rng.sample(range(1, len(order)), parts - 1))
-    at = {n: sum(i >= b for b in bounds) if pipeline else rng.randrange(parts) for i, n in enumerate(order)}
-    readers = [(t.producer, c) for t in graph.tensors for c in t.consumers]
-    group: dict[str, list[str]] = {}
-    for n in graph.nodes:
-        group.setdefault(n.group or n.name, []).append(n.name)
-    changed = True
-    while changed:
-        changed = False
-        for names in group.values():
-            top = max(at[n] for n in names)
-            changed |= any(at[n] < top for n in names)
-            at.update(dict.fromkeys(names, top))
-        for u, v in readers if pipeline else ():
-            if at[v] < at[u]:
-                at[v], changed = at[u], True
-    return {n: f"d{k}" for n, k in at.items()}
-
-
-def optimiser(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, weight_decay=0.01)
-
-
 def train_whole(model: Any, todo: Any, *, keyed: bool) -> list[float]:
-    opt, losses = optimiser(model.parameters()), []
+    opt, losses = optimizer(model.parameters()), []
     for k, (args, kwargs) in enumerate(todo):
         torch.manual_seed(k)
         if keyed:
@@ -109,7 +71,7 @@ def train_whole(model: Any, todo: Any, *, keyed: bool) -> list[float]:
 
 
 def train_parts(parts: Split, todo: Any, *, keyed: bool) -> list[float]:
-    opts = [optimiser([p for _, p in parts.parameters(d)]) for d in parts.devices if list(parts.parameters(d))]
+    opts = [optimizer([p for _, p in parts.parameters(d)]) for d in parts.devices if list(parts.parameters(d))]
     losses = []
     for k, (args, kwargs) in enumerate(todo):
         torch.manual_seed(k)
@@ -157,7 +119,7 @@ def test_stages_train_as_the_original_does(name, dtype, limit):
     graph = graph_of(tracing.model)
     rng = Random(name)
     for count in (2, 4) if dtype == torch.float32 else (3,):
-        parts = split(tracing.model, cut(graph, count, rng))
+        parts = split(tracing.model, placed(graph, count, rng))
         losses = train_parts(parts, todo, keyed=False)
         assert losses == pytest.approx(expected, rel=limit, abs=limit)
         assert furthest(parts.state(), whole.state_dict()) <= limit
@@ -178,7 +140,7 @@ def test_stages_anywhere_train_as_the_whole_does(name):
     whole = copy.deepcopy(tracing.model).train()
     train_whole(whole, todo, keyed=True)
     graph = graph_of(tracing.model, ties="apart")
-    placement = cut(graph, 3, Random(name + "anywhere"))
+    placement = placed(graph, 3, Random(name + "anywhere"))
     parts = split(tracing.model, placement, ties="apart")
     train_parts(parts, todo, keyed=True)
     assert furthest(parts.state(), whole.original_state()) <= 1e-10
@@ -186,7 +148,7 @@ def test_stages_anywhere_train_as_the_whole_does(name):
 
 def test_every_result_has_its_place():
     e, tracing = traced("multiple-outputs")
-    parts = split(tracing.model, cut(graph_of(tracing.model), 3, Random(3)))
+    parts = split(tracing.model, placed(graph_of(tracing.model), 3, Random(3)))
     made, _ = train_step(parts, e.args, e.kwargs, mean_square)
     expected = e.model(*e.args)
     assert made["none"] is None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ephemeron.errors import JobError
@@ -28,6 +28,7 @@ from ephemeron.partition.schedule import Orders, Pass, Schedule, Task
 from ephemeron.partition.topology import Device, Topology
 
 Resource = str | tuple[str, str]
+Takes = Callable[[Task, int, float], float]
 PLAIN = Schedule()
 
 
@@ -38,6 +39,7 @@ def replay(
     *,
     schedule: Schedule = PLAIN,
     orders: Orders | None = None,
+    takes: Takes | None = None,
 ) -> Replay:
     """Replays one iteration.
 
@@ -47,6 +49,8 @@ def replay(
         placement: the device of every node.
         schedule: how micro-batches follow one another.
         orders: in which order devices and links work; only with the batch whole. None: by the rule above.
+        takes: seconds of a task of a micro-batch, given what it takes by graph and topology; for replays in which no two
+            passes take the same, as in truth. None: what graph and topology say.
 
     Raises:
         JobError: a node is not placed, or placed on no device, or apart from its group; a device's kind has no times; orders
@@ -66,7 +70,7 @@ def replay(
             remedy="take a placement in which they only go forward, or leave recompute out",
         )
     in_flight = _in_flight(schedule, stages, set(placement.values()))
-    spans = _simulate(tasks, schedule, in_flight, orders)
+    spans = _simulate(tasks, schedule, in_flight, orders, takes or _as_planned)
     busy: dict[Resource, float] = {}
     for span in spans:
         busy[span.resource] = busy.get(span.resource, 0.0) + span.end_s - span.start_s
@@ -220,7 +224,13 @@ def _in_flight(schedule: Schedule, stages: Sequence[str], used: set[str]) -> dic
     return {d: min(k, schedule.micro_batches) for d, k in limits.items()}
 
 
-def _simulate(jobs: list[_Job], schedule: Schedule, in_flight: Mapping[str, int], orders: Orders | None) -> list[Span]:
+def _as_planned(task: Task, micro_batch: int, seconds: float) -> float:
+    return seconds
+
+
+def _simulate(
+    jobs: list[_Job], schedule: Schedule, in_flight: Mapping[str, int], orders: Orders | None, takes: Takes
+) -> list[Span]:
     """Events in order of time. Instance m·|jobs| + j is job j of micro-batch m; numbers beyond are gates, which take no time."""
     parts, size = schedule.micro_batches, len(jobs)
     after: list[list[int]] = [[m * size + j for j in job.after] for m in range(parts) for job in jobs]
@@ -263,7 +273,7 @@ def _simulate(jobs: list[_Job], schedule: Schedule, in_flight: Mapping[str, int]
             if chosen is None:
                 continue
             idle.discard(resource)
-            spans.append(_span(jobs[chosen % size], chosen // size, now_s))
+            spans.append(_span(jobs[chosen % size], chosen // size, now_s, takes))
             heapq.heappush(running, (spans[-1].end_s, chosen))
         if not running:
             break
@@ -284,7 +294,7 @@ def _simulate(jobs: list[_Job], schedule: Schedule, in_flight: Mapping[str, int]
     return spans
 
 
-def _span(job: _Job, micro_batch: int, start_s: float) -> Span:
+def _span(job: _Job, micro_batch: int, start_s: float, takes: Takes) -> Span:
     what, direction = job.task
     return Span(
         resource=job.resource,
@@ -292,7 +302,7 @@ def _span(job: _Job, micro_batch: int, start_s: float) -> Span:
         direction=direction,
         micro_batch=micro_batch,
         start_s=start_s,
-        end_s=start_s + job.seconds,
+        end_s=start_s + takes(job.task, micro_batch, job.seconds),
     )
 
 

@@ -12,8 +12,9 @@ if not torch.cuda.is_available():
 
 from random import Random  # noqa: E402
 
+from models import MODELS, optimizer, placed, to  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
-from training_worlds import MODELS, batches, furthest, loss, optimizer, placed, to  # noqa: E402
+from training_worlds import batches, furthest, loss  # noqa: E402
 
 from ephemeron.partition import Schedule  # noqa: E402
 from ephemeron.partition.measuring.profile import profile_model  # noqa: E402

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from training_worlds import batches, furthest, loss, optimizer, parts_of, traced, train_whole  # noqa: E402
+from models import optimizer  # noqa: E402
+from training_worlds import batches, furthest, loss, parts_of, traced, train_whole  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.partition import Schedule  # noqa: E402

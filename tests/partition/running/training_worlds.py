@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+from models import Example, example, optimizer, placed
 from torch.utils._pytree import tree_map
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from models import MODELS, Example
-
-from ephemeron.partition import Graph
 from ephemeron.partition.running import cut as cut_batch
 from ephemeron.partition.tracing import Split, Tracing, graph_of, mean_square, split, trace
 
@@ -29,15 +23,8 @@ SAMPLES = 7
 
 @cache
 def traced(name: str, dtype: torch.dtype = torch.float64) -> tuple[Example, Tracing]:
-    torch.manual_seed(0)
-    made = MODELS[name]()
-    args, kwargs = tree_map(lambda t: to(t, dtype), (made.args, made.kwargs))
-    e = Example(model=made.model.to(dtype), args=args, kwargs=kwargs)
+    e = example(name, dtype)
     return e, trace(e.model, e.args, e.kwargs, steps=1)
-
-
-def to(t: Any, dtype: torch.dtype) -> Any:
-    return t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
 
 
 def batches(name: str, e: Example, steps: int = STEPS, samples: int = SAMPLES) -> list[tuple[Any, Any]]:
@@ -57,32 +44,6 @@ def batches(name: str, e: Example, steps: int = STEPS, samples: int = SAMPLES) -
 
 def loss(result: Any, targets: Any) -> torch.Tensor:
     return mean_square(result)
-
-
-def optimizer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, weight_decay=0.01)
-
-
-def placed(graph: Graph, parts: int, rng: Random, *, pipeline: bool = True) -> dict[str, str]:
-    """Every group whole; in a pipeline tensors only go forward."""
-    order = graph.topological_order()
-    bounds = sorted(rng.sample(range(1, len(order)), parts - 1))
-    at = {n: sum(i >= b for b in bounds) if pipeline else rng.randrange(parts) for i, n in enumerate(order)}
-    readers = [(t.producer, c) for t in graph.tensors for c in t.consumers]
-    group: dict[str, list[str]] = {}
-    for n in graph.nodes:
-        group.setdefault(n.group or n.name, []).append(n.name)
-    changed = True
-    while changed:
-        changed = False
-        for names in group.values():
-            top = max(at[n] for n in names)
-            changed |= any(at[n] < top for n in names)
-            at.update(dict.fromkeys(names, top))
-        for u, v in readers if pipeline else ():
-            if at[v] < at[u]:
-                at[v], changed = at[u], True
-    return {n: f"d{k}" for n, k in at.items()}
 
 
 def parts_of(

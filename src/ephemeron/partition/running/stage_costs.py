@@ -3,7 +3,8 @@
 Sums over operators leave out what PyTorch saves by running them one after another, and what devices of one machine take
 from each other: caches, memory, sibling threads. So stages are measured as they will run, at the size of a micro-batch:
 alone, for schedules in which one device computes at a time; or all at once, each in a process of its own with nothing
-to wait for, for those that overlap.
+to wait for, for those that overlap. There as many micro-batches are under way as a pipeline would have, and inputs and
+gradients lie in fresh memory, as what has arrived does: a stage that finds everything where it just left it is faster.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -24,6 +26,8 @@ from ephemeron.partition.measuring.optimizer import MakeOptimizer
 from ephemeron.partition.running.borders import border_bytes, borders, results_of
 from ephemeron.partition.running.execution import Goal, StageRun
 from ephemeron.partition.running.training import Loss
+from ephemeron.partition.running.turns import in_flight
+from ephemeron.partition.schedule import Schedule, Task
 from ephemeron.partition.tracing.split import Split
 
 _WARMUP = 2
@@ -48,11 +52,22 @@ class StageSamples:
     """By stage and repetition: forward, backward, update."""
 
     def times(self, condensed: Callable[[Sequence[float]], float] = median) -> StageTimes:
-        """One figure of each: medians; or, with `min`, what nobody disturbed."""
+        """One figure of each: medians; with `min`, what nobody disturbed; with `fmean`, what many in a row take together."""
         by = [[condensed(column) for column in zip(*own, strict=True)] for own in self.rows]
         return StageTimes(
             forward_s=tuple(b[0] for b in by), backward_s=tuple(b[1] for b in by), update_s=tuple(b[2] for b in by)
         )
+
+    def drawn(self, rng: Random) -> Callable[[Task, int, float], float]:
+        """For `replay(takes=...)` on `stage_graph`: each pass takes what one of those measured took. A pipeline whose
+        passes vary is slower than one in which all take the mean: who is late makes others wait."""
+        rows = {f"stage {i}": own for i, own in enumerate(self.rows)}
+
+        def takes(task: Task, micro_batch: int, seconds: float) -> float:
+            what, direction = task
+            return rng.choice(rows[what])[direction == "backward"] if what in rows else seconds
+
+        return takes
 
 
 def measure_stages(
@@ -64,6 +79,7 @@ def measure_stages(
     optimizer: MakeOptimizer,
     kwargs: Mapping[str, Any] | None = None,
     together: bool = True,
+    schedule: Schedule | None = None,
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StageSamples:
@@ -76,6 +92,7 @@ def measure_stages(
         loss: of the last stage.
         optimizer: made for each device.
         together: all stages at the same time, each in a process with one thread; else one after the other.
+        schedule: whose micro-batches under way each stage keeps; None: one.
         repeats: passes that count.
         clock: seconds.
 
@@ -87,7 +104,12 @@ def measure_stages(
     if repeats < 3:
         raise JobError(f"measure_stages: repeats = {repeats} gives no median", remedy="use 3 or more")
     args = inputs if isinstance(inputs, tuple) else (inputs,)
-    works = _works(split, args, kwargs or {}, targets, loss, optimizer, clock)
+    devices = [s.spec.device for s in split.stages]
+    flight = in_flight(schedule, devices) if schedule is not None else dict.fromkeys(devices, 1)
+    works = [
+        _work(s, flight[d], targets, optimizer, clock)
+        for s, d in zip(_staged(split, args, kwargs or {}, targets, loss), devices, strict=True)
+    ]
     groups = [works] if together else [[w] for w in works]
     return StageSamples(rows=tuple(rows for group in groups for rows in _measured(group, repeats)))
 
@@ -124,15 +146,16 @@ def stage_placement(split: Split) -> dict[str, str]:
 Work = Callable[[], tuple[float, float, float]]
 
 
-def _works(
-    split: Split,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    targets: Any,
-    loss: Loss,
-    optimizer: MakeOptimizer,
-    clock: Callable[[], float],
-) -> list[Work]:
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A stage, and what it is given."""
+
+    run: StageRun
+    values: Mapping[str, Any]
+    gradients: Mapping[str, torch.Tensor]
+
+
+def _staged(split: Split, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, loss: Loss) -> list[_Staged]:
     """One pass through all stages tells each its inputs and gradients."""
     store: dict[str, Any] = dict(split.traced.named_inputs(tuple(args), kwargs))
     store |= split.numbers(store)
@@ -158,38 +181,40 @@ def _works(
             p.grad = None
         for n, t in s.state_dict().items():
             t.copy_(before_state[n])
-    return [
-        _work(run, read[i], gradients[i], targets, optimizer, clock) for i, run in enumerate(runs)
-    ]  # fmt: skip
+    return [_Staged(run, read[i], gradients[i]) for i, run in enumerate(runs)]
 
 
-def _work(
-    run: StageRun,
-    values: Mapping[str, Any],
-    gradients: Mapping[str, torch.Tensor],
-    targets: Any,
-    make: MakeOptimizer,
-    clock: Callable[[], float],
-) -> Work:
+def _work(staged: _Staged, flight: int, targets: Any, make: MakeOptimizer, clock: Callable[[], float]) -> Work:
     """In a forked process: its own copy of the stage is trained."""
+    run = staged.run
     trained = [p for p in run.stage.parameters() if p.requires_grad]
     optimizers: list[torch.optim.Optimizer] = []
 
     def work() -> tuple[float, float, float]:
         if trained and not optimizers:
             optimizers.append(make(trained))
+        for m in range(flight - 1):
+            run.forward(0, m, _arrived(staged.values), targets=targets)
+        values, gradients = _arrived(staged.values), _arrived(staged.gradients)
         begun = clock()
-        run.forward(0, 0, values, targets=targets)
+        run.forward(0, flight - 1, values, targets=targets)
         forward_s = clock() - begun
         begun = clock()
         run.backward(0, gradients)
         backward_s = clock() - begun
+        for m in range(1, flight):
+            run.backward(m, _arrived(staged.gradients))
         begun = clock()
         for o in optimizers:
             o.step()
         return forward_s, backward_s, clock() - begun
 
     return work
+
+
+def _arrived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Elsewhere in memory."""
+    return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
 
 
 def _measured(group: Sequence[Work], repeats: int) -> list[tuple[tuple[float, float, float], ...]]:
