@@ -13,7 +13,7 @@ train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
 
 test: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadscope
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests benchmarks examples

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +59,7 @@ def serve(
     """
     from ephemeron.data.service import ServiceSettings, own_token
     from ephemeron.data.service.address import TOKEN_VARIABLE
+    from ephemeron.data.service.ending import Ending
     from ephemeron.data.service.keeper import Part
     from ephemeron.errors import JobError, ServiceUnreachable
     from ephemeron.home import home
@@ -83,9 +82,7 @@ def serve(
         raise JobError(
             f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder"
         )
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+    over = Ending()
     address = part.ensure(asdict(settings))
     where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")
     if as_json:

@@ -138,11 +138,11 @@ class World:
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        if self.processes() and not self.coordinator.alive:
-            self.coordinator.ensure(asdict(self.settings))  # one that was killed has ended nobody
-        self.coordinator.kill(gently=True, wait_s=30)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while (left := self.processes()) and time.monotonic() < end:
+            if not self.coordinator.alive:
+                self.coordinator.ensure(asdict(self.settings))  # one that was killed has ended nobody
+            self.coordinator.kill(gently=True, wait_s=30)
             time.sleep(0.05)
         names = [" ".join(p.cmdline())[:200] for p in left if p.is_running()]
         for process in left:

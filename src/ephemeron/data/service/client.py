@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, Address
 from ephemeron.data.service.coordinator import ServiceSettings
@@ -40,8 +40,15 @@ _FORKED: weakref.WeakSet[Any] = weakref.WeakSet()
 """What has locks that a fork may find taken."""
 
 
+Over: TypeAlias = Callable[[], bool]
+
+
+def _never() -> bool:
+    return False
+
+
 class Stale(Exception):
-    """The routes have changed: ask again."""
+    """Who asked does not want to know any more."""
 
 
 class Service:
@@ -116,14 +123,22 @@ def own_token(folder: Path) -> str:
             time.sleep(0.01)  # another process is just writing it
 
 
-def trying(work: Callable[[], T], timeout_s: float, *, again: Callable[[], None] = lambda: None) -> T:
+def trying(
+    work: Callable[[], T], timeout_s: float, *, again: Callable[[], None] = lambda: None, over: Over = _never
+) -> T:
     """Does something until it works, for as long as what goes wrong is somebody's death.
 
     Args:
         again: called before each repetition.
+        over: whether nobody wants it any more; asked before each try.
+
+    Raises:
+        Stale: nobody does.
     """
     end = time.monotonic() + timeout_s
     while True:
+        if over():
+            raise Stale
         try:
             return work()
         except (ServiceUnreachable, ConnectionLost, CallTimedOut) as e:
@@ -171,14 +186,16 @@ class FlowClient:
         return self._service.timeout_s
 
     def router(
-        self, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = (), *, timeout_s: float | None = None
-    ) -> dict[str, Any]:
-        """Asks the router; whoever has died is found again."""
+        self, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = (), *, timeout_s: float | None = None,
+        over: Over = _never,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Asks the router; whoever has died is found again, unless it is `over`."""
 
         def ask() -> dict[str, Any]:
             return self._router_client().call(method, params, buffers, timeout_s=CALL_S)[0]
 
-        return trying(ask, self.timeout_s if timeout_s is None else timeout_s, again=self._lose_router)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return trying(ask, limit_s, again=self._lose_router, over=over)
 
     def edges(self) -> list[int]:
         """Shard k has the samples from edges[k] to below edges[k + 1]."""
@@ -187,7 +204,7 @@ class FlowClient:
 
     def shard(
         self, number: int, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = (),
-        *, over: Callable[[], bool] = lambda: False,
+        *, over: Over = _never,
     ) -> tuple[dict[str, Any], list[Any]]:  # fmt: skip
         """Asks a shard, with the present generation beside the parameters; whoever has died is found again.
 
@@ -219,14 +236,14 @@ class FlowClient:
                     f"shard {number} of flow {self.name} does not come back within {self.timeout_s:g} s: {problem}"
                 ) from problem
             time.sleep(PAUSE_S)
-            self.refresh(used)
+            self.refresh(used, over=over)
 
-    def refresh(self, used: int) -> None:
+    def refresh(self, used: int, *, over: Over = _never) -> None:
         """The routes of that generation led nowhere."""
         with self._lock:
             if self._routes is not None and self._routes["generation"] != used:
                 return
-        fresh = self.router("routes", {"generation": used})
+        fresh = self.router("routes", {"generation": used}, over=over)
         with self._lock:
             for client in self._shards.values():
                 client.close()

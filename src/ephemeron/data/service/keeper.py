@@ -234,9 +234,10 @@ def _whole_paths() -> dict[str, str]:
 
 
 def _held(lock: Path) -> bool:
+    """Whether somebody lives there. Those who look share the lock: two at a time must not take each other for it."""
     try:
         with lock.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     return False

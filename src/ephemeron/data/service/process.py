@@ -6,14 +6,13 @@ Ends on SIGTERM in good order, and by itself when nobody needs it any more.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
+from ephemeron.data.service.ending import Ending
 from ephemeron.data.service.keeper import Presence
 from ephemeron.data.service.patience import Patience
 
@@ -37,13 +36,10 @@ def main() -> None:
         presence = Presence(folder)
     except BlockingIOError:
         return  # another one was faster
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+    over = Ending()
     served = _make(kind, presence, os.environ[TOKEN_VARIABLE], over.set)
     presence.announce(served.endpoint.address)
-    while not over.wait(1.0):
-        pass
+    over.wait()
     presence.withdraw()
     served.close()
 

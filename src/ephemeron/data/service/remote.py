@@ -263,7 +263,9 @@ class RemotePool:
     def _beat(self) -> None:
         while not self._over.wait(HEARTBEAT_S):
             try:
-                found = self._client.router("attend", {"reader": self._consumer}, timeout_s=HEARTBEAT_S)
+                found = self._client.router(
+                    "attend", {"reader": self._consumer}, timeout_s=HEARTBEAT_S, over=self._over.is_set
+                )
                 self._client.noticed(found["generation"])
                 for shard in range(len(self._edges) - 1):
                     self._attend(shard)
