@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_worlds import HASTY, World, epochs_of, local, mixed, pid_of, plain, until
+from service_worlds import HASTY, World, epochs_of, local, mixed, pid_of, plain, signalled, until
 
 from ephemeron.data.flow import DataLoadFlow
 from ephemeron.errors import JobError
@@ -53,6 +54,30 @@ def test_without_its_folder_it_ends(own_world: Callable[..., World]) -> None:
     assert epochs_of(world.read(mixed()))
     assert world.processes()
     world.folder.rename(world.folder.with_name("elsewhere"))
+    until(lambda: not world.processes(), "all have ended")
+
+
+def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[..., World]) -> None:
+    """Its router does not come back, so nobody says that nobody reads it."""
+    world = own_world(idle_s=1.0)
+    with world.read(mixed()).to_shuffled(4, plain) as shuffled:
+        next(iter(shuffled))
+        until(lambda: state_of(world, "test/mixed") == "accessed", "accessed")
+        [payload] = (world.folder / "payloads").iterdir()
+        payload.unlink()
+        for part in (world.router("test/mixed"), world.shard("test/mixed")):
+            signalled(part, signal.SIGKILL)
+    until(lambda: not world.processes(), "all have ended")
+
+
+def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[..., World]) -> None:
+    """The coordinator and a reader die at once: neither says that the reader has gone."""
+    world = own_world(patience=replace(HASTY, reader_lease_s=1.0, orphan_s=1.0))
+    assert epochs_of(world.read(mixed()))
+    router = world.router("test/mixed")
+    router.call("attend", {"reader": "somebody/else"}, timeout_s=5.0)
+    signalled(world.coordinator, signal.SIGKILL)
+    router.forget()
     until(lambda: not world.processes(), "all have ended")
 
 

@@ -218,7 +218,7 @@ class Coordinator:
                 if router.alive:
                     if now - self._answered.get(name, now) > self.settings.patience.router_s:
                         router.kill()
-                elif self._registry[name].state == "accessed":
+                elif self._registry.wanted(name, now=now):
                     self._access(name)
             return
         with self._lock:

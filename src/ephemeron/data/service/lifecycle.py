@@ -94,6 +94,13 @@ class Registry:
         elif entry.state == "accessed":
             entry.state = "ready"
 
+    def wanted(self, name: str, *, now: float) -> bool:
+        """Its router is gone: whether to bring it back. Not for ever: readers who are still there ask for it themselves."""
+        entry = self[name]
+        if entry.state == "accessed" and now - entry.used_at >= self.idle_s:
+            entry.state = "ready"
+        return entry.state == "accessed"
+
     def tick(self, *, now: float) -> tuple[str, ...]:
         """Flows that have just become idle: end their routers."""
         idle = [e for e in self.flows.values() if e.state == "ready" and now - e.used_at >= self.idle_s]

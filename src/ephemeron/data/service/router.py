@@ -126,11 +126,14 @@ class Router:
 
     def _guard(self) -> dict[str, Any]:
         with self._lock:
-            now = self._guarded_at = time.monotonic()
-            self._readers = {
-                r: at for r, at in self._readers.items() if now - at < self.settings.whole.patience.reader_lease_s
-            }
+            self._guarded_at = time.monotonic()
+            self._forget_silent()
             return {"readers": len(self._readers), "generation": self._generation, "shards": self._status}
+
+    def _forget_silent(self) -> None:
+        """Readers who have not been heard of for long."""
+        after = time.monotonic() - self.settings.whole.patience.reader_lease_s
+        self._readers = {reader: at for reader, at in self._readers.items() if at > after}
 
     def _control(self) -> None:
         try:
@@ -143,6 +146,7 @@ class Router:
             with suppress(EphemeronError):  # it will be tried again; readers are told when they ask
                 self._look_after()
             with self._lock:
+                self._forget_silent()
                 alive = {reader.rpartition("/")[0] for reader in self._readers}
                 self._traversals.settle(alive=alive, now=time.time())
                 unused = (
