@@ -42,6 +42,7 @@ from ephemeron.errors import PlanInfeasible
 from ephemeron.partition import Effort, Graph, Plan, Schedule, Topology, place, replay
 from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
 from ephemeron.partition.costs import Costs, costs_of
+from ephemeron.partition.quiet import solvers_to_stderr
 from ephemeron.partition.relaxation import iteration_program
 
 PARTS = ("iteration", "published", "throughput", "models", "recompute", "never_worse")
@@ -71,7 +72,8 @@ def main() -> None:
     arguments = parser.parse_args()
     effort = Effort(time_limit_s=arguments.limit_s, workers=arguments.workers)
     begun_s = time.monotonic()
-    rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
+    with solvers_to_stderr():
+        rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
     result = {
         **environment(), "benchmark": "placement", "limit_s": arguments.limit_s, "workers": arguments.workers,
         "jobs": arguments.jobs,

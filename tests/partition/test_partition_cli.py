@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -294,3 +296,17 @@ def test_help_teaches(arguments):
     if arguments in (["--help"], []):
         for words in ("--devices", "--recompute", "devices.toml", "profile", "memory_mb"):
             assert words in said
+
+
+def test_what_solvers_print_by_themselves_is_not_in_the_output() -> None:
+    code = """
+import ctypes
+from ephemeron.partition.quiet import solvers_to_stderr
+print("before")
+with solvers_to_stderr():
+    ctypes.CDLL(None).puts(b"HiGHS says")
+print("after")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["before", "after"]
+    assert "HiGHS says" in done.stderr

@@ -107,6 +107,7 @@ def place_(
     from ephemeron.partition import Effort, place, replay
     from ephemeron.partition.devices import load_topology
     from ephemeron.partition.outcome import outcome_of
+    from ephemeron.partition.quiet import solvers_to_stderr
 
     topology = load_topology(devices_file)
     effort = Effort(time_limit_s=time_limit_s, workers=workers, seed=seed)
@@ -117,7 +118,8 @@ def place_(
         if graph.batch_size is not None:
             schedule = _schedule(objective, kind, micro_batches, recompute, no_overlap, graph.batch_size)
         tell(_announced(len(graph.nodes), len(topology.devices), effort))
-        plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
+        with solvers_to_stderr():
+            plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
         tell("replaying the plan")
         done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders)
     outcome = outcome_of(graph, topology, plan, done)

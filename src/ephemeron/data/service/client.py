@@ -249,10 +249,10 @@ class FlowClient:
                 client.close()
             self._routes, self._shards = fresh, {}
 
-    def noticed(self, generation: int) -> None:
+    def noticed(self, generation: int, *, over: Over = _never) -> None:
         """Somebody said that this is the present generation."""
         if self._routes is not None and generation != self._routes["generation"]:
-            self.refresh(self._routes["generation"])
+            self.refresh(self._routes["generation"], over=over)
 
     def say_leave(self, reader: str) -> None:
         """A reader has ended. Those who do not hear of it give it up soon, being silent."""

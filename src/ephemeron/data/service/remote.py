@@ -266,7 +266,7 @@ class RemotePool:
                 found = self._client.router(
                     "attend", {"reader": self._consumer}, timeout_s=HEARTBEAT_S, over=self._over.is_set
                 )
-                self._client.noticed(found["generation"])
+                self._client.noticed(found["generation"], over=self._over.is_set)
                 for shard in range(len(self._edges) - 1):
                     self._attend(shard)
             except (EphemeronError, Stale):
