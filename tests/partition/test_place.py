@@ -319,6 +319,49 @@ def test_of_many_devices_only_some_orders_are_tried_and_the_bound_still_holds():
     assert plan.bound_s == pytest.approx(2 * 3 / 4)
 
 
+@pytest.fixture
+def too_large(monkeypatch):
+    """Every graph is taken for one that the mixed-integer program is too large for."""
+    module = sys.modules["ephemeron.partition.place"]
+    for name, value in (("PROGRAM_NODES", 0), ("CONSTRAINT_NODES", 0), ("SERIAL", 0.0)):
+        monkeypatch.setattr(module, name, value)
+
+
+def test_a_bound_of_divided_operators_is_never_above_the_shortest_iteration(too_large):
+    for seed in range(12):
+        rng = Random(seed)
+        graph = drawn_graph(rng, rng.randint(2, 5), groups=seed % 3 == 0)
+        topology = drawn_topology(rng, graph, 2, room=rng.choice([1.5, 3.0]))
+        best = shortest_iteration_s(graph, topology)
+        plan = placed(graph, topology, objective="iteration", effort=WORK)
+        if best < float("inf") and plan is not None:
+            assert plan.bound_s <= best * (1 + 1e-6) <= plan.value_s * (1 + 2e-6)
+
+
+def test_a_long_chain_is_divided_and_made_whole_within_less_memory(too_large):
+    """The faster device does not hold all; what is divided fits exactly, and rounded only with room to spare."""
+    rng = Random(0)
+    nodes = [
+        Node(name=f"n{i}", forward_s={"gpu": t}, backward_s={"gpu": 2 * t}, parameter_bytes=rng.randint(50, 150))
+        for i, t in enumerate(rng.uniform(0.5, 1.5) for _ in range(60))
+    ]
+    tensors = [
+        Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=rng.randint(1, 9)) for i in range(59)
+    ]
+    graph = Graph(name="long", nodes=tuple(nodes), tensors=tuple(tensors))
+    devices = [
+        Device(name=n, kind="gpu", memory_bytes=4000, speed=speed) for n, speed in (("fast", 1.0), ("slow", 0.8))
+    ]
+    topology = connected(devices, lambda a, b: (0.0, 100.0))
+    plan = place(graph, topology, objective="iteration", effort=WORK)
+    rounded = [c for c in plan.candidates if c.name == "relaxed program, rounded"]
+    assert rounded
+    assert not rounded[-1].over_bytes
+    assert plan.gap < 0.02
+    alone = sum(n.forward_s["gpu"] + n.backward_s["gpu"] for n in nodes)
+    assert plan.bound_s > alone * 1.01, "more than the longest way alone proves"
+
+
 def test_an_iteration_of_micro_batches_is_compared_by_its_replay():
     schedule = Schedule(kind="1f1b", micro_batches=4)
     plan = place(CHAIN, two(1000), objective="iteration", schedule=schedule, effort=WORK)

@@ -45,6 +45,8 @@ FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
 """How hot annealing begins: with more nodes it is cut off too early for heat to be of use."""
 PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
 """Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
+ROOM = (1.0, 0.98, 0.95, 0.9, 0.8)
+"""Shares of devices' memory within which nodes are divided: made whole again, they need more of it."""
 
 
 def place(
@@ -224,8 +226,10 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
     serial = way_s > SERIAL * bound_s
     if len(costs.nodes) <= PROGRAM_NODES:
         bound_s = max(bound_s, _relaxed(trial, effort, limit.part(0.65 if serial else 0.1)))
-        if trial.proved(bound_s):
-            return bound_s
+    elif serial:
+        bound_s = max(bound_s, _divided(trial, limit.part(0.65)))
+    if trial.proved(bound_s):
+        return bound_s
     constraint = len(costs.nodes) <= CONSTRAINT_NODES
     found = _annealed(trial, effort, limit.part(0.5 if constraint else 0.97), Random(effort.seed))
     if trial.proved(bound_s) or found.over_bytes or not constraint:
@@ -259,6 +263,21 @@ def _relaxed(trial: _Trial, effort: Effort, limit: Timer) -> float:
     if where is not None:
         trial.judge("relaxed program", where)
     return solution.bound * formulated.scale_s * (1 - 1e-7)
+
+
+def _divided(trial: _Trial, limit: Timer) -> float:
+    """The same program with nodes divisible, for graphs that are too large for it: a bound, and, rounded, a candidate."""
+    costs, bound_s = trial.costs, 0.0
+    for share in ROOM:
+        within = replace(costs, capacity=tuple(int(share * c) for c in costs.capacity))
+        formulated = iteration_program(within, costs.clusters)
+        solution = formulated.program.solve(time_limit_s=limit.left_s(), relaxed=True)
+        if share == 1.0:
+            bound_s = solution.bound * formulated.scale_s * (1 - 1e-7)
+        where = formulated.where(solution)
+        if where is None or not trial.judge("relaxed program, rounded", where).candidate.over_bytes:
+            break
+    return bound_s
 
 
 def _annealed(trial: _Trial, effort: Effort, limit: Timer, rng: Random) -> Found:
