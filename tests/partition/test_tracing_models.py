@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from models import MODELS, Example, example, optimizer, placed  # noqa: E402
+from cutting_worlds import example, optimizer, placed  # noqa: E402
+from models import MODELS, Example  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 from ephemeron.partition.tracing import Pass, Split, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402

@@ -12,7 +12,8 @@ if not torch.cuda.is_available():
 
 from random import Random  # noqa: E402
 
-from models import MODELS, optimizer, placed, to  # noqa: E402
+from cutting_worlds import optimizer, placed, to  # noqa: E402
+from models import MODELS  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 from training_worlds import batches, furthest, loss  # noqa: E402
 

@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from models import MODELS, optimizer  # noqa: E402
+from cutting_worlds import optimizer  # noqa: E402
+from models import MODELS  # noqa: E402
 from training_worlds import WHOLE, batches, furthest, loss, parts_of, traced, train_whole  # noqa: E402
 
 from ephemeron.partition import Schedule  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from models import optimizer  # noqa: E402
+from cutting_worlds import optimizer  # noqa: E402
 from training_worlds import batches, furthest, loss, parts_of, traced, train_whole  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402

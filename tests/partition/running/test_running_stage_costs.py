@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 if "fork" not in multiprocessing.get_all_start_methods():
     pytest.skip("this system cannot fork", allow_module_level=True)
 
-from models import optimizer  # noqa: E402
+from cutting_worlds import optimizer  # noqa: E402
 from training_worlds import batches, furthest, loss, parts_of, traced  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402

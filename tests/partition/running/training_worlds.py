@@ -9,7 +9,8 @@ from random import Random
 from typing import Any
 
 import torch
-from models import Example, example, optimizer, placed
+from cutting_worlds import example, optimizer, placed
+from models import Example
 from torch.utils._pytree import tree_map
 
 from ephemeron.partition.running import cut as cut_batch

@@ -22,6 +22,7 @@ import torch
 
 from ephemeron.errors import JobError
 from ephemeron.partition.graph import Graph, Node, Tensor
+from ephemeron.partition.judge import Takes
 from ephemeron.partition.measuring.optimizer import MakeOptimizer
 from ephemeron.partition.running.borders import border_bytes, borders, results_of
 from ephemeron.partition.running.execution import Goal, StageRun
@@ -58,7 +59,7 @@ class StageSamples:
             forward_s=tuple(b[0] for b in by), backward_s=tuple(b[1] for b in by), update_s=tuple(b[2] for b in by)
         )
 
-    def drawn(self, rng: Random) -> Callable[[Task, int, float], float]:
+    def drawn(self, rng: Random) -> Takes:
         """For `replay(takes=...)` on `stage_graph`: each pass takes what one of those measured took. A pipeline whose
         passes vary is slower than one in which all take the mean: who is late makes others wait."""
         rows = {f"stage {i}": own for i, own in enumerate(self.rows)}
