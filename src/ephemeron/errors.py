@@ -11,12 +11,18 @@
     │       ├── FunctionFailed       its code raised: carries the remote traceback
     │       ├── FunctionTimedOut     killed at its lifetime limit
     │       ├── OutOfMemory          killed at its memory quota
-    │       └── FunctionLost         it vanished
+    │       ├── FunctionLost         it vanished
+    │       └── ReplacementsFailed   replacing it has not helped, or the run may replace no more
     ├── ChannelError                 the store between the functions (carries the key)
     │   ├── ChannelTimeout           the key did not appear before the deadline
-    │   ├── ChannelUnreachable       the store does not answer, or refuses us
+    │   ├── ChannelUnreachable       the store does not answer: it may later
+    │   │   ├── ChannelThrottled     it answers that there are too many requests
+    │   │   └── ChannelRefused       it refuses us, and will: credentials, no such bucket, an untrusted certificate
+    │   ├── ChannelEmptied           the store answers, and the run's objects are gone
     │   ├── KeyExists                a create-only put found the key taken
-    │   └── CorruptMessage           magic, version, length or checksum do not match
+    │   └── CorruptMessage           magic, version, length or checksum do not match, or it is another key's
+    │       └── DamagedObject        (a ChannelTimeout, too) nothing better was there at the deadline
+    ├── NonFiniteValue               a loss, gradient or parameter became NaN or infinite (rank, iteration, batch)
     ├── DatasetNotFound              no dataset, version or variant of that name in the store
     ├── DatasetError                 a stored dataset cannot be read (dataset, version, variant, index, file)
     │   ├── DatasetDamaged           a file is absent, cut short, or not what the metadata says
@@ -35,6 +41,7 @@ A loss that was expected (a relay, a duplicate that stepped aside) is a value, n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class EphemeronError(Exception):
@@ -93,6 +100,7 @@ class FunctionError(PlatformError):
     def __init__(self, message: str, *, rank: int, attempt: int = 0, iteration: int | None = None) -> None:
         at = "" if iteration is None else f" at iteration {iteration}"
         super().__init__(f"rank {rank}, attempt {attempt}{at}: {message}")
+        self.problem = message
         self.rank = rank
         self.attempt = attempt
         self.iteration = iteration
@@ -114,11 +122,16 @@ class FunctionLost(FunctionError):
     """The function vanished without a word."""
 
 
+class ReplacementsFailed(FunctionError):
+    """Replacing a function has not helped, or the run has used up its replacements."""
+
+
 class ChannelError(EphemeronError):
     """The store between the functions failed; `key` says at which object, if at one."""
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{message} (key {key})")
+        self.problem = message
         self.key = key
 
 
@@ -127,7 +140,19 @@ class ChannelTimeout(ChannelError):
 
 
 class ChannelUnreachable(ChannelError):
-    """The store does not answer, or refuses us."""
+    """The store does not answer, or refuses us. Where no subclass says more, it may answer later."""
+
+
+class ChannelThrottled(ChannelUnreachable):
+    """The store answers that there are too many requests, or has no room for now."""
+
+
+class ChannelRefused(ChannelUnreachable):
+    """The store refuses us, and will refuse the next request."""
+
+
+class ChannelEmptied(ChannelError):
+    """The store answers, and the objects of the run are gone."""
 
 
 class KeyExists(ChannelError):
@@ -136,6 +161,31 @@ class KeyExists(ChannelError):
 
 class CorruptMessage(ChannelError):
     """Bytes in the store are not a message of ours, or are damaged."""
+
+
+class NonFiniteValue(EphemeronError):
+    """Training met a NaN or an infinite number. What follows it would be paid for in vain.
+
+    Args:
+        what: that is not finite, with its value where it has one.
+        rank: that met it first, as far as it knows.
+        iteration: counted over all epochs.
+        batch: which samples, in words.
+    """
+
+    def __init__(self, what: str, *, rank: int, iteration: int, batch: str = "") -> None:
+        super().__init__(
+            f"rank {rank}, iteration {iteration}{f' ({batch})' if batch else ''}: {what}; checkpoints before it are kept: "
+            'mend the cause and resume, or go on regardless with on_non_finite = "continue"'
+        )
+        self.what = what
+        self.rank = rank
+        self.iteration = iteration
+        self.batch = batch
+
+
+class DamagedObject(ChannelTimeout, CorruptMessage):
+    """What was under the key until the deadline was damaged, or another key's."""
 
 
 class DatasetNotFound(UserError):
@@ -191,13 +241,17 @@ class RunNotFound(UserError):
 class RunFailed(EphemeronError):
     """A run ended without a result. The run can be resumed once the cause is mended.
 
-    `causes` holds one line for each function that failed for good.
+    Args:
+        run_id: the run's name.
+        causes: one line for each function that failed for good.
+        result: what `train` would have returned: summary and folder of the run.
     """
 
-    def __init__(self, run_id: str, causes: Sequence[str]) -> None:
+    def __init__(self, run_id: str, causes: Sequence[str], result: Any = None) -> None:
         super().__init__(f"run {run_id} failed: " + "; ".join(causes))
         self.run_id = run_id
         self.causes = tuple(causes)
+        self.result = result
 
 
 class SampleFailed(EphemeronError):

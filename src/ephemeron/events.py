@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -140,8 +141,11 @@ class Evaluated(Event):
     """Epochs completed."""
     iteration: int
     loss_sum: float
-    correct: int
+    correct: int | None
+    """Right answers; None where outputs and targets are no classes."""
     samples: int
+    counted: int | None = None
+    """Answers that could be right; None: one of each sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +221,10 @@ def to_json(event: Event) -> str:
     out: dict[str, Any] = {"kind": event.kind}
     for f in dataclasses.fields(event):
         value = getattr(event, f.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None  # JSON has no NaN
         out[f.name] = dataclasses.asdict(value) if isinstance(value, Traffic) else value
-    return json.dumps(out, separators=(",", ":"))
+    return json.dumps(out, separators=(",", ":"), allow_nan=False)
 
 
 def from_json(line: str) -> Event:
@@ -235,4 +241,7 @@ def from_json(line: str) -> Event:
         raw["traffic"] = Traffic(**raw["traffic"])
     if "spans" in raw:
         raw["spans"] = [tuple(s) for s in raw["spans"]]
+    for name in ("loss", "loss_sum"):
+        if name in raw and raw[name] is None:
+            raw[name] = math.nan
     return cls(**raw)

@@ -6,6 +6,8 @@ each under its own name, so that nothing is off by 4.9 %.
 
 from __future__ import annotations
 
+import math
+
 MB = 1_000_000
 """Bytes in a megabyte of transfer."""
 
@@ -36,6 +38,15 @@ def human_seconds(s: float) -> str:
     if s < 3600:
         return f"{int(s // 60)} min {int(s % 60):02d} s"
     return f"{int(s // 3600)} h {int(s % 3600 // 60):02d} min"
+
+
+def duration(seconds: float) -> str:
+    """Three digits: `95 -> '95 s'`, `600 -> '10 min'`, `9000 -> '2.5 h'`."""
+    if math.isinf(seconds):
+        return "for ever"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def exact_seconds(s: float) -> str:

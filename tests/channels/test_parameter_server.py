@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ephemeron.channels import SupportsReduction
+from ephemeron.channels import SupportsReduction, frame
 from ephemeron.channels.parameter_server import MemoryParameterServer, ParameterServer, ParameterServerChannel
 from ephemeron.channels.reduction import LocalReduction
 from ephemeron.errors import ChannelError, ChannelUnreachable, JobError
@@ -40,6 +40,11 @@ def opened(request: pytest.FixtureRequest) -> Both:
         request.getfixturevalue("parameter_server")
         return server
     return memory
+
+
+def vector_of(key: str, data: memoryview | None, dtype: str = "f4") -> Any:
+    assert data is not None
+    return np.frombuffer(frame.opened(data, key=key), dtype)
 
 
 def later(seconds: float) -> float:
@@ -70,7 +75,7 @@ def test_the_mean_does_not_depend_on_who_comes_first(opened: Both, dtype: str) -
                 for rank in order:
                     await channel.reduce(key, rank=rank, world=4, weight=weights[rank], vector=vectors[rank])
                 received = await waiting
-                assert np.array_equal(np.frombuffer(received.data, dtype), mean)
+                assert np.array_equal(vector_of(key, received.data, dtype), mean)
                 await channel.delete([key])
 
     asyncio.run(scenario())
@@ -92,7 +97,7 @@ def test_repeated_contributions_are_ignored_also_when_late(opened: Both) -> None
             assert await channel.fetch("repeat/m") is None
             await send(1)
             await send(1, 7.0)
-            assert np.array_equal(np.frombuffer((await channel.fetch("repeat/m")) or b"", "f4"), mean)
+            assert np.array_equal(vector_of("repeat/m", await channel.fetch("repeat/m")), mean)
             await channel.delete(["repeat/m"])
             for rank in range(3):
                 await send(rank)
@@ -119,7 +124,7 @@ def test_contributions_that_do_not_fit_are_refused_and_change_nothing(opened: Bo
                 with pytest.raises(ChannelError):
                     await channel.reduce("fit/m", **{**good, **wrong})
             await channel.reduce("fit/m", rank=0, world=2, weight=weights[0], vector=vectors[0])
-            assert np.array_equal(np.frombuffer((await channel.fetch("fit/m")) or b"", "f4"), mean)
+            assert np.array_equal(vector_of("fit/m", await channel.fetch("fit/m")), mean)
             await channel.delete(["fit/m"])
 
     asyncio.run(scenario())
@@ -132,7 +137,7 @@ def test_the_callers_vector_is_left_alone(opened: Both) -> None:
             await channel.reduce("alone/m", rank=0, world=2, weight=1, vector=one)
             one[:] = 100
             await channel.reduce("alone/m", rank=1, world=2, weight=1, vector=two)
-            assert np.array_equal(np.frombuffer((await channel.fetch("alone/m")) or b"", "f4"), np.ones(5))
+            assert np.array_equal(vector_of("alone/m", await channel.fetch("alone/m")), np.ones(5))
             assert np.array_equal(two, np.ones(5))
             got = await channel.accumulate("alone/a", rank=0, iteration=0, delta=two)
             two[:] = 50
@@ -148,7 +153,7 @@ def test_deltas_add_up_once_each(opened: Both) -> None:
     async def scenario() -> None:
         async with await opened() as channel:
             start = np.arange(10, dtype="f4")
-            await channel.put("async/w", [start.data])
+            await channel.put("async/w", frame.sealed([start.data.cast("B")], key="async/w"))
             delta = np.ones(10, "f4")
 
             async def worker(rank: int) -> None:
@@ -159,7 +164,7 @@ def test_deltas_add_up_once_each(opened: Both) -> None:
             await asyncio.gather(*(worker(rank) for rank in range(3)))
             final = await channel.accumulate("async/w", rank=0, iteration=3, delta=delta)
             assert np.array_equal(final, start + 60)
-            assert np.array_equal(np.frombuffer((await channel.fetch("async/w")) or b"", "f4"), final)
+            assert np.array_equal(vector_of("async/w", await channel.fetch("async/w")), final)
             with pytest.raises(ChannelError, match="11 numbers"):
                 await channel.accumulate("async/w", rank=0, iteration=99, delta=np.ones(11, "f4"))
             await channel.delete(["async/w"])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.channels.base import Buffer, Channel, Received, Traits, Wrapper
+from ephemeron.channels.frame import Framed
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.memory import MemoryChannel
 from ephemeron.channels.parameter_server import MemoryParameterServer
@@ -160,7 +161,8 @@ class Rounds:
         meter = Metered(network)
         self.meters.append(meter)
         group = Group(
-            keys=Keys("r"), rank=rank, world=self.world, aggregators=self.aggregators, channel=meter,
+            keys=Keys("r"), rank=rank, world=self.world, aggregators=self.aggregators,
+            channel=Framed(meter, owner=f"rank {rank}"),
             policy=policy_for("bsp"), size=size, dtype=np.dtype(dtype), compression=self.compression,
             trace=Clock(skew * self.skew_s),
         )  # fmt: skip

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.memory import MemoryChannel
 from ephemeron.collectives import Group, KReduce, collective_for
-from ephemeron.collectives.kreduce import GATHERED, UNDER_WAY_BYTES, pieces
+from ephemeron.collectives.kreduce import GATHERED
+from ephemeron.collectives.pieces import UNDER_WAY_BYTES, pieces
 from ephemeron.errors import JobError
 from ephemeron.simulation import run
 from ephemeron.sync import policy_for

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,3 +160,28 @@ def test_a_list_of_pairs_is_a_dataset() -> None:
     samples = stack([([1.0, 2.0], 3), ([4.0, 5.0], 6)], "d")
     assert samples.inputs.tolist() == [[1, 2], [4, 5]]
     assert samples.targets.tolist() == [3, 6]
+
+
+class Augmented:
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return np.full(3, i) + self.draw(), i
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: int.from_bytes(os.urandom(2), "little")])
+def test_random_augmentation_that_every_epoch_would_see_again_is_refused(draw: Any) -> None:
+    with pytest.raises(JobError, match=r"d: reading a sample draws random numbers.*data\.flow"):
+        stack(Augmented(draw), "d", may_be_random=False)
+
+
+def test_a_random_test_set_is_the_same_in_every_run() -> None:
+    before = random.getstate(), repr(np.random.get_state())
+    one, other = (stack(Augmented(lambda: random.random() + np.random.random()), "d").inputs for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+    assert len(np.unique(one % 1)) == 12
+    assert (random.getstate(), repr(np.random.get_state())) == before

@@ -97,3 +97,17 @@ def test_mistakes_are_named() -> None:
         Sampler(plan_split(9, [4, 4]), 2, 0)
     with pytest.raises(IndexError, match="iteration 9"):
         batch_indices(plan_split(9, [4, 4]), 0, 0, 9, seed=0)
+
+
+def test_merged_batches_use_every_sample_once_and_dropped_ones_other_samples_in_each_epoch():
+    merged, dropped = plan_split(23, [4, 3], last="merge"), plan_split(23, [4, 3], last="drop")
+    for rank in range(2):
+        used = [batch_indices(merged, rank, 0, i, seed=1).tolist() for i in range(merged.iterations)]
+        assert sorted(n for batch in used for n in batch) == list(range(merged.counts[rank]))
+        assert len(used[-1]) > len(used[0])
+    left = [
+        set(range(dropped.counts[0])) - {int(n) for i in range(3) for n in batch_indices(dropped, 0, epoch, i, seed=1)}
+        for epoch in range(6)
+    ]
+    assert {len(s) for s in left} == {dropped.counts[0] - 12}
+    assert len(set.union(*left)) > len(left[0])

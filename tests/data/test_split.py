@@ -86,3 +86,21 @@ def test_mistakes_are_named() -> None:
         split.batch_at(1, 0)
     with pytest.raises(ValueError, match=r"6 samples .* split of 5"):
         assign(6, split, 0)
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_the_partial_iteration_is_merged_or_dropped(samples, batches):
+    kept, merged = plan_split(samples, batches), plan_split(samples, batches, last="merge")
+    full = samples // sum(batches)
+    assert merged.iterations == max(1, full)
+    for rank, owned in enumerate(merged.counts):
+        assert sum(merged.batch_at(rank, i) for i in range(merged.iterations)) == owned
+        assert all(merged.batch_at(rank, i) >= batches[rank] for i in range(merged.iterations)) or not full
+    if not full:
+        with pytest.raises(JobError, match="leaves nothing of"):
+            plan_split(samples, batches, last="drop")
+        return
+    dropped = plan_split(samples, batches, last="drop")
+    assert dropped.iterations == full
+    assert dropped.counts == kept.counts
+    assert {dropped.batch_at(r, i) for r in range(len(batches)) for i in range(full)} == set(batches)

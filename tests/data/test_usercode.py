@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import io
 import os
-import stat
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from ephemeron.data import bundle, resolve, unbundle
-from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.data import resolve
+from ephemeron.errors import JobError
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -131,106 +128,6 @@ def test_absent_name(tmp_path: Path) -> None:
         resolve("um:zzzz", [tmp_path])
 
 
-def project(root: Path) -> Path:
-    for name in (
-        "model.py", "pkg/__init__.py", "pkg/net.py", "job.toml", "words.txt", "c.yaml", "build/__init__.py", "build/own.py",
-        ".env.json", ".git/x.py", "__pycache__/model.py", "venv/pyvenv.cfg", "venv/lib/y.py", "node_modules/z.json",
-        "dist/w.py", "data.npz", "x.egg-info/top.txt", "weights.bin",
-    ):  # fmt: skip
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# {name}")
-    return root
-
-
-def test_bundle_takes_code_and_nothing_else(tmp_path: Path) -> None:
-    project(tmp_path / "a")
-    write(tmp_path / "b", other_py="")
-    names = zipfile.ZipFile(io.BytesIO(bundle([tmp_path / "a", tmp_path / "b"]))).namelist()
-    assert names == [
-        "0/", "1/", "0/build/__init__.py", "0/build/own.py", "0/c.yaml", "0/job.toml", "0/model.py", "0/pkg/__init__.py",
-        "0/pkg/net.py", "0/words.txt", "1/other.py",
-    ]  # fmt: skip
-
-
-def test_bundle_is_deterministic(tmp_path: Path) -> None:
-    a, b = project(tmp_path / "a"), project(tmp_path / "b")
-    os.utime(b / "model.py", (1, 1))
-    (b / "model.py").chmod(0o700)
-    assert bundle([a]) == bundle([b])
-    (b / "model.py").write_text("changed")
-    assert bundle([a]) != bundle([b])
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    a, b = write(tmp_path / "a", first_py="import second\nx = second.x"), write(tmp_path / "b", second_py="x = 7")
-    (tmp_path / "empty").mkdir()
-    folders = unbundle(bundle([a, tmp_path / "empty", b]), tmp_path / "out")
-    assert folders == [tmp_path / "out" / i for i in "012"]
-    assert [f.is_dir() for f in folders] == [True] * 3
-    assert resolve("first:x", folders) == 7
-    assert Path(sys.modules["first"].__file__).is_relative_to(tmp_path / "out")
-    assert unbundle(bundle([a, tmp_path / "empty", b]), tmp_path / "out") == folders
-    assert unbundle(bundle([]), tmp_path / "none") == []
-
-
-def test_more_than_ten_folders_keep_their_order(tmp_path: Path) -> None:
-    folders = [write(tmp_path / str(i), m_py=str(i)) for i in range(12)]
-    back = unbundle(bundle(folders), tmp_path / "out")
-    assert [(f / "m.py").read_text() for f in back] == [str(i) for i in range(12)]
-
-
-def test_too_much_names_the_largest(tmp_path: Path) -> None:
-    for name, size in (("a.txt", 10), ("big.json", 3_000_000), ("large.txt", 2_000_000), ("c.py", 1_000_000)):
-        (tmp_path / name).write_bytes(bytes(size))
-    with pytest.raises(JobError) as e:
-        bundle([tmp_path], limit=5_000_000)
-    assert str(e.value).startswith(
-        f"code has 6.0 MB, the limit is 5.0 MB; largest: {tmp_path / 'big.json'} (3.0 MB), {tmp_path / 'large.txt'} (2.0 MB)"
-    )
-    with pytest.raises(JobError, match=r"code folder .*gone does not exist"):
-        bundle([tmp_path / "gone"])
-
-
-def zipped(name: str, mode: int = stat.S_IFREG) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("0/fine.py", "")
-        entry = zipfile.ZipInfo("placeholder")
-        entry.filename = name
-        entry.external_attr = (mode | 0o644) << 16
-        archive.writestr(entry, "evil")
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    "name", ["../evil.py", "0/../../evil.py", "/evil.py", "evil.py", "x/evil.py", "0\\..\\evil.py", "²/e"]
-)
-def test_zip_slip_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CorruptMessage, match="is not inside a numbered folder") as e:
-        unbundle(zipped(name), tmp_path / "in" / "out")
-    assert repr(name) in str(e.value)
-    assert not list(tmp_path.rglob("*.py"))
-
-
-def test_links_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorruptMessage, match="has a link '0/l'"):
-        unbundle(zipped("0/l", stat.S_IFLNK), tmp_path)
-
-
-def test_a_link_that_lies_in_wait_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out" / "0").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CorruptMessage, match=r"'0/fine.py'"):
-        unbundle(zipped("0/x.py"), tmp_path / "out")
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_damage(tmp_path: Path) -> None:
-    whole = bundle([write(tmp_path / "a", m_py="x = 1\n" * 100)])
-    flipped = bytearray(whole)
-    flipped[whole.index(b"0/a" if b"0/a" in whole else b"0/m.py") + 12] ^= 0xFF
-    for data in (b"", b"no zip", whole[:-10], bytes(flipped)):
-        with pytest.raises(CorruptMessage, match=f"code bundle of {len(data)} bytes is damaged"):
-            unbundle(data, tmp_path / "out")
+def test_a_target_in_the_program_itself_is_refused():
+    with pytest.raises(JobError, match=r"'__main__:build' is in the program .*; put it into a file beside the job"):
+        resolve("__main__:build", [])

@@ -150,7 +150,7 @@ MISTAKES = {
     "negative budget": (MODEL + "[limits]\nbudget_usd = -0.5", ["limits.budget_usd = -0.5", "positive"]),
     "no deadline": (MODEL + "[limits]\ndeadline_s = 0", ["limits.deadline_s = 0.0", "positive"]),
     "negative batch": (MODEL + "[limits]\nmax_global_batch = -1", ["limits.max_global_batch = -1", "positive"]),
-    "budget that is no number": (MODEL + "[limits]\nbudget_usd = nan", ["limits.budget_usd = nan"]),
+    "budget that is no number": (MODEL + "[limits]\nbudget_usd = nan", ["limits: budget_usd = nan"]),
     "all for testing": (MODEL + "[data]\ntest_fraction = 1.0", ["data.test_fraction = 1.0", "[0, 1)"]),
     "negative for testing": (MODEL + "[data]\ntest_fraction = -0.1", ["data.test_fraction = -0.1"]),
     "compute lacks a key": (MODEL + "[simulation]\ncompute = { a = 1, b = 1 }", ["simulation.compute", "a, b and m"]),

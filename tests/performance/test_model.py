@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from ephemeron import simulation  # noqa: F401 - the simulator is what this file is about
+from ephemeron.errors import JobError
 from ephemeron.job import DataSpec, Job, Simulation, Target
+from ephemeron.performance.builtin import builtin_platform
 from ephemeron.performance.model import Terms, largest_nonaggregator_batch, predict, published
 from ephemeron.performance.profile import Affine, PlatformProfile, Saturating, Transfer, Workload
 from ephemeron.profiling import profile_job
@@ -156,3 +158,34 @@ def test_quotas_between_measured_ones_are_interpolated():
     assert seconds == pytest.approx([2.0, 2.0, 1.5, 1.0, 1.0])
     one = [float(p.seconds("up", 40.0, m)) for m in (256.0, 512.0, 768.0, 1024.0, 4096.0)]
     assert one == pytest.approx(list(seconds))
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp:0", "ssp:3"])
+def test_protocols_without_a_model_are_not_taken_for_bsp(sync):
+    """How long iterations of ASP and SSP take depends on which contributions happen to arrive in time."""
+    with pytest.raises(JobError, match="cannot be predicted") as refused:
+        Terms(pattern="k-reduce", sync=sync)
+    assert "bsp or hap" in str(refused.value)
+
+
+def test_what_a_cache_keeps_is_charged_by_the_hour():
+    kwargs = {"workers": 4, "aggregators": 2, "memory_mb": 2048, "batch": 64, "other_batch": 64}
+    terms = Terms(pattern="k-reduce", sync="bsp", epochs=3)
+    free = predict(RESNET, FLAT, terms, **kwargs)
+    billed = predict(RESNET, dataclasses.replace(FLAT, price_gb_hour=0.084, least_kept_gb=0.1), terms, **kwargs)
+    kept_gb = (200 + 100 + 2 * 4 * 100 + 2 * (4 + 1) * 100) / 1000  # data, weights, checkpoints, two iterations
+    assert float(billed.storage_usd - free.storage_usd) == pytest.approx(0.084 * kept_gb * float(free.seconds) / 3600)
+    assert float(billed.cost_usd - free.cost_usd) == pytest.approx(float(billed.storage_usd - free.storage_usd))
+    assert builtin_platform("aws-lambda-cache").price_gb_hour > 0
+
+
+@pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
+def test_bytes_through_a_cache_are_counted_once_however_they_are_cut(pattern):
+    terms = Terms(pattern=pattern)
+    kwargs = {"workers": 4, "aggregators": 2, "memory_mb": 2048, "batch": 50_000, "other_batch": 50_000}
+    priced, free = (
+        predict(RESNET, dataclasses.replace(FLAT, price_mb=p, lifetime_s=1e9), terms, **kwargs).storage_usd
+        for p in (1.0, 0.0)
+    )
+    exchanged, loaded = (3 * 4 - 2) * 100, 200 + 4 * 2 * 100
+    assert float(priced - free) == pytest.approx(exchanged + loaded)

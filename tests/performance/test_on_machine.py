@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ephemeron.performance.machines import on_machine
+from ephemeron.performance.machines import on_machine, without_uncounted
 from ephemeron.performance.profile import Workload
 from ephemeron.prices import Machine
 
@@ -38,7 +38,9 @@ def test_the_last_batch_may_be_smaller() -> None:
 
 def test_more_threads_than_the_work_has_bring_nothing() -> None:
     one = dataclasses.replace(WORK, vcpus=1.0)
-    assert on(one) == on(one, dataclasses.replace(BOX, vcpus=64))
+    large = on(one, dataclasses.replace(BOX, vcpus=64))
+    assert on(one) | {"vcpus": 64} == large
+    assert (large["vcpus"], large["counted_vcpus"]) == (64, 1)
     assert on(one)["seconds"] == pytest.approx(45 + 2 * 10 * 1000 * 108 / 800)
     assert on(dataclasses.replace(WORK, vcpus=99.0)) == on()
 
@@ -60,3 +62,13 @@ def test_evaluation_step_and_optimiser_are_counted() -> None:
 def test_memory_by_equation_4_1(memory_mb: float, fits: bool) -> None:
     told = on(machine=dataclasses.replace(BOX, memory_mb=memory_mb))
     assert told["fits"] is fits
+
+
+def test_a_machine_that_differs_only_in_unmeasured_vcpus_is_left_out() -> None:
+    one = dataclasses.replace(WORK, vcpus=1.0)
+    small, large = on(one), on(one, dataclasses.replace(BOX, name="large", vcpus=64, hour_usd=57.6))
+    assert large["seconds"] == small["seconds"]
+    assert without_uncounted([large, small]) == [small]
+    assert without_uncounted([large]) == [large]
+    all_count = [on(), on(machine=dataclasses.replace(BOX, name="dear", hour_usd=57.6))]
+    assert without_uncounted(all_count) == all_count

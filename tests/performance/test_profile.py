@@ -11,7 +11,17 @@ import pytest
 
 from ephemeron.errors import JobError
 from ephemeron.performance.builtin import BUILTIN, CACHE_LATENCY_S, builtin_platform
-from ephemeron.performance.profile import Affine, Knee, Power, Profile, Saturating, load_profile, parse_profile
+from ephemeron.performance.profile import (
+    Affine,
+    Knee,
+    PlatformProfile,
+    Power,
+    Profile,
+    Saturating,
+    Transfer,
+    load_profile,
+    parse_profile,
+)
 from ephemeron.prices import load_prices
 
 RAW: dict[str, Any] = {
@@ -147,3 +157,19 @@ def test_an_unknown_platform_is_named_with_those_there_are():
 
 def test_the_file_of_a_profile_is_plain_json():
     assert json.loads(parse_profile(RAW).to_json())["platform"]["memory_mb"] == {"min": 128, "max": 10240, "step": 128}
+
+
+def test_larger_objects_than_were_measured_move_at_the_bandwidth_of_the_largest():
+    """A power of the size above one would make a large object ever slower, a flat rate ever faster."""
+    rows = tuple(
+        Transfer(memory_mb=m, up=Knee(latency_s=0.1, s_per_mb=0.02, knee_mb=20, s_per_mb_beyond=0.0),
+                 down=Power(latency_s=0.02, s_per_mb=0.006, exponent=1.2)) for m in (512, 1024)
+    )  # fmt: skip
+    p = PlatformProfile(name="p", transfer=rows, measured_mb=50.0, price_gb_s=0, price_invocation=0)
+    for direction, latency in (("up", 0.1), ("down", 0.02)):
+        at_50, at_100, at_400 = (float(p.seconds(direction, s, 768.0)) for s in (50.0, 100.0, 400.0))
+        assert at_100 - at_50 == pytest.approx(at_50 - latency)
+        assert at_400 - at_50 == pytest.approx(7 * (at_50 - latency))
+    many = p.seconds("down", np.array([[10.0], [400.0]]), np.array([[512.0, 768.0, 1024.0]]))
+    assert many.shape == (2, 3)
+    assert many[1, 1] == pytest.approx(float(p.seconds("down", 400.0, 768.0)))

@@ -72,6 +72,7 @@ def broken(table, key, value):
         (PROFILE, ("--deadline-s", "3"), "binding limit: deadline"),
         (broken("workload", "memory_base_mb", 99999), (), "do not fit one function"),
         (PROFILE, ("--prices", "absent.toml"), "absent.toml"),
+        (PROFILE, ("--sync", "asp"), "cannot be predicted"),
     ],
 )
 def test_mistakes_are_one_clear_line(profile, args, words, tmp_path):

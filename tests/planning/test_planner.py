@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+from importlib.resources import files
 
 import pytest
 from worlds import platform, workload
 
 from ephemeron.errors import PlanInfeasible
 from ephemeron.performance.builtin import BUILTIN, builtin_platform
+from ephemeron.performance.machines import uncounted_words
 from ephemeron.performance.profile import Profile
-from ephemeron.planning import Limits, Wish, load_plan, make_plan, overrides
+from ephemeron.planning import Limits, Wish, load_plan, make_plan, overrides, rented
+from ephemeron.planning.uncertainty import sentences
 
 PROFILE = Profile(workload=workload(), platform=platform())
 TODAY = datetime.date(2026, 6, 1)
@@ -115,6 +118,97 @@ def test_functions_that_are_the_wrong_tool_are_called_so():
     assert said == (cheapest["cost_usd"] < plan.choice.predicted.cost_usd)
 
 
+def test_machines_are_not_shown_as_slow_as_their_smallest_sibling(tmp_path):
+    """Where one vCPU was measured, 32 of them would look no faster than two, and functions better than they are."""
+    narrow = Profile(workload=workload(vcpus=1.0), platform=platform())
+    plan = make_plan(narrow, wish(), today=TODAY, front=False)
+    names = [m["name"] for m in plan.machines]
+    assert "c7i.large" in names
+    assert "c7i.8xlarge" not in names
+    assert all(m["counted_vcpus"] == 1 for m in plan.machines)
+    assert "At most 1 vCPU counted" in uncounted_words(plan.machines)
+    built_in = files("ephemeron.prices").joinpath("aws-us-east-1.toml").read_text()
+    (tmp_path / "prices.toml").write_text(
+        built_in.split("# boot_s is an assumption, as for")[0] + "[[machine]]" + built_in.split("[[machine]]")[1]
+    )
+    alone = make_plan(narrow, wish(), today=TODAY, front=False, prices_file=tmp_path / "prices.toml")
+    assert {m["name"] for m in alone.machines} == {"m5.large", "m5.large spot"}
+    assert any("1 of its 2 vCPUs counted" in text for text in alone.advice)
+    wide = make_plan(PROFILE, wish(), today=TODAY, front=False)
+    assert "c7i.8xlarge" in [m["name"] for m in wide.machines]
+
+
+@pytest.mark.parametrize("most", [256, 2000])
+def test_more_functions_than_may_run_at_once_are_refused_by_that_name(most):
+    with pytest.raises(
+        PlanInfeasible, match=r"1,500 functions are more than the 1,000 that may run at once"
+    ) as refused:
+        make_plan(PROFILE, wish(workers=1500, most_workers=most), front=False)
+    assert refused.value.binding == "concurrency"
+
+
+def test_a_number_of_functions_that_is_asked_for_is_not_cut_by_what_is_searched():
+    assert make_plan(PROFILE, wish(workers=300, pattern="k-reduce", memory_mb=2048), front=False).choice.workers == 300
+
+
+def test_functions_beyond_the_burst_begin_later_and_the_plan_says_so():
+    asked = wish(workers=1500, pattern="k-reduce", memory_mb=2048, max_global_batch=4096)
+    at_once = Profile(workload=workload(), platform=platform(concurrency=3000))
+    limited = Profile(workload=workload(), platform=platform(concurrency=3000, burst=1000, burst_s=10.0))
+    free, late = (make_plan(p, asked, front=False) for p in (at_once, limited))
+    waited = late.choice.predicted.phases_s["start"] - free.choice.predicted.phases_s["start"]
+    assert waited == pytest.approx(5.0)
+    assert late.choice.predicted.cost_usd > free.choice.predicted.cost_usd
+    assert any("burst limit of 1,000" in text for text in late.advice)
+    assert not any("burst" in text for text in free.advice)
+    assert builtin_platform("aws-lambda-s3").burst == 1000
+
+
+def test_the_comparison_has_every_kind_and_few_lines():
+    plan = make_plan(PROFILE, wish(), today=TODAY, front=False)
+    kinds = {(m["kind"], m["arm64"]) for m in plan.machines}
+    assert {kind for kind, _ in kinds} == {"on demand", "spot", "fargate"}
+    assert ("on demand", True) in kinds
+    assert len(plan.machines) <= 6
+    costs = [m["cost_usd"] for m in plan.machines]
+    assert costs == sorted(costs)
+    assert not any(m["verified"] for m in plan.machines if m["kind"] == "spot")
+
+
+def test_arm64_functions_cost_less_by_the_gb_seconds_alone():
+    plan = make_plan(PROFILE, wish(), today=TODAY, front=False)
+    p = plan.choice.predicted
+    assert plan.beyond["arm64_usd"] == pytest.approx(
+        0.8 * p.cost["functions"] + p.cost["storage"] + p.cost["requests"], rel=1e-4
+    )
+    assert plan.beyond["egress_usd"] == pytest.approx(97.49e6 / 1e9 * 0.09)
+    own = Profile(workload=workload(), platform=platform(price_gb_s=1e-6))
+    assert "arm64_usd" not in make_plan(own, wish(), today=TODAY, front=False).beyond
+
+
+def test_a_gpu_at_its_break_even_costs_what_the_plan_costs(tmp_path):
+    built_in = files("ephemeron.prices").joinpath("aws-us-east-1.toml").read_text()
+    slow = dataclasses.replace(PROFILE, workload=workload(a=600.0))
+    asked = wish(pattern="k-reduce", workers=8)
+    free = make_plan(slow, asked, today=TODAY, front=False)
+    for g in free.gpus:
+        assert (g["seconds"], g["cost_usd"]) == (None, None)
+        assert g["break_even"] > 1
+    factor = free.gpus[-1]["break_even"]
+    path = tmp_path / "prices.toml"
+    path.write_text(built_in.replace("hour_usd = 1.006", f"hour_usd = 1.006\nspeedup = {factor!r}"))
+    known = make_plan(slow, asked, today=TODAY, front=False, prices_file=path)
+    assert known.gpus[-1]["cost_usd"] == pytest.approx(known.choice.predicted.cost_usd)
+    told = " ".join(rented.sentences(free.gpus, free.beyond, free.choice.predicted.cost_usd))
+    assert "how fast it is on this job is not known" in told
+    assert "the same time assumed" in told
+    dear = tmp_path / "dear.toml"
+    dear.write_text(built_in.replace("hour_usd = 1.006", "hour_usd = 1e6"))
+    never = make_plan(slow, asked, today=TODAY, front=False, prices_file=dear)
+    assert never.gpus[-1]["break_even"] is None
+    assert "at no speed (g5.xlarge" in rented.sentences(never.gpus, {}, 1.0)[0]
+
+
 def test_a_machine_s_cores_are_not_promised_twice():
     small = Profile(workload=workload(), platform=platform(total_memory_mb=4000.0))
     c = make_plan(small, wish(minimise="time"), front=False).choice
@@ -128,3 +222,75 @@ def test_a_choice_becomes_a_configuration():
     c = Configuration(**overrides(plan.choice)).resolved()
     assert (c.workers, c.aggregators, c.memory_mb) == (4, plan.choice.aggregators, plan.choice.memory_mb)
     assert c.global_batch <= 512
+
+
+def test_what_a_person_would_choose_between_is_shown_with_its_ratios():
+    """A deadline that only many functions meet: what one function would take belongs beside it."""
+    slow = dataclasses.replace(PROFILE, workload=workload(a=600.0))
+    alone = make_plan(slow, wish(workers=1, minimise="time"), front=False).choice.predicted
+    plan = make_plan(slow, wish(deadline_s=0.7 * alone.seconds), front=False)
+    named = {c["why"]: c for c in plan.compared}
+    assert {"chosen", "fastest"} <= named.keys()
+    assert any(c["workers"] == 1 for c in plan.compared)
+    for c in plan.compared:
+        assert c["time_ratio"] == pytest.approx(c["predicted"]["seconds"] / plan.choice.predicted.seconds)
+        assert c["cost_ratio"] == pytest.approx(c["predicted"]["cost_usd"] / plan.choice.predicted.cost_usd)
+    cheap = named.get("cheapest") or named["one function"]
+    assert not cheap["within_limits"]
+    assert any("one function of" in text and "of its cost" in text for text in plan.advice)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"deadline_s": 10.0}, r"the nearest is .* too slow; the cheapest is"),
+        ({"budget_usd": 0.0001}, r"times too dear"),
+    ],
+)
+def test_where_nothing_fits_the_nearest_says_by_how_much(asked, words):
+    with pytest.raises(PlanInfeasible, match=words):
+        make_plan(PROFILE, wish(**asked))
+
+
+def test_limits_that_exclude_each_other_get_the_nearest_to_both():
+    free = make_plan(PROFILE, wish())
+    cheapest, fastest = free.front[-1]["predicted"], free.front[0]["predicted"]
+    deadline = (cheapest["seconds"] * fastest["seconds"]) ** 0.5
+    needed = make_plan(PROFILE, wish(deadline_s=deadline), front=False).choice.predicted.cost_usd
+    with pytest.raises(PlanInfeasible, match="exclude each other: the nearest to both") as refused:
+        make_plan(PROFILE, wish(deadline_s=deadline, budget_usd=(needed + cheapest["cost_usd"]) / 2))
+    assert "too slow" in str(refused.value) or "too dear" in str(refused.value)
+
+
+def test_a_plan_says_how_sure_its_profile_is():
+    """The wider the interval of the steps, the wider those of time and cost, and the more often the choice changes."""
+    found = []
+    for half in (0.05, 2.74):
+        profile = dataclasses.replace(PROFILE, fit={"steps": {"half_width": half}})
+        plan = make_plan(profile, wish())
+        u = plan.uncertainty
+        assert u["sources"]["compute"] == half
+        low, high = u["time_s"]
+        assert low < plan.choice.predicted.seconds < high
+        found.append((high / low, u["same_choice"], u["cost_usd"][1] / u["cost_usd"][0]))
+        assert any(f"± {half:.0%}" in text for text in sentences(u))
+    assert found[1][0] > 3 * found[0][0]
+    assert found[1][2] > 3 * found[0][2]
+    assert found[1][1] <= found[0][1]
+
+
+def test_what_lies_beyond_the_measured_is_marked():
+    aws = builtin_platform("aws-lambda-s3")
+    bert = Profile(workload=workload(model_mb=417.0, memory_base_mb=4000), platform=aws)
+    plan = make_plan(bert, wish(workers=4, pattern="k-reduce"), front=False)
+    assert any("measured up to 50 MB" in text for text in plan.extrapolated)
+    assert any("measured up to 3,008 MB" in text for text in plan.extrapolated)
+    few = Profile(workload=workload(model_mb=4.0, memory_base_mb=400, vcpus=1.0), platform=aws)
+    assert make_plan(few, wish(workers=4, memory_mb=1024), front=False).extrapolated == []
+
+
+def test_the_whole_plan_is_timed():
+    plan = make_plan(PROFILE, wish())
+    alone = make_plan(PROFILE, wish(), front=False)
+    assert plan.search.seconds > 0
+    assert plan.search.evaluated >= alone.search.evaluated > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -317,6 +318,27 @@ def test_two_that_start_at_the_same_time_share_one_host(folder: Path) -> None:
             await platform.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("when", ["host.log", "host.lock", "host.json"])
+def test_a_start_that_is_interrupted_leaves_nothing_open(
+    folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # what other tests have left
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+
+    async def main() -> None:
+        starting = asyncio.create_task(start(folder, linger_s=0.1))
+        await until((folder / when).exists)
+        starting.cancel()
+        await asyncio.wait([starting])
+        if not starting.cancelled():  # it was ready in the same moment
+            await starting.result().shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    gc.collect()
+    assert complaints == []
 
 
 def test_a_host_that_cannot_start_says_why(folder: Path) -> None:

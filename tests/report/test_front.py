@@ -95,6 +95,10 @@ def test_what_is_far_off_is_told_and_not_drawn() -> None:
     assert (s.deadline_s, s.budget_usd) == (None, None)
     assert [words.split()[0].strip(":") for words in s.beyond] == ["snail", "deadline", "budget"]
     assert "beyond the picture: snail" in terminal(plans.plan(machines=[far]))
+    both = terminal(plans.plan(machines=[far, far | {"name": "slug"}], limits={"deadline_s": 1e7}))
+    assert both.count("beyond the picture") == 1
+    assert all(word in both for word in ("snail", "slug", "deadline"))
+    assert max(map(len, both.splitlines())) <= 80
     assert "Beyond the picture: snail" in html(plans.plan(machines=[far]))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import report_runs as runs
 
-from ephemeron.events import Ended, Evaluated, Event, Invoked, Progress, RunEnded, Started, Traffic
+from ephemeron.events import Ended, Evaluated, Event, Invoked, Progress, RunEnded, Started, Traffic, from_json, to_json
 from ephemeron.report import Story
+from ephemeron.report.charts import learning_chart
 from ephemeron.report.lanes import MAX_RECTS, Column, cells, lanes
 from ephemeron.report.learning import DRAWN_POINTS, thin
 
@@ -46,6 +48,44 @@ def test_loss_that_is_no_number_is_counted_and_not_drawn() -> None:
     story = tell([progress(0, 0, 1.0), progress(0, 1, math.nan), progress(0, 2, math.inf)])
     assert story.learning.loss == ((0.0, 1.0),)
     assert (story.learning.not_finite, story.learning.iterations, story.learning.last_loss) == (2, 3, 1.0)
+
+
+def test_the_line_has_a_gap_where_the_loss_is_no_number() -> None:
+    losses = [3.0, 2.0, math.nan, math.inf, 1.0, 0.5]
+    story = tell([progress(0, i, loss) for i, loss in enumerate(losses)])
+    path = re.search(r'<path d="([^"]*)" class="line blue"', learning_chart(story))
+    assert path is not None
+    assert re.sub(r"[-0-9. ]+", "", path[1]) == "MLML", "two lines of two points each"
+
+
+def test_thinned_lines_keep_their_gaps() -> None:
+    losses = [math.nan if i % 1000 == 999 else 1.0 + i % 7 for i in range(6000)]
+    told = tell([progress(0, i, loss) for i, loss in enumerate(losses)]).learning
+    assert sum(math.isnan(y) for _, y in told.loss) == 5
+    assert sum(math.isnan(y) for _, y in told.smooth) == 5
+    assert len(told.loss) <= DRAWN_POINTS + 10
+    assert told.not_finite == 6
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_test_loss_that_is_no_number_is_a_gap_too(value: float) -> None:
+    def evaluated(epoch: int, loss: float, correct: int | None) -> Evaluated:
+        return Evaluated(
+            t=epoch, rank=0, attempt=0, epoch=epoch, iteration=epoch, loss_sum=loss, correct=correct, samples=1
+        )
+
+    story = tell([evaluated(1, 1.0, 1), evaluated(2, value, None), evaluated(3, 0.5, 0)])
+    assert [e.loss for e in story.learning.evaluations] == [1.0, None, 0.5]
+    assert [e.accuracy for e in story.learning.evaluations] == [1.0, None, 0.0]
+    assert "nan" not in learning_chart(story).lower()
+
+
+def test_events_with_numbers_that_json_lacks_are_json_all_the_same() -> None:
+    line = to_json(progress(0, 3, math.nan))
+    assert '"loss":null' in line
+    read = from_json(line)
+    assert isinstance(read, Progress)
+    assert math.isnan(read.loss)
 
 
 def test_evaluation_sums_ranks_and_drops_repeats() -> None:

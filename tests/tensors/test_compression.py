@@ -179,3 +179,21 @@ def test_a_compressor_that_is_restored_goes_on_with_the_same_bytes():
     second.residual = first.residual.copy()
     got += [raw(second.encode(v, 0, 50)) for v in steps[3:]]
     assert got == expected
+
+
+@pytest.mark.parametrize("name", ["none", "bf16", "int8"])
+def test_minus_zero_stays_minus_zero_and_nothing_else_becomes_it(name):
+    vector = np.array([1.0, -0.0, 0.0, -3.0, -0.0], dtype=np.float32)
+    assert np.signbit(round_trip(name, vector)).tolist() == [False, True, False, True, True]
+    assert np.signbit(round_trip(name, vector[1:2])).all()
+
+
+def test_error_feedback_keeps_what_is_absent_and_delivers_what_is_still_due():
+    sender = Compressor(codec_by_name("int8"), 3, F32)
+
+    def sent(*values):
+        return sender.codec.decode(memoryview(raw(sender.encode(np.array(values, dtype=np.float32), 0, 3))), F32, 3)
+
+    assert np.signbit(sent(-0.0, 1.0, 127.0)).tolist() == [True, False, False]
+    assert not np.signbit(sent(-0.0, 0.3, 127.0))[1]
+    assert np.signbit(sent(-0.0, -0.0, 127.0)).tolist() == [True, False, False], "0.3 of the second is still due"

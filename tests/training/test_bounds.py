@@ -123,6 +123,10 @@ def test_what_cannot_work_is_refused_by_name(binding, arguments):
     ("words", "arguments"),
     [
         ("does not accept the data", {"job": make_job(model=Target(target="tiny:wide_input"))}),
+        (
+            "trains, but cannot be evaluated: a batch of shape [2, 1, 8, 8]",
+            {"job": make_job(model=Target(target="tiny:train_only"))},
+        ),
         ("tiny:nothing", {"job": make_job(model=Target(target="tiny:nothing"))}),
         ("raised TypeError", {"job": make_job(model=Target(target="tiny:mlp", options={"width": 3}))}),
         ("not in torch.optim", {"job": make_job(optimizer=Target(target="SDG"))}),
@@ -133,6 +137,10 @@ def test_what_cannot_work_is_refused_by_name(binding, arguments):
         ("needs aggregating workers", {"pattern": "parameter-server", "sync": "hap"}),
         ("lose their small values", {"compression": "int8", "exchange": "parameters"}),
         ("does not wait", {"pattern": "pipelined", "sync": "asp"}),
+        (
+            "are fewer than 2000 functions to share them: rank",
+            {"workers": 2000, "limits": Limits(concurrency=3000)},
+        ),
     ],
     ids=str,
 )

@@ -128,6 +128,25 @@ def test_random_steps_depend_on_seed_epoch_and_index_only(store):
     assert delivered(prepared(dataclasses.replace(job, seed=1), workers=1, aggregators=1)).values() != one.values()
 
 
+def test_a_random_dataset_and_collate_function_depend_on_them_too():
+    """Whoever reads them: other functions, a replacement that begins in the middle, loader processes."""
+    data = DataSpec(flow="tiny_flows:cropped", collate="tiny_flows:mixed_up")
+    job = make_job(data=data, epochs=2)
+    one = delivered(prepared(job, workers=1, aggregators=1, batch_size=16))
+    assert len(set(one.values())) == 2 * 120, "no draw comes twice"
+    assert delivered(prepared(job, workers=1, aggregators=1, batch_size=16), own_process=True) == one
+    late = delivered(prepared(job, workers=1, aggregators=1, batch_size=16), own_process=True, first=5)
+    assert late.items() <= one.items()
+    plain = dataclasses.replace(job, data=dataclasses.replace(data, collate=None))
+    four = delivered(prepared(plain, batch_size=8, nonaggregator_batch_size=13))
+    assert four == delivered(prepared(plain, workers=1, aggregators=1, batch_size=16))
+
+
+def test_draws_that_nobody_can_seed_are_said_before_the_start():
+    with pytest.warns(UserWarning, match="flow test/cropped: 'salt' gives other results under the same seed"):
+        prepared(make_job(data=DataSpec(flow="tiny_flows:of_the_system"), epochs=2))
+
+
 # -- nothing kills a run ------------------------------------------------------------------------------------
 
 HOW: dict[str, Any] = {"batch_size": 8, "checkpoint_every": 3}

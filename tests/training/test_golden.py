@@ -61,6 +61,56 @@ def test_float64_equals_one_worker(how, optimizer):
         np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10)
 
 
+DECAYING = [
+    Target(target="AdamW", options={"lr": 0.01, "weight_decay": 0.1}),
+    Target(target="SGD", options={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize("optimizer", DECAYING, ids=["AdamW", "SGD"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"workers": 3, "aggregators": 2, "batch_size": 3, "nonaggregator_batch_size": 5},
+        {"workers": 3, "aggregators": 2, "batch_size": 4, "pattern": "pipelined"},
+        {"workers": 3, "aggregators": 2, "batch_size": 4, "pattern": "parameter-server"},
+        {"workers": 1, "aggregators": 1, "batch_size": 12},
+        {"workers": 1, "aggregators": 1, "batch_size": 12, "exchange": "parameters"},
+    ],
+    ids=str,
+)
+def test_a_parameter_without_gradient_is_passed_over_as_in_plain_pytorch(how, optimizer):
+    job = make_job(dtype="float64", optimizer=optimizer, model=Target(target="tiny:branching"))
+    run = real(job, **how)
+    expected = one_worker(job, configuration(**how), torch.float64)
+    for name, value in expected.items():
+        np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"workers": 2, "aggregators": 1, "compression": "int8"},
+        {"workers": 2, "aggregators": 1, "compression": "bf16"},
+        {"workers": 2, "aggregators": 1, "exchange": "parameters"},
+        {"workers": 4, "aggregators": 1, "stages": 2, "micro_batches": 2},
+        {"workers": 2, "aggregators": 2, "sync": "asp"},
+        {"workers": 2, "aggregators": 1, "sync": "asp", "pattern": "parameter-server"},
+    ],
+    ids=str,
+)
+def test_a_layer_that_nothing_uses_stays_as_it_was(how):
+    job = make_job(optimizer=DECAYING[0], model=Target(target="tiny:unused"))
+    run = real(job, **{"batch_size": 120, **how})
+    torch.manual_seed(job.seed)
+    import tiny
+
+    for name, value in tiny.unused().state_dict().items():
+        # One step's decay is 1e-3 of a weight; a weighted mean of equal parameters rounds.
+        same = np.allclose(run.ending.arrays[name], value.numpy(), rtol=1e-6, atol=0)
+        assert same == name.startswith("unused"), name
+
+
 def test_float32_equals_one_worker_to_1e_4():
     job = make_job()
     run = real(job, workers=4, aggregators=2)

@@ -27,7 +27,7 @@ HOW = {"platform": "local", "workers": 3, "aggregators": 2, "batch_size": 24, "m
 def go(job=JOB, faults=(), **how):
     events = []
     c = configure(job, **{**HOW, **how})
-    result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append)
+    result = train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append, check=False)
     return result, events
 
 
@@ -181,9 +181,11 @@ def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
             server.kill()
 
     job = make_job()
-    result = train(job, configure(job, **HOW, channel=server.address), on_event=kill_later)
+    c = configure(job, **HOW, channel=server.address, channel_retry_s=3.0)
+    result = train(job, c, on_event=kill_later, check=False)
     assert result.summary["status"] == "failed"
     assert "ChannelUnreachable" in result.causes[0]
+    assert "given up after" in result.causes[0]
     assert no_function_left()
 
 

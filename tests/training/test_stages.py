@@ -96,6 +96,22 @@ def test_stages_equal_the_whole_model(how):
         assert run.sha == expected.final["weights_sha256"]  # to the last bit
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_complex_activations_train_every_stage(stages):
+    run, expected = staged(stages=stages, model="tiny:spectral"), whole("tiny:spectral")
+    for name, value in expected.arrays.items():
+        np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10)
+
+
+def test_a_model_whose_stages_do_not_train_alike_is_refused_before_anything_starts(monkeypatch):
+    def lossy(value, needs_gradient):
+        return value.detach() if isinstance(value, torch.Tensor) else value
+
+    monkeypatch.setattr("ephemeron.partition.running.execution.leaf", lossy)
+    with pytest.raises(JobError, match=r"gradient of first\.\w+ is there only in the original model"):
+        prepared(stages=2, model="tiny:spectral", micro_batches=2)
+
+
 def test_replicas_equal_as_many_whole_models():
     run, expected = staged(replicas=2, micro_batches=2), whole(workers=2)
     for name, value in expected.arrays.items():
@@ -213,6 +229,7 @@ def test_running_statistics_survive_a_kill():
     [
         ({"sync": "hap"}, "sync 'hap' is not for a model on several functions"),
         ({"exchange": "parameters"}, "exchange 'parameters' is not for a model on several"),
+        ({"model": "tiny:spectral", "options": (("filtered", True),)}, r"parameter filter\.0 .* is torch.complex64"),
         ({"stages": 9}, "has [0-9]+ pieces, and stages = 9"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""A replacement is started as soon as the platform has a place for it."""
+"""Calls go out as often as they should, and a replacement is started as soon as the platform has a place for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from training_runs import synthetic
 
 from ephemeron.errors import InvocationRefused
+from ephemeron.events import Invoked
 from ephemeron.training import trigger
 
 
@@ -48,3 +50,10 @@ def test_what_waiting_does_not_mend_is_raised(refusals: int, binding: str) -> No
     with pytest.raises(InvocationRefused):
         replace(platform)
     assert platform.started == 0
+
+
+@pytest.mark.parametrize("rank", [1, 12])
+def test_a_duplicate_concerns_the_rank_that_it_names(rank: int) -> None:
+    run = synthetic(workers=13, samples=26, batch_size=1, epochs=1, faults=[f"duplicate:rank={rank}"])
+    doubled = [e.rank for e in run.of(Invoked) if e.reason == "duplicate"]
+    assert doubled == [rank]

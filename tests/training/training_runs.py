@@ -17,6 +17,7 @@ from ephemeron.job import Configuration, DataSpec, Job, JobLimits, Simulation, T
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
+from ephemeron.testing.flaky import FlakyChannel
 from ephemeron.training.prepare import Prepared, prepare
 from ephemeron.training.trigger import Ending, Trigger
 from ephemeron.worker.loop import run_worker
@@ -44,7 +45,8 @@ class Run:
     @property
     def left(self) -> set[str]:
         """Objects left in the channel."""
-        return set(self.platform.store.objects)
+        store = self.platform.store
+        return set(getattr(store, "inner", store).objects)
 
     def of(self, kind: type) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]
@@ -74,13 +76,20 @@ def configuration(**overrides: Any) -> Configuration:
     return Configuration(**{**values, **overrides}).resolved()
 
 
-def simulate(prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[Trigger], Any] | None = None) -> Run:
-    """Runs something that is prepared, in virtual time."""
+def simulate(
+    prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[Trigger], Any] | None = None,
+    decide: Callable[[float, str, str], Any] | None = None,
+) -> Run:  # fmt: skip
+    """Runs something that is prepared, in virtual time.
+
+    Args:
+        decide: from the time, an operation and its key to how this request fails; see `ephemeron.testing.flaky`.
+    """
     events: list[Event] = []
 
     async def go() -> Run:
         platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, limits=Limits())
-        store, most = platform.store, 0
+        loop, store, most = asyncio.get_running_loop(), platform.store, 0
         publish = store.publish
 
         def counted(key: str, data: bytes) -> None:
@@ -89,8 +98,10 @@ def simulate(prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[
             most = max(most, len(store.objects))
 
         store.publish = counted
+        if decide is not None:
+            platform.store = FlakyChannel(store, lambda operation, key: decide(loop.time(), operation, key))
         trigger = Trigger(
-            platform, store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time,
+            platform, platform.store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time,
             on_event=events.append,
         )  # fmt: skip
         await trigger.launch(prepared)
@@ -104,17 +115,21 @@ def simulate(prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[
 
 def synthetic(
     *, samples: int = 640, epochs: int = 2, elements: int = 64, faults: Sequence[str] = (), world: Simulation = WORLD,
-    budget_usd: float | None = None, until: Callable[[Trigger], Any] | None = None, **overrides: Any,
+    budget_usd: float | None = None, until: Callable[[Trigger], Any] | None = None, counting: bool = False,
+    decide: Callable[[float, str, str], Any] | None = None, **overrides: Any,
 ) -> Run:  # fmt: skip
-    """A run without a model: milliseconds."""
+    """A run without a model: milliseconds. `counting`: its weights say how often each contribution was used."""
     spec = RunSpec(
         run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
         configuration=configuration(**overrides), epochs=epochs, seed=1, dtype="float32", samples=samples,
-        prices=load_prices("objects"), faults=tuple(faults), trainer="synthetic", trainer_options={"elements": elements},
+        prices=load_prices("objects"), faults=tuple(faults), trainer="counting" if counting else "synthetic",
+        trainer_options={} if counting else {"elements": elements},
         cold_start_s=world.cold_start_s, budget_usd=budget_usd,
     )  # fmt: skip
     objects = {Keys("run").spec: [spec.to_bytes()]}
-    return simulate(Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0), world=world, until=until)
+    return simulate(
+        Prepared(job=make_job(), spec=spec, objects=objects, model_bytes=0), world=world, until=until, decide=decide
+    )
 
 
 def real(job: Job | None = None, *, faults: Sequence[Any] = (), **overrides: Any) -> Run:

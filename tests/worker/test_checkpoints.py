@@ -21,10 +21,13 @@ def checkpoints(channel, rank=1):
     return Checkpoints(channel, KEYS, rank)
 
 
-async def write(saver, iteration, *, applied=None, forget=True):
+async def write(saver, iteration, *, applied=None, forget=True, acknowledged=None):
     arrays = {"w": np.full(3, iteration, dtype=np.float32)}
     applied = iteration if applied is None else applied
-    nbytes = await saver.write(arrays, {"iteration": iteration}, iteration=iteration, applied=applied)
+    acknowledged = iteration if acknowledged is None else acknowledged
+    nbytes = await saver.write(
+        arrays, {"iteration": iteration}, iteration=iteration, applied=applied, acknowledged=acknowledged
+    )
     if forget:
         await saver.forget()
     return nbytes
@@ -51,6 +54,20 @@ def test_two_are_kept_and_durable_lags_by_one():
             durable.append(saver.durable)
         assert durable == [0, 9, 19, 29]
         assert set(channel.objects) == {KEYS.state(1, 30), KEYS.state(1, 40)}
+
+    asyncio.run(go())
+
+
+def test_what_may_have_to_be_sent_again_keeps_a_checkpoint_before_it():
+    async def go():
+        channel = MemoryChannel()
+        saver = checkpoints(channel)
+        kept = []
+        for iteration, acknowledged in ((10, 4), (20, 4), (30, 12), (40, 12), (50, 25), (60, 50)):
+            await write(saver, iteration, acknowledged=acknowledged)
+            kept.append(sorted(int(key[-9:]) for key in channel.objects))
+            assert saver.durable == (kept[-1][0] if len(kept[-1]) > 1 else 0)
+        assert kept == [[10], [10, 20], [10, 20, 30], [10, 20, 30, 40], [20, 30, 40, 50], [50, 60]]
 
     asyncio.run(go())
 

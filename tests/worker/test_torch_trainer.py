@@ -16,7 +16,9 @@ from ephemeron.data.feed import ArrayFeed  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.job import Target  # noqa: E402
 from ephemeron.tensors import decode_state, digest, encode_state  # noqa: E402
-from ephemeron.worker.torch_trainer import TorchTrainer, make_loss, make_model, make_optimizer  # noqa: E402
+from ephemeron.worker.losses import make_loss  # noqa: E402
+from ephemeron.worker.torch_trainer import TorchTrainer, make_model, make_optimizer  # noqa: E402
+from ephemeron.worker.trainer import Evaluation  # noqa: E402
 
 CLASSES = 4
 RNG = np.random.default_rng(0)
@@ -353,10 +355,10 @@ def test_evaluating_changes_no_weights_and_the_next_step_trains_again():
 
 
 def test_no_test_set():
-    assert tuple(trainer(test=NOTHING).evaluate()) == (0.0, 0, 0)
+    assert trainer(test=NOTHING).evaluate() == Evaluation(0.0, 0, 0)
 
 
-def test_a_regression_has_a_loss_but_counts_nothing_correct():
+def test_a_regression_has_a_loss_and_no_accuracy():
     targets = RNG.normal(size=(40, CLASSES)).astype(np.float32)
     model = seeded(linear)
     t = TorchTrainer(
@@ -372,7 +374,7 @@ def test_a_regression_has_a_loss_but_counts_nothing_correct():
     iterate(t, range(8))
     last = t.evaluate()
     assert last.loss_sum < first.loss_sum
-    assert last.correct == 0
+    assert last.correct is None
 
 
 # -- state ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from ephemeron.channels.base import Buffer, Channel, Received, Traits
 from ephemeron.channels.credentials import public_address
 from ephemeron.channels.reduction import SupportsReduction, Vector
-from ephemeron.errors import ChannelError, ChannelTimeout, ChannelUnreachable, JobError, KeyExists
+from ephemeron.errors import ChannelError, ChannelRefused, ChannelTimeout, ChannelUnreachable, JobError, KeyExists
 from ephemeron.rpc import Client, ProtocolError, RemoteError, TokenRefused
 
 TOKEN = "EPHEMERON_CHANNEL_TOKEN"
@@ -81,6 +81,10 @@ class ParameterServerChannel(Channel, SupportsReduction):
         params = {"rank": rank, "iteration": iteration, "dtype": delta.dtype.str}
         _, buffers = await self._call(key, "accumulate", params, [_bytes_of(delta)])
         return np.frombuffer(buffers[0], dtype=delta.dtype)
+
+    async def heard(self, key: str) -> dict[int, int]:
+        reply, _ = await self._call(key, "heard")
+        return {int(rank): int(iteration) for rank, iteration in reply["heard"].items()}
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers))
@@ -148,7 +152,7 @@ async def _errors(server: _Remote, key: str | None) -> AsyncIterator[None]:
             raise ChannelTimeout("nothing there at the deadline", key=key) from e
         raise ChannelError(f"{server} refused: {e.text}", key=key) from e
     except TokenRefused as e:
-        raise ChannelUnreachable(f"{server} has another token; set {TOKEN} to the one it was started with") from e
+        raise ChannelRefused(f"{server} has another token; set {TOKEN} to the one it was started with") from e
     except TimeoutError as e:
         raise ChannelUnreachable(f"{server} does not answer", key=key) from e
     except (ConnectionError, ProtocolError) as e:

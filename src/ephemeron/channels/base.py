@@ -49,6 +49,8 @@ class Received(NamedTuple):
     """Seconds until the key was there; the rest of the call was transfer."""
     polls: int = 0
     """Requests that found nothing before."""
+    poll_s: float = 0.0
+    """Seconds that the first of these took; 0: there was none."""
 
 
 class Channel(ABC):
@@ -135,7 +137,10 @@ async def poll(
     first_s: float = 0.0,
     max_s: float = 0.25,
 ) -> Received:
-    """Tries at the predicted time, then with back-off: steps grow by half from `max(first_s, 1 ms)` to `max_s`.
+    """Tries at the predicted time, then with back-off: steps grow by half, up to `max_s`.
+
+    The first step is what the first request took, at least 1 ms and at most `first_s`: a store that answers quickly is
+    asked again soon.
 
     Raises:
         ChannelTimeout: not there at the deadline.
@@ -144,15 +149,18 @@ async def poll(
     began = loop.time()
     if expected_at is not None and expected_at > began:
         await asyncio.sleep(min(expected_at, max(deadline, began)) - began)
-    step = max(first_s, LEAST_STEP_S)
+    step = poll_s = 0.0
     polls = 0
     while True:
         asked = loop.time()
         data = await fetch(key)
         if data is not None:
-            return Received(data, asked - began, polls)
+            return Received(data, asked - began, polls, poll_s)
         polls += 1
         now = loop.time()
+        if not step:
+            poll_s = now - asked
+            step = max(min(first_s, poll_s), LEAST_STEP_S)
         if now >= deadline:
             raise ChannelTimeout(f"nothing there after {now - began:.1f} s", key=key)
         await asyncio.sleep(min(step, deadline - now))

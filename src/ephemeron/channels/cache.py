@@ -27,8 +27,17 @@ from ephemeron.channels._buffers import joined
 from ephemeron.channels.base import Buffer, Channel, Received, Traits
 from ephemeron.channels.credentials import public_address
 from ephemeron.channels.sizes import SupportsSizes
-from ephemeron.channels.tls import authority, explain_tls
-from ephemeron.errors import ChannelError, ChannelTimeout, ChannelUnreachable, JobError, KeyExists, MissingExtra
+from ephemeron.channels.tls import authority, explain_tls, is_refused
+from ephemeron.errors import (
+    ChannelError,
+    ChannelRefused,
+    ChannelThrottled,
+    ChannelTimeout,
+    ChannelUnreachable,
+    JobError,
+    KeyExists,
+    MissingExtra,
+)
 from ephemeron.units import MB
 
 _BLOCK_S = 10.0
@@ -157,7 +166,7 @@ class CacheChannel(Channel, SupportsSizes):
             text = str(e)
             if "equal or smaller than the target stream" in text:
                 raise KeyExists("the key is taken", key=key) from e
-            raise ChannelUnreachable(f"{self.url}: {_explain(e, text, tls=self._tls)}", key=key) from e
+            raise _error_of(e, text)(f"{self.url}: {_explain(e, text, tls=self._tls)}", key=key) from e
         except (OSError, asyncio.IncompleteReadError) as e:
             raise ChannelUnreachable(f"{self.url}: cannot connect; check that the server runs", key=key) from e
 
@@ -180,8 +189,7 @@ def _connect(host: str, port: int, database: int, secrets: dict[str, str], tls: 
         socket_timeout=None,
         socket_connect_timeout=_CONNECT_S,
         socket_keepalive=True,
-        # Once more, for a pooled connection that the server had closed meanwhile.
-        retry=Retry(NoBackoff(), 1),
+        retry=Retry(NoBackoff(), 0),  # `channels.retrying` does it, for all stores alike, and counts
         protocol=2,
     )
     redis: Any = client.Redis.from_pool(pool)
@@ -222,6 +230,24 @@ def _database(url: str) -> int:
     if not text.isdigit():
         raise JobError(f"{url}: {text!r} is no database number", remedy="write redis://host:port/0")
     return int(text)
+
+
+def _error_of(e: Exception, text: str) -> type[ChannelUnreachable]:
+    """Which class of errors a failure is of; see `channels.retry`."""
+    import redis.exceptions as errors
+
+    if isinstance(e, errors.OutOfMemoryError) or "maxmemory" in text or text.startswith("OOM"):
+        return ChannelThrottled
+    if isinstance(e, errors.MaxConnectionsError) or "max number of clients" in text:
+        return ChannelThrottled
+    if isinstance(e, errors.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+        return ChannelRefused
+    if is_refused(e):
+        return ChannelRefused
+    connection = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse)
+    passing = isinstance(e, (*connection, errors.ReadOnlyError, errors.TryAgainError))
+    starting = text.startswith(("LOADING", "CLUSTERDOWN", "MASTERDOWN", "UNBLOCKED", "NOREPLICAS"))
+    return ChannelUnreachable if passing or starting else ChannelRefused
 
 
 def _explain(e: Exception, text: str, *, tls: bool) -> str:

@@ -3,6 +3,7 @@
 RUN/spec  RUN/code  RUN/init               what the trigger prepares, read once per function
 RUN/data/RANK  RUN/test/RANK
 RUN/claim/RANK/ATTEMPT                     create-only: who may launch this attempt
+RUN/replaced/NUMBER                        create-only: functions of the run that were replaced
 RUN/start/RANK/ATTEMPT                     create-only: which invocation is this attempt
 RUN/gGROUP/ITERATION.c.FROM.SHARD          contributions (dots: a folder must not fill with empty folders)
 RUN/gGROUP/ITERATION.m.SHARD               merged shards; a group is a stage, 0 where there are none
@@ -63,11 +64,23 @@ class Keys:
     def claims(self, rank: int) -> str:
         return f"{self.run}/claim/{rank}/"
 
+    @property
+    def replacements(self) -> str:
+        return f"{self.run}/replaced/"
+
+    def replacement(self, number: int) -> str:
+        return f"{self.run}/replaced/{number:06d}"
+
     def start(self, rank: int, attempt: int) -> str:
         return f"{self.run}/start/{rank}/{attempt}"
 
     def contribution(self, iteration: int, rank: int, shard: int | str) -> str:
         return f"{self.run}/g{self.group}/{iteration}.c.{rank}.{shard}"
+
+    @property
+    def exchanged(self) -> str:
+        """What all contributions and merged shards of the group begin with."""
+        return f"{self.run}/g{self.group}/"
 
     def merged(self, iteration: int, shard: int | str) -> str:
         return f"{self.run}/g{self.group}/{iteration}.m.{shard}"
@@ -80,6 +93,10 @@ class Keys:
 
     def hand(self, rank: int, attempt: int) -> str:
         return f"{self.run}/hand/{rank}/{attempt}"
+
+    @property
+    def dones(self) -> str:
+        return f"{self.run}/done/"
 
     def done(self, rank: int) -> str:
         return f"{self.run}/done/{rank}"
@@ -95,6 +112,10 @@ class Keys:
 
     def wait(self, rank: int) -> str:
         return f"{self.run}/wait/{rank}"
+
+    def probe(self, name: str) -> str:
+        """Below which the client measures the store before a run."""
+        return f"{self.run}/probe/{name}"
 
     def part(self, stage: int) -> str:
         return f"{self.run}/part/{stage}"

@@ -6,8 +6,8 @@ other many times a second, a cache or a parameter server is cheaper.
 
 All four stores go through obstore. Puts are one request, never multipart, so an object is there whole or not at
 all; a folder writes beside and renames, which gives its readers the same. Create-only rests on `If-None-Match`,
-or on a hard link in a folder. If the answer to a create-only put is lost and the request repeated, the writer may
-find its own object and be told `KeyExists`: two winners are impossible, no winner is not.
+or on a hard link in a folder. Every method is one request, never repeated here: `channels.retrying` does that, and
+resolves create-only puts whose answer was lost.
 
 In a folder the first part of a key is a directory and the rest of it one file name with `+` for `/`. Directories
 would otherwise pile up, one or more for every iteration; removing them when empty is no remedy, because a put
@@ -29,7 +29,7 @@ from obstore.store import LocalStore
 from ephemeron.channels._buffers import joined
 from ephemeron.channels.base import Buffer, Channel, Traits
 from ephemeron.channels.sizes import SupportsSizes
-from ephemeron.channels.stores import cloud_store, explain, is_missing_bucket
+from ephemeron.channels.stores import cloud_store, error_of, explain, is_conflict, is_missing_bucket
 from ephemeron.errors import ChannelUnreachable, JobError, KeyExists
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class ObjectsChannel(Channel, SupportsSizes):
                 use_multipart=False,
             )
         except AlreadyExistsError as e:
+            if is_conflict(e):
+                raise self._unreachable(e, key) from e
             raise KeyExists("the key is taken", key=key) from e
         except _FAILURES as e:
             raise self._unreachable(e, key) from e
@@ -168,7 +170,7 @@ class ObjectsChannel(Channel, SupportsSizes):
         return path.replace("+", "/") if self._local else path
 
     def _unreachable(self, e: Exception, key: str | None) -> ChannelUnreachable:
-        return ChannelUnreachable(f"{self.url}: {explain(e)}", key=key)
+        return error_of(e, local=self._local)(f"{self.url}: {explain(e)}", key=key)
 
 
 def _is_absent(e: Exception) -> bool:

@@ -26,6 +26,7 @@ import numpy as np
 from ephemeron.channels._buffers import joined
 from ephemeron.channels._ps_client import TOKEN, ParameterServerChannel
 from ephemeron.channels.base import Buffer
+from ephemeron.channels.frame import opened, sealed
 from ephemeron.channels.memory import MemoryChannel
 from ephemeron.channels.reduction import LocalReduction, SupportsReduction, Vector
 from ephemeron.errors import ChannelError, KeyExists
@@ -54,6 +55,9 @@ class MemoryParameterServer(MemoryChannel, SupportsReduction):
         except ValueError as e:
             raise ChannelError(str(e), key=key) from e
 
+    async def heard(self, key: str) -> dict[int, int]:
+        return self.reduction.heard(key)
+
     async def delete(self, keys: Iterable[str]) -> None:
         names = list(keys)
         await super().delete(names)
@@ -66,16 +70,20 @@ class MemoryParameterServer(MemoryChannel, SupportsReduction):
         """`LocalReduction.reduce`, publishing the mean."""
         mean = self.reduction.reduce(key, rank=rank, world=world, weight=weight, vector=vector, owned=owned)
         if mean is not None:
-            self.publish_view(key, mean.data)
+            self.publish_vector(key, mean)
 
     def add(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
         """`LocalReduction.accumulate`, publishing the sum. Every sum is new memory: a reader may hold the old one."""
         known = self.objects.get(key)
-        current = None if known is None else np.frombuffer(known, dtype=delta.dtype)
+        current = None if known is None else np.frombuffer(opened(memoryview(known), key=key), dtype=delta.dtype)
         total = self.reduction.accumulate(key, current, rank=rank, iteration=iteration, delta=delta)
         if total is not current:
-            self.publish_view(key, total.data)
+            self.publish_vector(key, total)
         return total
+
+    def publish_vector(self, key: str, vector: Vector) -> None:
+        """`publish` of an object that this server has made, framed as a writer would have."""
+        self.publish_view(key, joined(sealed([memoryview(vector.data).cast("B") if vector.size else b""], key=key)))
 
     def publish_view(self, key: str, data: Buffer) -> None:
         """`publish` without a copy, of memory that nobody changes any more."""
@@ -139,6 +147,8 @@ class ParameterServer:
                     key, rank=int(params["rank"]), iteration=int(params["iteration"]), delta=_vector(params, buffers)
                 )
                 return {}, (memoryview(total.data),)
+            case "heard":
+                return {"heard": {str(rank): iteration for rank, iteration in memory.reduction.heard(key).items()}}, ()
         raise ValueError(f"a parameter server has no method {method!r}")
 
 

@@ -28,7 +28,8 @@ class SupportsReduction(ABC):
         """Contributes to the mean that appears under `key` once all ranks have contributed.
 
         The mean is `sum(vector_r) / sum(weight_r)`, in the vectors' dtype and added strictly by rank, so it does
-        not depend on who came first. It is an ordinary object: `get` waits for it, `delete` removes it.
+        not depend on who came first. It is an ordinary object: `get` waits for it, `delete` removes it. Since the channel
+        makes it, the channel frames it (`channels.frame`).
         A key is reduced once: contributing again, before or after the mean is there or deleted, is ignored.
 
         Args:
@@ -47,11 +48,21 @@ class SupportsReduction(ABC):
     async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
         """Adds `delta` to the vector at `key` and returns the sum, with whatever others added meanwhile.
 
-        The vector starts as what `put` stored there, or as zeros. Each rank's iterations must grow: one that is
+        The vector starts as what `put` stored there (framed, as it is again after each sum), or as zeros. Each rank's iterations must grow: one that is
         not above the rank's last is taken for a repeat, and changes nothing.
 
         Raises:
             ChannelError: shape or dtype differ from what is there.
+            ChannelUnreachable: the server does not answer.
+        """
+
+    @abstractmethod
+    async def heard(self, key: str) -> dict[int, int]:
+        """Ranks that have contributed to the sum at `key`, each with its latest iteration; 0 where a mean is not complete.
+
+        Empty when nobody has, or the mean is complete. For whoever has waited in vain.
+
+        Raises:
             ChannelUnreachable: the server does not answer.
         """
 
@@ -129,6 +140,13 @@ class LocalReduction:
             return np.zeros_like(delta) if current is None else current
         marks[rank] = iteration
         return delta.copy() if current is None else current + delta
+
+    def heard(self, key: str) -> dict[int, int]:
+        """See `SupportsReduction.heard`."""
+        if key in self._rounds:
+            state = self._rounds[key]
+            return dict.fromkeys((*range(state.next_rank), *state.held), 0)
+        return dict(self._marks.get(key, {}))
 
     def forget(self, key: str) -> None:
         """The object at `key` was deleted: drops unfinished sums and the marks of `accumulate`."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from ephemeron.errors import JobError
+from ephemeron.errors import ChannelRefused, ChannelThrottled, ChannelUnreachable, JobError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 # How a request gives up: refused connections within half a second, a silent host within ten, a transfer that
 # stalls within a minute. Shorter read times would cut uploads, during which nothing is read.
 _CLIENT: dict[str, Any] = {"connect_timeout": "3s", "read_timeout": "60s", "timeout": "300s"}
-_RETRY: dict[str, Any] = {
-    "max_retries": 3,
-    "retry_timeout": timedelta(seconds=6),
-    "backoff": {
-        "init_backoff": timedelta(milliseconds=100),
-        "max_backoff": timedelta(seconds=1),
-        "base": 2,
-    },
+_RETRY: dict[str, Any] = {  # none: `channels.retrying` makes them, one policy for all stores, and counts them
+    "max_retries": 0,
+    "retry_timeout": timedelta(0),
+    "backoff": {"init_backoff": timedelta(0), "max_backoff": timedelta(0), "base": 2},
 }
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING_CLIENT_ERRORS = ("RequestTimeout", "RequestTimeTooSkewed", "ConditionalRequestConflict", "OperationAborted")
+"""Codes of answers below 500 that say nothing against the same request, made again."""
+_PASSING_LOCALLY = ("(os error 4)", "(os error 5)", "(os error 11)", "(os error 23)", "(os error 24)", "(os error 116)")
+"""EINTR, EIO, EAGAIN, ENFILE, EMFILE, ESTALE."""
+
+
+_CREDENTIAL_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+"""At which machines in a cloud find their own credentials: asked for want of others."""
 
 
 def cloud_store(url: str) -> ObjectStore:
@@ -81,6 +86,33 @@ def is_missing_bucket(e: Exception) -> bool:
     )
 
 
+def error_of(e: Exception, *, local: bool) -> type[ChannelUnreachable]:
+    """Which class of errors a failure is of; see `channels.retry`.
+
+    Args:
+        local: the store is a folder, where little passes.
+    """
+    text = str(e)
+    if local:
+        return ChannelUnreachable if any(code in text for code in _PASSING_LOCALLY) else ChannelRefused
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else 0
+    if status in (429, 503) or "<Code>SlowDown</Code>" in text:
+        return ChannelThrottled
+    if status == 408 or any(f"<Code>{code}</Code>" in text for code in _PASSING_CLIENT_ERRORS):
+        return ChannelUnreachable
+    no_credentials = any(place in text for place in _CREDENTIAL_HOSTS)
+    denied = isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or is_missing_bucket(e) or no_credentials
+    if denied or 400 <= status < 500 or "InvalidCertificate(" in text or "InvalidContentType" in text:
+        return ChannelRefused
+    return ChannelUnreachable
+
+
+def is_conflict(e: Exception) -> bool:
+    """Whether a create-only put met another one under way (409), which does not say that the key is taken."""
+    return "status code: 409" in str(e)
+
+
 def explain(e: Exception) -> str:
     """What went wrong and what to do, in one line and without the query strings that may hold signatures."""
     text = str(e)
@@ -90,8 +122,7 @@ def explain(e: Exception) -> str:
         return "no space left on device; delete old runs or use another folder"
     if "Permission denied" in text or "Read-only file system" in text:
         return "permission denied; check who owns the folder"
-    if "169.254.169.254" in text or "169.254.170.2" in text or "metadata.google.internal" in text:
-        # The address at which machines in a cloud find their own credentials: asked for want of others.
+    if any(place in text for place in _CREDENTIAL_HOSTS):
         return "no credentials found; set the cloud's usual environment variables, for example AWS_ACCESS_KEY_ID"
     if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or "403 Forbidden" in text or "401 Un" in text:
         return f"permission denied{_code(text)}; check the credentials and what they may do there"

@@ -65,18 +65,28 @@ def for_functions() -> dict[str, str]:
     return {} if text is None else {CA_ENV: text}
 
 
+def is_refused(e: BaseException) -> bool:
+    """Whether TLS says that the next connection would fail like this one: a certificate, or a server without TLS."""
+    seen = _tls_error(e)
+    return isinstance(seen, ssl.SSLCertVerificationError) or getattr(seen, "reason", "") in _NOT_TLS
+
+
+def _tls_error(e: BaseException) -> ssl.SSLError | ssl.CertificateError | None:
+    seen: BaseException | None = e
+    while seen is not None and not isinstance(seen, (ssl.SSLError, ssl.CertificateError)):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
 def explain_tls(e: BaseException) -> str | None:
     """What a failure of TLS means and what to do, in one line; None where TLS had no part in it.
 
     Args:
         e: as it was caught; what it came from is looked at, too.
     """
-    seen = e
-    while not isinstance(seen, (ssl.SSLError, ssl.CertificateError)):
-        before = seen.__cause__ or seen.__context__
-        if before is None:
-            return None
-        seen = before
+    seen = _tls_error(e)
+    if seen is None:
+        return None
     if isinstance(seen, ssl.SSLCertVerificationError):
         return _unverified(seen.verify_message or str(seen))
     if getattr(seen, "reason", "") in _NOT_TLS:

@@ -1,6 +1,7 @@
 """Behaviour added to any channel by wrapping it: metering, throttling, faults.
 
-Order matters and is always `Metered(Faulty(Throttled(channel)))`: what a fault swallows was still paid for.
+Order matters and is always `Framed(Retrying(Metered(Faulty(Throttled(channel)))))` (`run_channel`): what a fault swallows, and what
+is repeated, was still paid for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ephemeron.channels.base import Buffer, Channel, Received, Wrapper
 from ephemeron.channels.reduction import SupportsReduction, Vector
+from ephemeron.errors import ChannelError
 from ephemeron.events import Traffic
 from ephemeron.units import MB
 
@@ -41,7 +43,11 @@ class Metered(Wrapper):
         await self.inner.put(key, buffers, create=create)
 
     async def fetch(self, key: str) -> memoryview | None:
-        data = await self.inner.fetch(key)
+        try:
+            data = await self.inner.fetch(key)
+        except ChannelError:
+            self.polls += 1  # a request all the same
+            raise
         if data is None:
             self.polls += 1
         else:
@@ -52,7 +58,11 @@ class Metered(Wrapper):
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         if not self.traits.waits:  # the polling loop calls our `fetch`, which counts
             return await super().get(key, deadline=deadline, expected_at=expected_at)
-        received = await self.inner.get(key, deadline=deadline, expected_at=expected_at)
+        try:
+            received = await self.inner.get(key, deadline=deadline, expected_at=expected_at)
+        except ChannelError:
+            self.polls += 1
+            raise
         self.gets += 1
         self.bytes_down += received.data.nbytes
         return received
@@ -89,6 +99,10 @@ class _MeteredReduction(SupportsReduction):
         self._meter.gets += 1
         self._meter.bytes_down += answer.nbytes
         return answer
+
+    async def heard(self, key: str) -> dict[int, int]:
+        self._meter.gets += 1
+        return await self._inner.heard(key)
 
 
 class Link:
@@ -183,6 +197,10 @@ class _ThrottledReduction(SupportsReduction):
         answer = await self._inner.accumulate(key, rank=rank, iteration=iteration, delta=delta)
         await _sleep_until(self._network.down.reserve(asyncio.get_running_loop().time(), answer.nbytes))
         return answer
+
+    async def heard(self, key: str) -> dict[int, int]:
+        await self._send(0)
+        return await self._inner.heard(key)
 
 
 class Faulty(Wrapper):

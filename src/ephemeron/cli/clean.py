@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from ephemeron.cli.terminal import make_console
 from ephemeron.errors import ChannelError, UserError
 from ephemeron.units import human_bytes, human_count
 
@@ -81,4 +80,4 @@ def _show(left: Sequence[Leftover], *, folder: bool) -> None:
         if one.problem:
             row[3:] = ["?", "?"]
         table.add_row(*row, *([human_bytes(one.folder_bytes)] if folder else []))
-    Console(width=None if os.isatty(1) else 160).print(table)
+    make_console(piped_width=160).print(table)

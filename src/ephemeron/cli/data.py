@@ -1,4 +1,4 @@
-"""`ephemeron data import | ls | check | doctor | serve | flows`: describe data, verify it, load it for many jobs."""
+"""`ephemeron data import | ls | check | verify | doctor | serve | flows`: describe data, verify it, load it for many jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from ephemeron.cli.service import flows, serve
 
 if TYPE_CHECKING:
-    from ephemeron.data.catalog import Dataset
+    from ephemeron.data.catalog import Dataset, DatasetStore
     from ephemeron.data.catalog.check import VariantCheck
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +27,10 @@ def _store_option(command: F) -> F:
         metavar="URL",
         help="Folder, s3://bucket/prefix, gs://… or az://… that holds the metadata.  [default: ~/.ephemeron/datasets-store]",
     )(command)
+
+
+_DEFECTS = 10
+"""Printed by an import; all of them are listed in a file."""
 
 
 @click.group()
@@ -61,11 +65,16 @@ def data() -> None:
     "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of the kind; may be repeated."
 )
 @click.option("--copy", is_flag=True, help="Copy SOURCE (a local folder or file) into the dataset's own data folder.")
+@click.option("--digests/--no-digests", default=True, show_default=True,
+              help="Pin the content, so that a change is noticed; reads local data once.")  # fmt: skip
+@click.option("--on-defect", type=click.Choice(["fail", "skip", "quarantine"]), default="fail", show_default=True,
+              help="What to do with a bad row, an empty or an absent file; quarantine keeps a copy.")  # fmt: skip
 @click.option("--shard-size", type=click.IntRange(1), help="Samples per metadata file.  [default: 1000]")
 @click.option("--json", "as_json", is_flag=True, help="Print the new version as one line of JSON.")
 def import_(
     kind: str, source: str, name: str, store: str | None, variant: str | None, version: str | None, only: bool,
-    options: tuple[str, ...], copy: bool, shard_size: int | None, as_json: bool,
+    options: tuple[str, ...], copy: bool, digests: bool, on_defect: str, shard_size: int | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Describe SOURCE (folder, .tar, .zip, file or URL) as a new version of NAMESPACE/NAME.
 
@@ -93,11 +102,16 @@ def import_(
     for key, equals, _ in pairs:
         if not equals:
             raise JobError(f"-o {key} has no value", remedy=f"write -o {key}=VALUE")
+    place = DatasetStore.open(store)
     with _Counter() as tell:
         made = import_dataset(
-            kind, source, name, DatasetStore.open(store), variant=variant, version=version, keep=not only, copy=copy,
-            options={key: value for key, _, value in pairs}, shard_size=shard_size or SHARD_SIZE, tell=tell,
+            kind, source, name, place, variant=variant, version=version, keep=not only, copy=copy,
+            options={key: value for key, _, value in pairs}, shard_size=shard_size or SHARD_SIZE, digests=digests,
+            on_defect=on_defect, tell=tell,
         )  # fmt: skip
+    for imported, v in made.variants.items():
+        if v.source.get("url") == source and v.defects:
+            _print_defects(place, made, imported)
     if as_json:
         click.echo(json.dumps(_row(made)))
         return
@@ -129,15 +143,16 @@ def ls(name: str | None, store: str | None, as_json: bool) -> None:
     if not found:
         click.echo(f"no datasets in {place.files.url}; describe one with: ephemeron data import --help")
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from ephemeron.cli.terminal import make_console
 
     table = Table("dataset", "version", "variant", "samples", "parts", "data", box=None, pad_edge=False)
     for one in found:
         for variant, v in one.variants.items():
             parts = ", ".join(f"{part}: {o['decoder']}" for part, o in v.decoders.items())
             table.add_row(one.name, one.version, variant, str(v.samples), parts, v.root or "own folder")
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    make_console(piped_width=160).print(table)
 
 
 @data.command()
@@ -171,6 +186,45 @@ def check(
         _print_check(dataset, one, as_json=as_json)
     if idle := unreferenced(place, name):
         click.echo(f"note: {len(idle)} metadata files belong to no version ({sum(idle.values())} bytes)", err=True)
+    if any(one.defects for one in found):
+        sys.exit(1)
+
+
+@data.command()
+@click.argument("name", metavar="NAMESPACE/NAME")
+@_store_option
+@click.option("--version", default="latest", show_default=True)
+@click.option("--variant", "variants", multiple=True, help="Verify only this one; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per variant.")
+def verify(name: str, store: str | None, version: str, variants: tuple[str, ...], as_json: bool) -> None:
+    """Compare the data of NAME with the digests that were taken when it was imported: is it still the same?
+
+    Reads everything, but for objects that are pinned by their ETags. One line per defect on standard error, and exit code 1
+    if there is any. `check` looks whether samples can be decoded.
+
+    \b
+    ephemeron data verify core/mnist
+    ephemeron data verify me/photos --version 2 --variant val
+    """
+    from ephemeron.data.catalog import DatasetStore
+    from ephemeron.data.catalog.verify import verify_variant
+
+    place = DatasetStore.open(store)
+    dataset = place.dataset(name, version)
+    with _Counter() as tell:
+        found = [verify_variant(place, dataset, v, tell=tell) for v in variants or dataset.variants]
+    for one in found:
+        for defect in one.defects:
+            click.secho(defect, fg="red", err=True)
+        if as_json:
+            click.echo(json.dumps({
+                "dataset": dataset.name, "version": dataset.version, "variant": one.variant, "samples": one.samples,
+                "pinned": one.pinned, "unpinned": one.unpinned, "bytes": one.nbytes, "defects": list(one.defects),
+            }))  # fmt: skip
+            continue
+        verdict = f"{len(one.defects)} defects" if one.defects else "no defects"
+        bare = f", {one.unpinned} have no digest (import them again)" if one.unpinned else ""
+        click.echo(f"{dataset}, {one.variant}: {one.pinned} of {one.samples} samples compared{bare}: {verdict}")
     if any(one.defects for one in found):
         sys.exit(1)
 
@@ -261,9 +315,26 @@ def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:
                f"{one.decoded} decoded: {verdict}")  # fmt: skip
 
 
+def _print_defects(store: DatasetStore, dataset: Dataset, variant: str) -> None:
+    from ephemeron.data.catalog.dataset import meta_folder
+
+    defects = store.defects(dataset, variant)
+    for defect in defects[:_DEFECTS]:
+        place = ", ".join(part for part in (defect["file"], defect["at"]) if part)
+        click.echo(f"skipped: {place}: {defect['reason']}", err=True)
+    path = f"{store.files.url}/{meta_folder(dataset.name)}/{dataset.variant(variant).defects['file']}"
+    click.echo(f"{len(defects)} defects in {dataset}, {variant}; all of them: {path}", err=True)
+
+
 def _row(dataset: Dataset) -> dict[str, Any]:
     variants = {
-        name: {"samples": v.samples, "shards": len(v.shards), "root": v.root, "decoders": v.decoders}
+        name: {
+            "samples": v.samples,
+            "defects": v.defects.get("count", 0),
+            "shards": len(v.shards),
+            "root": v.root,
+            "decoders": v.decoders,
+        }
         for name, v in dataset.variants.items()
     }
     return {"dataset": dataset.name, "version": dataset.version, "number": dataset.number, "variants": variants}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from ephemeron.cli.terminal import make_console
 from ephemeron.events import PHASES
 from ephemeron.training import home
 from ephemeron.training.home import RunFolder
@@ -23,11 +22,12 @@ def rows() -> list[dict[str, Any]]:
     out = []
     for folder in home.all_runs():
         run, result = folder.read("run.json") or {}, folder.read("result.json") or {}
+        metrics = result.get("metrics") or {}
         out.append({
             "run_id": folder.run_id, "status": standing(folder), "platform": run.get("platform"), "job": run.get("job"),
             "workers": run.get("configuration", {}).get("workers"), "iterations": result.get("iterations"),
             "seconds": result.get("seconds"), "cost_usd": result.get("cost_usd"),
-            "accuracy": (result.get("metrics") or {}).get("accuracy"), "folder": str(folder.path),
+            "accuracy": metrics.get("accuracy"), "test_loss": metrics.get("loss"), "folder": str(folder.path),
         })  # fmt: skip
     return out
 
@@ -39,16 +39,18 @@ def print_runs(*, as_json: bool) -> None:
             click.echo(json.dumps(row))
         return
     table = Table(
-        "run", "status", "platform", "workers", "iterations", "time", "cost", "accuracy", box=None, pad_edge=False
-    )
+        "run", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy",
+        box=None, pad_edge=False,
+    )  # fmt: skip
     for row in rows():
         table.add_row(
             row["run_id"], row["status"], row["platform"] or "", str(row["workers"] or ""), str(row["iterations"] or ""),
             human_seconds(row["seconds"]) if row["seconds"] is not None else "",
             human_usd(row["cost_usd"]) if row["cost_usd"] is not None else "",
+            f"{row['test_loss']:.4f}" if row["test_loss"] is not None else "",
             f"{row['accuracy']:.4f}" if row["accuracy"] is not None else "",
         )  # fmt: skip
-    console = Console(width=None if os.isatty(1) else 140)
+    console = make_console(piped_width=140)
     if table.row_count:
         console.print(table)
     else:
@@ -67,7 +69,7 @@ def print_phases(folder: RunFolder) -> None:
     for phase in PHASES:
         seconds = result["phases_s"][phase]
         table.add_row(phase, f"{seconds:.2f}", f"{seconds / total:.1%}")
-    Console(width=80).print(table)
+    make_console(width=80).print(table)
     comparison = compare(folder.path, result)
     if comparison is not None:
         click.echo(f"\n{render_text(comparison.rows)}\n")

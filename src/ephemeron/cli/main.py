@@ -1,4 +1,4 @@
-"""`ephemeron train | runs | attach | stop | resume | report | profile | plan | partition | data | deploy | clean | platforms |
+"""`ephemeron train | runs | attach | stop | resume | logs | report | profile | plan | partition | data | deploy | clean | platforms |
 doctor`.
 
 Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
@@ -21,13 +21,14 @@ from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
+from ephemeron.cli.logs import logs as logs_command
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
-from ephemeron.job import COMPRESSIONS, EXCHANGES, PATTERNS, PLATFORMS, SCHEDULES
+from ephemeron.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
 
 if TYPE_CHECKING:
     from ephemeron.job import Job
@@ -71,6 +72,7 @@ def main() -> None:
     ephemeron doctor --platform aws --channel s3://…    credentials, permissions, quotas; one object, one function
     ephemeron runs                                      what ran, and how it ended
     ephemeron report last                               where the time and the money went
+    ephemeron logs last                                 what the functions printed
     ephemeron partition nets.py:net --devices devices.toml --batch-size 32     a model over unequal devices, with a proof
     ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
 
@@ -135,6 +137,13 @@ def _output_options(command: F) -> F:
 )
 @click.option("--lifetime-s", type=float, help="Longest life of one invocation; longer runs hand over.  [default: 900]")
 @click.option("--checkpoint-every", type=int, help="Iterations between checkpoints.  [default: 25]")
+@click.option("--max-replacements", type=int, help="Functions that may be replaced in a run.  [default: 20 per worker]")
+@click.option("--channel-retry-s", type=float, help="Seconds without its store that a run survives.  [default: 300]")
+@click.option(
+    "--on-non-finite",
+    type=click.Choice(ON_NON_FINITE),
+    help="What to do at a loss, gradient or parameter that is NaN or infinite.  [default: stop]",
+)
 @click.option("--epochs", type=int, help="Instead of the job's.")
 @click.option("--budget-usd", type=float, help="Stop with a checkpoint when this much is spent, instead of the job's.")
 @click.option(
@@ -178,7 +187,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             raise click.BadParameter("should be positive", param_hint="--budget-usd")
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
-    configuration = api.configure(wanted, **{**flags, **chosen})
+    configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
     settings = cloud_settings(configuration.platform, where)
     _watch(
         lambda on_event: api.train(
@@ -191,6 +200,7 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
             plan=plan,
             profile=profile,
             cloud=settings,
+            check=False,
         ),
         as_json=as_json,
     )
@@ -239,17 +249,20 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
     """Watch RUN, which goes on without its client, and supervise it from here."""
     from ephemeron.training import api
 
-    _watch(lambda on_event: api.attach(run, on_event=on_event, out=out), as_json=as_json)
+    _watch(lambda on_event: api.attach(run, on_event=on_event, out=out, check=False), as_json=as_json)
 
 
 @main.command()
 @click.argument("run")
+@click.option("--keep-code", is_flag=True, help="Run the code of the launch, though it has changed since.")
 @_output_options
-def resume(run: str, out: Path | None, as_json: bool) -> None:
-    """Go on with RUN from its last checkpoint."""
+def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
+    """Go on with RUN from its last checkpoint, with your code as it is now."""
     from ephemeron.training import api
 
-    _watch(lambda on_event: api.resume(run, on_event=on_event, out=out), as_json=as_json)
+    _watch(
+        lambda on_event: api.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json
+    )
 
 
 @main.command()
@@ -282,11 +295,11 @@ def runs(as_json: bool) -> None:
 def report(run: str, out: Path | None, show: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""
     from ephemeron.cli.listing import print_phases
-    from ephemeron.training import api, home
+    from ephemeron.training import home
+    from ephemeron.training.result import prices_of, write_report
 
     folder = home.find(run)
-    record = folder.read("run.json") or {}
-    written = api.write_report(folder, api.prices_of(record), out)
+    written = write_report(folder, prices_of(folder.read("run.json") or {}), out)
     print_phases(folder)
     for path in written:
         click.echo(f"wrote {path}")
@@ -300,6 +313,7 @@ main.add_command(partition_group)
 main.add_command(data_group)
 main.add_command(platforms_command)
 main.add_command(doctor_command)
+main.add_command(logs_command)
 main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.cli.partition_model import OPTIMIZERS, Wanted, graph_or_model, measure, telling
+from ephemeron.cli.partition_model import OPTIMIZERS, Wanted, check_placed, graph_or_model, measure, telling
+from ephemeron.cli.terminal import make_console
 
 if TYPE_CHECKING:
     from ephemeron.partition import Effort, Schedule
@@ -101,13 +101,12 @@ def place_(
     **measuring: Any,
 ) -> None:  # fmt: skip
     """Place MODEL on devices; the same as without the word `place`. See `ephemeron partition --help`."""
-    from rich.console import Console
 
     from ephemeron.cli.partition_table import print_outcome, print_profile
     from ephemeron.partition import Effort, place, replay
     from ephemeron.partition.devices import load_topology
     from ephemeron.partition.outcome import outcome_of
-    from ephemeron.partition.quiet import solvers_to_stderr
+    from ephemeron.partition.robustness import robustness_of
 
     topology = load_topology(devices_file)
     effort = Effort(time_limit_s=time_limit_s, workers=workers, seed=seed)
@@ -118,12 +117,16 @@ def place_(
         if graph.batch_size is not None:
             schedule = _schedule(objective, kind, micro_batches, recompute, no_overlap, graph.batch_size)
         tell(_announced(len(graph.nodes), len(topology.devices), effort))
-        with solvers_to_stderr():
-            plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
+        plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
         tell("replaying the plan")
         done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders)
-    outcome = outcome_of(graph, topology, plan, done)
-    console = Console(file=sys.stderr if as_json else sys.stdout, highlight=False, width=110)
+        if measured is not None:
+            tell("training a few steps of the stages and of the whole model, to compare them")
+            check_placed(measured, plan)
+        tell("drawing measured times again")
+        robustness = robustness_of(graph, topology, plan, seed=seed)
+    outcome = outcome_of(graph, topology, plan, done, robustness=robustness)
+    console = make_console(to_stderr=as_json, width=110)
     if measured is not None:
         print_profile(measured, console, heaviest=0)
     print_outcome(outcome, console)
@@ -157,7 +160,6 @@ def profile_(model: str, batch_size: int, links: int | None, out: Path, as_json:
     Every operator is run by itself, forwards and back. The sum over all is set against the model as a whole: where it
     is far from 1, or quartiles are far apart, the machine was busy with something else: measure again.
     """
-    from rich.console import Console
 
     from ephemeron.cli.partition_table import print_profile, profile_table
     from ephemeron.errors import JobError
@@ -175,7 +177,7 @@ def profile_(model: str, batch_size: int, links: int | None, out: Path, as_json:
         if links is not None:
             tell(f"measuring links between {links} processes")
             written[out.absolute().parent / "topology.json"] = _linked(links, measured.times.device, measuring["kind"])
-    console = Console(file=sys.stderr if as_json else sys.stdout, highlight=False, width=110)
+    console = make_console(to_stderr=as_json, width=110)
     print_profile(measured, console)
     for path, text in written.items():
         try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.errors import JobError, MissingExtra
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ephemeron.partition import Graph
+    from ephemeron.partition import Graph, Plan
     from ephemeron.partition.measuring.profile import ModelProfile
 
 Tell = Callable[[str], None]
@@ -46,14 +46,13 @@ class Wanted:
 @contextmanager
 def telling() -> Iterator[Tell]:
     """Progress on standard error: one changing line on a terminal, plain lines elsewhere."""
-    from rich.console import Console
 
-    console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    console = make_console(to_stderr=True)
     if not console.is_terminal:
-        yield lambda text: console.print(text, style="dim")
+        yield lambda text: console.print(text, style="dim", soft_wrap=True)
         return
     with console.status("partition") as status:
-        yield status.update
+        yield lambda text: status.update(text_of(text))
 
 
 def graph_or_model(target: str, wanted: Wanted | None, tell: Tell) -> tuple[Graph, ModelProfile | None]:
@@ -107,6 +106,8 @@ def measure(target: str, wanted: Wanted, tell: Tell) -> ModelProfile:
     traced = trace(model, args, kwargs)
     for failure in traced.failures:
         tell(f"note: {failure}")
+    if traced.remedy:
+        tell(f"note: to cut it finer, {traced.remedy}")
     steps = len(traced.model.program.steps)
     tell(f"measuring {steps} steps, {wanted.repeats} times after a warm-up")
     name, options = OPTIMIZERS[wanted.optimizer]
@@ -116,6 +117,19 @@ def measure(target: str, wanted: Wanted, tell: Tell) -> ModelProfile:
         repeats=wanted.repeats,
     )  # fmt: skip
     return dataclasses.replace(measured, graph=dataclasses.replace(measured.graph, batch_size=wanted.batch_size))
+
+
+def check_placed(measured: ModelProfile, plan: Plan) -> None:
+    """Compares the model, cut as planned, with the whole one, see `check_stages`.
+
+    Raises:
+        NotEqual: the stages do not train as the whole model does.
+    """
+    from ephemeron.partition.running import check_stages
+    from ephemeron.partition.tracing import split
+
+    if len(measured.graph.nodes) > 1:
+        check_stages(split(measured.traced, plan.placement), schedule=plan.schedule)
 
 
 def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

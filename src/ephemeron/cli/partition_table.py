@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ephemeron.cli.terminal import text_of
 from ephemeron.units import exact_seconds, human_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from ephemeron.partition.measuring.profile import ModelProfile
     from ephemeron.partition.outcome import Outcome
@@ -25,7 +27,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     )
     again = ", recomputing" if p.schedule.recompute else ""
     console.print(
-        f"\n[bold]{p.graph} on {p.topology}[/], {p.objective}, {schedule}{again}, by {p.method}\n", soft_wrap=True
+        text_of("\n", (f"{p.graph} on {p.topology}", "bold"), f", {p.objective}, {schedule}{again}, by {p.method}\n"),
+        soft_wrap=True,
     )
     pipeline = bool(outcome.stages) and outcome.stages[0].stage is not None
     first = "stage" if pipeline else ""
@@ -47,7 +50,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         table.add_row(
             "" if row.stage is None else str(row.stage), row.device, str(row.operators), human_bytes(row.parameter_bytes),
             human_bytes(row.needed_bytes), f"{human_bytes(row.memory_bytes)} ({row.needed_bytes / max(1, row.memory_bytes):.0%})",
-            exact_seconds(row.busy_s), "[red]bottleneck[/]" if row.bottleneck else "",
+            exact_seconds(row.busy_s), _mark(row.bottleneck),
         )  # fmt: skip
     console.print(table)
     if outcome.links:
@@ -60,10 +63,11 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         for link in outcome.links:
             table.add_row(
                 f"{link.source} → {link.target}", str(link.transfers), human_bytes(link.nbytes), exact_seconds(link.busy_s),
-                "[red]bottleneck[/]" if link.bottleneck else "",
+                _mark(link.bottleneck),
             )  # fmt: skip
         console.print(table)
     console.print(f"\n{value_words(outcome)}\n", soft_wrap=True)
+    console.print(f"{outcome.rests_on}\n", soft_wrap=True)
     table = Table("method", unit_of(outcome), "one iteration", "against the plan", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -73,6 +77,10 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             "–" if row_.iteration_s is None else exact_seconds(row_.iteration_s), row_.verdict,
         )  # fmt: skip
     console.print(table)
+
+
+def _mark(bottleneck: bool) -> Text:
+    return text_of(("bottleneck", "red") if bottleneck else "")
 
 
 def unit_of(outcome: Outcome) -> str:
@@ -87,7 +95,7 @@ def value_words(outcome: Outcome) -> str:
     if p.objective == "iteration":
         what = f"an iteration takes {exact_seconds(p.value_s)} (busiest is {outcome.bottleneck})"
     rate = "" if outcome.samples_s is None else f", {outcome.samples_s:,.4g} samples/s"
-    proof = "proved optimal" if p.gap < 1e-4 else f"at most {p.gap:.2%} from the best"
+    proof = "proved optimal for these times" if p.gap < 1e-4 else f"at most {p.gap:.2%} from the best"
     whole = f"one iteration {exact_seconds(p.iteration_s)}; " if p.objective == "throughput" else ""
     return (
         f"{what}{rate}; no placement is faster than {exact_seconds(p.bound_s)}: {proof}; {whole}"
@@ -101,8 +109,11 @@ def print_profile(measured: ModelProfile, console: Console, *, heaviest: int = H
 
     told = profile_table(measured, heaviest=heaviest)
     console.print(
-        f"[bold]{told['graph']}[/]: {told['operators']} operators on {told['kind']}, batch of {told['batch_size']}; forward "
-        f"{exact_seconds(told['forward_s'])}, backward {exact_seconds(told['backward_s'])}; α = {told['alpha']:.2f}",
+        text_of(
+            (told["graph"], "bold"),
+            f": {told['operators']} operators on {told['kind']}, batch of {told['batch_size']}; forward "
+            f"{exact_seconds(told['forward_s'])}, backward {exact_seconds(told['backward_s'])}; α = {told['alpha']:.2f}",
+        ),
         soft_wrap=True,
     )
     console.print(

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.job import PATTERNS
 
 if TYPE_CHECKING:
     from ephemeron.job import Job
     from ephemeron.planning import Plan, Wish
 
-WIDTH = 100
+WIDTH = 110
 
 
 @click.command()
@@ -43,7 +44,11 @@ WIDTH = 100
 @click.option("--max-global-batch", type=int, help="Instead of the job's: larger batches need more epochs.")
 @click.option("--epochs", type=int, help="Instead of the job's.")
 @click.option("--pattern", type=click.Choice(PATTERNS), help="Only this one.  [default: any]")
-@click.option("--sync", type=click.Choice(["bsp", "hap"]), help="Only this one.  [default: either]")
+@click.option(
+    "--sync",
+    metavar="PROTOCOL",
+    help="Only this one: bsp or hap. Asynchronous ones are not predicted.  [default: either]",
+)
 @click.option(
     "--compression",
     type=click.Choice(["none", "bf16", "int8", "any"]),
@@ -137,29 +142,47 @@ def show(plan: Plan) -> None:
     """The plan as people read it."""
     import textwrap
 
-    from rich.console import Console
     from rich.table import Table
 
-    from ephemeron.planning import duration
+    from ephemeron.performance.machines import uncounted_words
+    from ephemeron.planning import duration, rented
+    from ephemeron.planning.uncertainty import sentences
     from ephemeron.report.front import terminal
 
     c, p, s = plan.choice, plan.choice.predicted, plan.search
-    console = Console(width=WIDTH, highlight=False)
-    proof = "proven optimal" if s.optimal else f"{s.gap:.1%} above the optimum" if s.gap is not None else "no proof"
+    console = make_console(width=WIDTH)
+    proof = (
+        "proven optimal for this profile"
+        if s.optimal
+        else f"{s.gap:.1%} above the optimum"
+        if s.gap is not None
+        else "no proof"
+    )
     console.print(
-        f"[bold]{plan.profile['workload']} on {plan.profile['platform']}[/], least {plan.minimise}, {proof}: "
-        f"{s.evaluated:,} candidates computed, {s.pruned:,} excluded, {s.seconds:.2f} s",
+        text_of(
+            (f"{plan.profile['workload']} on {plan.profile['platform']}", "bold"),
+            f", least {plan.minimise}, {proof}: {s.evaluated:,} candidates computed, {s.pruned:,} excluded, {s.seconds:.2f} s",
+        ),
         soft_wrap=True,
     )
     others = f" + {c.workers - c.aggregators} × {c.batch_size_nonaggregator}" if c.workers > c.aggregators else ""
     console.print(
-        f"\n  [bold]{c.workers} × {c.memory_mb:,} MB[/], {c.pattern}, {c.sync}, {c.aggregators} aggregating, over "
-        f"{c.channel}; samples per iteration {c.aggregators} × {c.batch_size_aggregator}{others}"
-        + ("" if c.compression == "none" else f", {c.compression}")
+        text_of(
+            "\n  ",
+            (f"{c.workers} × {c.memory_mb:,} MB", "bold"),
+            f", {c.pattern}, {c.sync}, {c.aggregators} aggregating, "
+            f"over {c.channel}; samples per iteration {c.aggregators} × {c.batch_size_aggregator}{others}"
+            + ("" if c.compression == "none" else f", {c.compression}"),
+        )
     )
     console.print(
-        f"  [bold]{duration(p.seconds)}[/] for [bold]${p.cost_usd:.4g}[/], {p.iterations:,} iterations, at least "
-        f"{p.memory_mb:,.0f} MB needed\n"
+        text_of(
+            "  ",
+            (duration(p.seconds), "bold"),
+            " for ",
+            (f"${p.cost_usd:.4g}", "bold"),
+            f", {p.iterations:,} iterations, at least {p.memory_mb:,.0f} MB needed\n",
+        )
     )
     table = Table("phase", "seconds", "share", "", "cost", "USD", box=None, pad_edge=False)
     costs = [*p.cost.items(), ("together", p.cost_usd)]
@@ -167,43 +190,61 @@ def show(plan: Plan) -> None:
         cost = (costs[i][0], f"{costs[i][1]:.4g}") if i < len(costs) else ("", "")
         table.add_row(name, f"{seconds:.2f}", f"{seconds / p.seconds:.0%}", "", *cost)
     console.print(table)
+    if len(plan.compared) > 1:
+        console.print("\nWhat to choose between")
+        _choices(console, plan, plan.compared)
     if plan.alternatives:
         console.print("\nHow sensitive it is")
-        _choices(console, plan)
+        _choices(console, plan, plan.alternatives)
     if plan.machines:
-        console.print("\nThe same job on one virtual machine")
-        table = Table("machine", "time", "USD", box=None, pad_edge=False)
-        for m in plan.machines[:4]:
-            table.add_row(m["name"], duration(m["seconds"]), f"{m['cost_usd']:.4g}")
+        console.print("\nThe same job on one machine")
+        table = Table("machine", "kind", "time", "USD", "", box=None, pad_edge=False)
+        for m in plan.machines[:6]:
+            kind = m.get("kind", "on demand") + (", arm64" if m.get("arm64") else "")
+            told = "" if m.get("verified", True) else "price not verified"
+            table.add_row(m["name"], kind, duration(m["seconds"]), f"{m['cost_usd']:.4g}", told)
         console.print(table)
+        uncounted = uncounted_words(plan.machines)
+        if uncounted:
+            console.print(textwrap.fill(uncounted, WIDTH))
     if len(plan.front) > 1:
         click.echo("\nTime against cost: what nothing beats in both")
         click.echo(terminal(plan))
     click.echo()
-    for text in (f"bounded by {plan.binding}", *plan.advice):
+    for text in (
+        f"bounded by {plan.binding}",
+        *plan.advice,
+        *rented.sentences(plan.gpus, plan.beyond, p.cost_usd),
+        *sentences(plan.uncertainty),
+        *map("extrapolated: {}".format, plan.extrapolated),
+    ):
         click.echo(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))
 
 
-def _choices(console: Any, plan: Plan) -> None:
+def _choices(console: Any, plan: Plan, choices: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from ephemeron.planning import duration
 
-    table = Table("", "W", "MB", "K", "batches", "pattern", "time", "USD", "against it", box=None, pad_edge=False)
+    table = Table("", "W", "MB", "K", "batches", "pattern", "time", "", "USD", "", box=None, pad_edge=False)
     for column in table.columns:
         column.no_wrap = True
-    base = plan.choice.predicted
-    own = base.cost_usd if plan.minimise == "cost" else base.seconds
-    for a in plan.alternatives:
+    for a in choices:
         p = a["predicted"]
-        value = p["cost_usd"] if plan.minimise == "cost" else p["seconds"]
-        mark = "" if a["within_limits"] else " (too much)"
+        mark = "" if a["within_limits"] else "(too much)"
         table.add_row(
             a["why"], str(a["workers"]), f"{a['memory_mb']:,}", str(a["aggregators"]),
             f"{a['batch_size_aggregator']}/{a['batch_size_nonaggregator']}", f"{a['pattern']}, {a['sync']}",
-            duration(p["seconds"]), f"{p['cost_usd']:.4g}", f"{value / own - 1:+.1%}{mark}",
+            duration(p["seconds"]), _times(a["time_ratio"]), f"{p['cost_usd']:.4g}", f"{_times(a['cost_ratio'])} {mark}",
         )  # fmt: skip
     console.print(table)
+
+
+def _times(ratio: float) -> str:
+    """Of the chosen one's: differences below a tenth as per cent, else as a factor."""
+    if abs(ratio - 1) < 1e-9:
+        return ""
+    return f"{ratio - 1:+.1%}" if 0.9 < ratio < 1.1 else f"× {ratio:.2g}"
 
 
 def _say(text: str) -> None:

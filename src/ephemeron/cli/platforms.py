@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from ephemeron.cli.terminal import make_console
 from ephemeron.platforms.base import Limits
 from ephemeron.units import human_seconds
 
@@ -106,6 +105,6 @@ def platforms(as_json: bool) -> None:
             row.name, "yes" if row.available else row.install, row.needs, f"{limits.memory_min_mb}-{limits.memory_max_mb}",
             human_seconds(limits.lifetime_s), str(limits.concurrency), row.limits_from,
         )  # fmt: skip
-    Console(width=None if os.isatty(1) else 160).print(table)
+    make_console(piped_width=160).print(table)
     for text in dict.fromkeys(row.prices for row in found):
         click.echo(f"prices of {', '.join(row.name for row in found if row.prices == text)}: {text}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ephemeron.cli.terminal import make_console, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,21 +48,21 @@ def profile(
     Runs its model in a few functions of different quotas, one at a time, until every step is predicted within
     --confidence, or for 90 seconds. The platform's part is measured once, kept in the home folder and reused.
     """
-    from rich.console import Console
 
     from ephemeron.errors import JobError
     from ephemeron.job import load_job
     from ephemeron.profiling import profile_job
+    from ephemeron.training import planned
 
     wanted = load_job(job)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise JobError(f"--out {out} is not a file in a folder that exists", remedy="make the folder, or name a file")
-    console = Console(file=sys.stderr, highlight=False)
+    console = make_console(to_stderr=True)
     shown = console.status("profiling") if console.is_terminal else None
 
     def tell(text: str) -> None:
         if shown is not None:
-            shown.update(f"profiling: {text}")
+            shown.update(text_of(f"profiling: {text}"))
         else:
             console.print(f"profiling: {text}", style="dim")
 
@@ -76,9 +77,10 @@ def profile(
             shown.stop()
     try:
         measured.save(out)
+        planned.keep(wanted, measured, platform=platform, channel=channel)
     except OSError as e:
         raise JobError(f"--out {out} cannot be written: {e.strerror}") from None
-    print_profile(measured, Console(file=sys.stderr if as_json else sys.stdout, highlight=False, width=110))
+    print_profile(measured, make_console(to_stderr=as_json, width=110))
     if as_json:
         click.echo(measured.to_json(), nl=False)
     else:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from ephemeron.cli.terminal import Part, make_console, text_of
 from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Note, RunStarted
 from ephemeron.events import Progress as Iterated
+from ephemeron.metrics import Metrics
 from ephemeron.prices import Prices, load_prices
 from ephemeron.training.bill import Ledger, latest_metrics
+from ephemeron.training.failures import in_short
 from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 
 if TYPE_CHECKING:
     from ephemeron.training import Result
 
-_BAD = ("lost", "timed_out", "out_of_memory", "error")
+_BAD = ("lost", "timed_out", "out_of_memory")
+"""Ends that are shown as they come; an error of the user's code ends the run, which notes its cause once."""
 
 
 class Display:
@@ -30,7 +33,7 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.console = console or make_console(to_stderr=True)
         self.ledger = Ledger(prices or load_prices("objects"))
         self.started: RunStarted | None = None
         self._bars = Progress(
@@ -40,6 +43,7 @@ class Display:
         self._all: TaskID | None = None
         self._ranks: dict[int, TaskID] = {}
         self._shown_epoch = 0
+        self._said: set[str] = set()
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -61,17 +65,17 @@ class Display:
         if show is not None:
             show(event)
 
-    def _say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+    def _say(self, *parts: Part) -> None:
+        self.console.print(text_of(*parts), soft_wrap=True)
 
     def _run_started(self, e: RunStarted) -> None:
         again = self.started is not None
         self.started = e
         c = e.configuration
-        self._say(f"[bold]run {e.run_id}[/bold]{' resumed' if again else ''} on {e.platform}: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
+        self._say((f"run {e.run_id}", "bold"), f"{' resumed' if again else ''} on {e.platform}: {human_count(e.workers, 'function')} of {e.memory_mb} MB, "
                   f"{c.get('pattern')} with {human_count(e.aggregators, 'aggregator')}, {c.get('sync')}, {human_count(e.iterations, 'iteration')}")  # fmt: skip
         for note in e.notes:
-            self._say(f"  [yellow]note[/yellow] {note}")
+            self._say("  ", ("note", "yellow"), f" {note}")
         if self.console.is_terminal and self._all is None:
             self._all = self._bars.add_task("all", total=e.iterations, info="")
             if e.workers <= 16:
@@ -98,43 +102,47 @@ class Display:
             return
         self._shown_epoch = e.epoch
         metrics = latest_metrics(self.ledger)
+        accuracy = metrics["accuracy"]
         if metrics["loss"] is not None:
             losses = list(self.ledger.losses.values())
             self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  test loss {metrics['loss']:.4f}  "
-                      f"accuracy {metrics['accuracy']:.4f}  {human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
+                      f"{'' if accuracy is None else f'accuracy {accuracy:.4f}  '}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
 
     def _invoked(self, e: Invoked) -> None:
         if e.reason in ("replacement", "duplicate"):
-            self._say(
-                f"[yellow]{human_seconds(e.t)}[/yellow] rank {e.rank}: attempt {e.attempt} started as a {e.reason}"
-            )
+            self._say((human_seconds(e.t), "yellow"), f" rank {e.rank}: attempt {e.attempt} started as a {e.reason}")
 
     def _ended(self, e: Ended) -> None:
         if e.status in _BAD:
-            self._say(
-                f"[red]{human_seconds(e.t)}[/red] rank {e.rank}, attempt {e.attempt}: {e.status.replace('_', ' ')} {e.error}"
-            )
+            status = e.status.replace("_", " ")
+            self._say((human_seconds(e.t), "red"), f" rank {e.rank}, attempt {e.attempt}: {status} {in_short(e.error)}")
 
     def _note(self, e: Note) -> None:
-        self._say(f"[{'red' if e.level == 'error' else 'yellow'}]{e.level}[/] {e.text}")
+        if e.text in self._said:
+            return  # a warning of every rank, or the cause of a failure that was noted already
+        self._said.add(e.text)
+        self._say((e.level, "red" if e.level == "error" else "yellow"), f" {e.text}")
 
     def _fault(self, e: FaultFired) -> None:
-        self._say(f"[magenta]fault[/magenta] {e.fault}")
+        self._say(("fault", "magenta"), f" {e.fault}")
 
     def conclude(self, result: Result) -> None:
         """The end, in a few lines."""
         s, run = result.summary, result.folder.run_id
-        accuracy, traffic = s["metrics"]["accuracy"], s["traffic"]
+        traffic = s["traffic"]
         colour = {"finished": "green", "stopped": "yellow"}.get(s["status"], "red")
         simulated = "simulated " if s["platform"] == "simulated" else ""
-        self._say(f"[bold {colour}]{s['status']}[/] after {simulated}{human_seconds(s['seconds'])}, {human_count(s['iterations'], 'iteration')}, "
+        self._say((s["status"], f"bold {colour}"), f" after {simulated}{human_seconds(s['seconds'])}, {human_count(s['iterations'], 'iteration')}, "
                   f"{human_count(s['invocations'], 'invocation')}: {human_usd(s['cost_usd'])} at {s['prices']} prices"
-                  + (f"; accuracy {accuracy:.4f}" if accuracy is not None else ""))  # fmt: skip
+                  + tested(s["metrics"]))  # fmt: skip
         self._say(f"  {traffic['puts']} puts, {traffic['gets']} gets, {traffic['polls']} polls; "
                   f"{human_bytes(traffic['bytes_up'])} up, {human_bytes(traffic['bytes_down'])} down")  # fmt: skip
         self._compared(result)
         for cause in result.causes:
-            self._say(f"  [red]cause[/red] {cause}")
+            if cause not in self._said:
+                self._say("  ", ("cause", "red"), f" {cause}")
+        if result.causes and s["platform"] != "simulated":
+            self._say(f"  what the functions printed, tracebacks included: ephemeron logs {run}")
         self._say(f"  report: {result.folder.path / 'report.html'}")
         if s["status"] != "finished" and s["platform"] != "simulated":
             self._say(f"  go on with: ephemeron resume {run}")
@@ -146,7 +154,14 @@ class Display:
         if comparison is None:
             return
         self.console.print()
-        self.console.print(render_text(comparison.rows), markup=False, soft_wrap=True)
+        self.console.print(render_text(comparison.rows), soft_wrap=True)
         for note in comparison.notes:
-            self.console.print(note, markup=False)
+            self.console.print(note)
         self.console.print()
+
+
+def tested(metrics: Metrics) -> str:
+    """`; accuracy 0.9512`, or the test loss where there is no accuracy, or nothing."""
+    if metrics["accuracy"] is not None:
+        return f"; accuracy {metrics['accuracy']:.4f}"
+    return "" if metrics["loss"] is None else f"; test loss {metrics['loss']:.4f}"

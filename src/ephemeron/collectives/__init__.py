@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from ephemeron.collectives._tasks import all_of
 from ephemeron.collectives.alone import Alone
-from ephemeron.collectives.group import Blame, Collective, Group, Merged, NoTrace, Status, Trace
+from ephemeron.collectives.arrived import ArrivedReduce
+from ephemeron.collectives.chunking import CHUNK_BYTES, chunk_elements
+from ephemeron.collectives.group import Blame, Collective, Group, Merged, NoTrace, Status, Trace, ask_for
 from ephemeron.collectives.kreduce import KReduce
 from ephemeron.collectives.server import ServerAccumulate, ServerReduce
 from ephemeron.errors import JobError
-from ephemeron.units import MB
-
-CHUNK_BYTES = 1 * MB
-"""Pipelined form: large enough that a request's latency is a small part of its transfer, small enough to overlap."""
 
 
-def chunk_elements(size: int, aggregators: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Elements per chunk: about `chunk_bytes`, but at least two chunks per shard."""
-    shard = -(-size // aggregators)
-    return max(1, min(chunk_bytes // itemsize, -(-shard // 2)))
-
-
-def collective_for(pattern: str, group: Group, *, asynchronous: bool = False) -> Collective:
+def collective_for(
+    pattern: str, group: Group, *, asynchronous: bool = False, chunk_bytes: int = CHUNK_BYTES
+) -> Collective:
     """The collective that a pattern names.
+
+    Args:
+        pattern: as in `Configuration`.
+        group: whose.
+        asynchronous: a parameter server adds what arrives when it arrives.
+        chunk_bytes: of the pipelined form; 0: plain, where requests cost more than overlapping saves. The same on all ranks.
 
     Raises:
         JobError: a parameter server is asked of a channel that is none.
@@ -34,12 +35,17 @@ def collective_for(pattern: str, group: Group, *, asynchronous: bool = False) ->
             )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
     if pattern == "pipelined":
-        return KReduce(group, chunk=chunk_elements(group.size, group.aggregators, group.dtype.itemsize))
-    return KReduce(group)
+        chunk = (
+            chunk_elements(group.size, group.aggregators, group.dtype.itemsize, chunk_bytes) if chunk_bytes else None
+        )
+        return KReduce(group, chunk=chunk)
+    return KReduce(group) if group.policy.waits_for_all else ArrivedReduce(group)
 
 
 __all__ = [
+    "CHUNK_BYTES",
     "Alone",
+    "ArrivedReduce",
     "Blame",
     "Collective",
     "Group",
@@ -50,5 +56,8 @@ __all__ = [
     "ServerReduce",
     "Status",
     "Trace",
+    "all_of",
+    "ask_for",
+    "chunk_elements",
     "collective_for",
 ]

@@ -35,4 +35,4 @@ class Alone(Collective):
         vector, weight, flags = self._staged.pop(version)
         if weight > 0:
             vector /= vector.dtype.type(weight)
-        return Merged(vector, flags, ())
+        return Merged(vector, flags)

@@ -114,7 +114,7 @@ class Expectation:
     """Per stream, seconds between a reference moment and the object's appearance."""
 
     latency_s: float = 0.0
-    """Of a request."""
+    """Of a request: at first the store's usual one, then what requests that found nothing took, if that is less."""
     worth_s: float = 0.005
     """Seconds of waiting that a poll which finds nothing is worth."""
     streams: dict[str, _Stream] = field(default_factory=dict)
@@ -124,6 +124,10 @@ class Expectation:
         s = self.streams.get(stream)
         after_s = None if s is None else s.predict(self.latency_s, self.worth_s)
         return None if after_s is None else reference + after_s
+
+    def polled(self, took_s: float) -> None:
+        """A request that found nothing took so long."""
+        self.latency_s += 0.3 * (min(took_s, self.latency_s) - self.latency_s)
 
     def observe(self, stream: str, reference: float, *, found: float, gap_s: float, age_s: float) -> float:
         """The object was found by a request made at `found`.

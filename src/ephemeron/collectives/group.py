@@ -11,6 +11,7 @@ import numpy as np
 
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
+from ephemeron.errors import ChannelTimeout, ReplacementsFailed
 from ephemeron.events import Phase
 from ephemeron.sync import Policy
 
@@ -39,6 +40,8 @@ class Status:
 
     applied: int = 0
     durable: int = 0
+    busy_s: float = 0.0
+    """Of the slowest iteration that it knows of, without waits."""
 
 
 async def _give_up(blame: Blame) -> None:
@@ -50,6 +53,15 @@ class Blame(NamedTuple):
 
     iteration: int
     ranks: Sequence[int]
+
+
+async def ask_for(overdue: Callable[[Blame], Awaitable[None]], blame: Blame, missing: ChannelTimeout) -> None:
+    """`overdue`, whose error names the key that is missing, and what was found in its place."""
+    try:
+        await overdue(blame)
+    except ReplacementsFailed as e:
+        said = f"{e.problem}; {missing.problem} (key {missing.key})"
+        raise ReplacementsFailed(said, rank=e.rank, attempt=e.attempt, iteration=e.iteration) from e
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +89,12 @@ class Group:
     from prices, and poll more where steps scatter."""
     patience_s: Callable[[float], float] = lambda times: 60.0 * times
     """How long to wait for somebody before asking `overdue` what to do; the argument is a multiple of the usual."""
+    heard: Callable[[int, float], None] = lambda rank, busy_s: None
+    """Told whenever something new from a rank is there, with the slowest iteration that it knows of."""
+    timeout_s: Callable[[], float] = lambda: 60.0
+    """How long somebody for whom nobody waits may be silent."""
+    suspect: Callable[[Blame], Awaitable[None]] = _give_up
+    """Called when such a one is silent: raises to end the run or this invocation, else returns."""
     overdue: Callable[[Blame], Awaitable[None]] = _give_up
     """Called when somebody is late: raises to end the wait, returns to go on with it."""
 
@@ -91,8 +109,6 @@ class Merged(NamedTuple):
     vector: np.ndarray
     flags: int
     """Union of the contributors' flags."""
-    marks: tuple[int, ...]
-    """Asynchronous runs: per rank, the number of its iterations folded in so far."""
 
 
 class Collective(ABC):
@@ -140,6 +156,18 @@ class Collective(ABC):
 
     def adopt(self, iteration: int, *, uploaded: bool) -> None:
         """Takes a predecessor's work for one's own, after `stage`: it had aggregated, and `uploaded` if so."""
+
+    def acknowledged(self, iteration: int) -> int:
+        """Iterations before `iteration` of which everything that this rank sends is known to have arrived."""
+        return iteration
+
+    async def latest(self, rank: int) -> int | None:
+        """Latest iteration of which something was heard of a rank; None: nobody goes on without it."""
+        return None
+
+    async def lost(self, rank: int, iteration: int) -> int | None:
+        """First version before `iteration` of which this rank's share was lost, so that another rank may wait for it; None: none."""
+        return None
 
     async def tidy(self) -> None:
         """Deletes what nobody needs any more."""

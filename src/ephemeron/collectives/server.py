@@ -15,38 +15,39 @@ import asyncio
 import numpy as np
 
 from ephemeron.channels.reduction import SupportsReduction
-from ephemeron.collectives.group import Blame, Collective, Group, Merged
-from ephemeron.errors import ChannelTimeout, KeyExists
+from ephemeron.collectives._tasks import all_of
+from ephemeron.collectives.group import Blame, Collective, Group, Merged, ask_for
+from ephemeron.errors import ChannelTimeout, DamagedObject, KeyExists
 from ephemeron.tensors import STOP, bounds
 
 
 class ServerReduce(Collective):
     """Synchronous push and pull.
 
-    The vector gets a tail of 2 + W elements that is summed with it: whether somebody wants to stop; a one from
-    rank 0, by which the divisor can be undone; and, from each rank in its own place, its durable version.
+    The vector gets a tail of 2 + 2W elements that is summed with it: whether somebody wants to stop; a one from
+    rank 0, by which the divisor can be undone; and, from each rank in its own places, its durable version and how long
+    its iterations take.
     """
 
     def __init__(self, group: Group, server: SupportsReduction) -> None:
         self.g = group
         self.server = server
-        self.bounds = bounds(group.size + 2 + group.world, group.aggregators)
+        self.bounds = bounds(group.size + 2 + 2 * group.world, group.aggregators)
         self._staged: dict[int, tuple[np.ndarray, float]] = {}
         self._deleted = self._durable = 0
 
     def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
-        tail = np.zeros(2 + self.g.world, dtype=self.g.dtype)
+        tail = np.zeros(2 + 2 * self.g.world, dtype=self.g.dtype)
         tail[0] = 1 if flags & STOP else 0
         tail[1] = 1 if self.g.rank == 0 else 0
         tail[2 + self.g.rank] = self.g.status.durable
+        tail[2 + self.g.world + self.g.rank] = self.g.status.busy_s
         self._staged[iteration] = (np.concatenate([vector, tail]), weight)
 
     async def upload(self, iteration: int) -> None:
         vector, weight = self._staged.pop(iteration)
         began = asyncio.get_running_loop().time()
-        await asyncio.gather(
-            *(self._push(iteration, shard, vector[a:b], weight) for shard, (a, b) in enumerate(self.bounds))
-        )
+        await all_of(self._push(iteration, shard, vector[a:b], weight) for shard, (a, b) in enumerate(self.bounds))
         self.g.trace.record("upload", began, asyncio.get_running_loop().time())
 
     async def _push(self, iteration: int, shard: int, part: np.ndarray, weight: float) -> None:
@@ -57,12 +58,16 @@ class ServerReduce(Collective):
         """The server does it."""
 
     async def collect(self, version: int) -> Merged:
-        parts = await asyncio.gather(*(self._pull(version, shard) for shard in range(len(self.bounds))))
+        parts = await all_of(self._pull(version, shard) for shard in range(len(self.bounds)))
         whole = np.concatenate(parts)
         vector, tail = whole[: self.g.size], whole[self.g.size :].astype(np.float64)
-        durable = np.rint(tail[2:] / tail[1]) if tail[1] > 0 else np.zeros(1)
+        said = tail[2:] / tail[1] if tail[1] > 0 else np.zeros(2 * self.g.world)
+        durable, busy_s = np.rint(said[: self.g.world]), said[self.g.world :]
+        for rank in range(self.g.world):
+            if rank != self.g.rank:
+                self.g.heard(rank, float(busy_s[rank]))
         self._durable = max(self._durable, int(durable.min()))
-        return Merged(vector, STOP if tail[0] > 0 else 0, ())
+        return Merged(vector, STOP if tail[0] > 0 else 0)
 
     async def _pull(self, version: int, shard: int) -> np.ndarray:
         key = self.g.keys.merged(version, shard)
@@ -72,12 +77,19 @@ class ServerReduce(Collective):
             try:
                 received = await self.g.channel.get(key, deadline=began + self.g.patience_s(1))
                 break
-            except ChannelTimeout:
-                await self.g.overdue(Blame(version, [r for r in range(self.g.world) if r != self.g.rank]))
+            except DamagedObject:
+                raise  # the server adds up a key once: nobody can make it again
+            except ChannelTimeout as e:
+                await ask_for(self.g.overdue, await self._blame(version, key), e)
         if received.waited_s > 0:
             self.g.trace.record("wait", began, began + received.waited_s)
         self.g.trace.record("download", began + received.waited_s, loop.time())
         return np.frombuffer(received.data, dtype=self.g.dtype)
+
+    async def _blame(self, version: int, key: str) -> Blame:
+        """Those whose contribution the server has not got; all, where it knows of none."""
+        heard = await self.server.heard(key)
+        return Blame(version, [r for r in range(self.g.world) if r != self.g.rank and r not in heard])
 
     async def peek(self, version: int) -> bool:
         keys = [self.g.keys.merged(version, shard) for shard in range(len(self.bounds))]
@@ -126,11 +138,9 @@ class ServerAccumulate(Collective):
     async def upload(self, iteration: int) -> None:
         delta = self._staged.pop(iteration)
         began = asyncio.get_running_loop().time()
-        parts = await asyncio.gather(
-            *(
-                self.server.accumulate(self._key(shard), rank=self.g.rank, iteration=iteration, delta=delta[a:b])
-                for shard, (a, b) in enumerate(self.bounds)
-            )
+        parts = await all_of(
+            self.server.accumulate(self._key(shard), rank=self.g.rank, iteration=iteration, delta=delta[a:b])
+            for shard, (a, b) in enumerate(self.bounds)
         )
         self.g.trace.record("upload", began, asyncio.get_running_loop().time())
         self._answers[iteration] = np.concatenate(parts)
@@ -139,7 +149,10 @@ class ServerAccumulate(Collective):
         """The server does it."""
 
     async def collect(self, version: int) -> Merged:
-        return Merged(self._answers.pop(version), 0, ())
+        return Merged(self._answers.pop(version), 0)
+
+    async def latest(self, rank: int) -> int | None:
+        return (await self.server.heard(self._key(0))).get(rank, -1)
 
     async def final(self) -> np.ndarray | None:
         parts = []

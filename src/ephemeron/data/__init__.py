@@ -5,21 +5,24 @@
     split     unequal shares for unequal batch sizes (FasDL, section 4.2)
     feed      where a trainer's batches come from: these arrays, or a flow (flow, flowspec)
     sampling  which samples an iteration uses
-    usercode  `module:name` in the user's folders, and those folders as a zip
+    usercode  `module:name` in the user's folders
+    bundling  those folders as a zip
 
 Importing this imports neither torch nor scikit-learn: a cold start pays for every import.
 """
 
+from ephemeron.data.bundling import Selection, bundle, unbundle
 from ephemeron.data.samples import DataSets, Samples, decode, encode
 from ephemeron.data.sampling import Sampler, batch_indices, epoch_order, global_batch
 from ephemeron.data.sources import load
 from ephemeron.data.split import Split, assign, plan_split
-from ephemeron.data.usercode import bundle, resolve, unbundle
+from ephemeron.data.usercode import resolve
 
 __all__ = [
     "DataSets",
     "Sampler",
     "Samples",
+    "Selection",
     "Split",
     "assign",
     "batch_indices",

@@ -1,8 +1,9 @@
 """A user's own torch Dataset, turned into arrays once, before anything is started.
 
 Functions have no disk to read samples from, and a Dataset cannot travel without its files. So every sample is asked
-for once, in the process that starts the run. That freezes random augmentation: put it into the model instead.
-Not for data sets larger than memory.
+for once, in the process that starts the run. That would freeze random augmentation, so a training set that is random is
+refused: name a data flow, which reads anew in every epoch, or put the augmentation into the model. A random test set is
+read under fixed seeds. Not for data sets larger than memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.data.options import near, one_line
+from ephemeron.data.randomness import generators_in, kept, sample_seed, seed_everything
 from ephemeron.data.samples import Array, Samples
 from ephemeron.data.usercode import resolve, where_raised
 from ephemeron.errors import EphemeronError, JobError
@@ -33,37 +35,59 @@ def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]
     options = dict(spec.options) if spec.path is None else {"path": spec.path, **spec.options}
     result = call(spec.source, function, options, code)
     if not isinstance(result, tuple):
-        return stack(result, spec.source, code), None
+        return stack(result, spec.source, code, may_be_random=False), None
     if len(result) != 2:
         raise JobError(f"{spec.source} returned a tuple of {len(result)}", remedy="return a Dataset, or (train, test)")
     train, test = result
-    return stack(train, f"{spec.source} (train)", code), stack(test, f"{spec.source} (test)", code)
+    stacked = stack(train, f"{spec.source} (train)", code, may_be_random=False)
+    return stacked, stack(test, f"{spec.source} (test)", code)
 
 
-def stack(dataset: Any, where: str, code: Sequence[Path] = ()) -> Samples:
-    """All pairs of a map-style Dataset as two arrays.
+def stack(dataset: Any, where: str, code: Sequence[Path] = (), *, may_be_random: bool = True) -> Samples:
+    """All pairs of a map-style Dataset as two arrays. The caller's random generators stay as they were.
 
     Args:
         dataset: `dataset[i]` for 0 ≤ i < `len(dataset)` gives `(x, y)`: tensors, arrays or numbers.
         where: what to call it in messages.
         code: folders of the user's code, to name the user's own line where it raises.
+        may_be_random: whether one draw per sample is good for all epochs.
 
     Raises:
-        JobError: it is iterable only or empty, raises, or its samples differ in shape or dtype.
+        JobError: it is iterable only or empty, raises, is random and may not be, or its samples differ in shape or dtype.
     """
     _check_map_style(dataset, where)
     count = _length(dataset, where, code)
     if count < 1:
         raise JobError(f"{where} is empty", remedy="return at least one sample")
+    if not may_be_random:
+        _refuse_random(dataset, where)
     columns: list[Array] = []
-    for index in range(count):
-        pair = _pair(dataset, index, where, code)
-        if not columns:
-            columns = [np.empty((count, *value.shape), dtype=value.dtype) for value in pair]
-        for name, value, column in zip(("x", "y"), pair, columns, strict=True):
-            _check_like_first(name, value, column, index, where)
-            column[index] = value
+    held = generators_in(dataset)
+    with kept(held):
+        for index in range(count):
+            seed_everything(sample_seed(0, 0, index), held)
+            pair = _pair(dataset, index, where, code)
+            if not columns:
+                columns = [np.empty((count, *value.shape), dtype=value.dtype) for value in pair]
+            for name, value, column in zip(("x", "y"), pair, columns, strict=True):
+                _check_like_first(name, value, column, index, where)
+                column[index] = value
     return Samples(*columns)
+
+
+def _refuse_random(dataset: Any, where: str) -> None:
+    from ephemeron.data.flow.determinism import TRYING_S, examine
+    from ephemeron.data.flow.flow import DataLoadFlow
+    from ephemeron.data.flow.loading import Loading
+
+    flow = DataLoadFlow("job/source").dataset(dataset)
+    found = examine(Loading(flow, dataset), limit_s=TRYING_S)
+    if found.tried and found.fixed < 0:
+        raise JobError(
+            f"{where}: reading a sample draws random numbers, but each is read once, before the run: every epoch would see "
+            "the same draws",
+            remedy="name a data flow instead (data.flow), which reads anew in every epoch, or augment in the model",
+        )
 
 
 def call(target: str, function: Any, options: dict[str, Any], code: Sequence[Path]) -> Any:

@@ -13,17 +13,21 @@ Equation 4-4 is printed with B^n·K in its denominator; the text and 4-3 show th
 D·B_r/B^g is rarely whole. A rank owns its full batches, and the remainder of D (less than one global batch) is
 shared by largest remainders, so each rank is off by less than one sample, none exceeds its batch size, and the last
 iteration is the only partial one. In it a rank may have no samples at all; weighting by samples keeps that unbiased.
+Where a small batch does harm (batch statistics of one sample), it is dropped, or merged with the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.errors import JobError
+
+LastBatch = Literal["keep", "drop", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,9 @@ class Split:
     """Batch size of each rank."""
     counts: tuple[int, ...]
     """Samples owned by each rank; they add up to `samples`."""
+    last: LastBatch = "keep"
+    """What becomes of the partial iteration: it is kept, dropped (other samples in each epoch), or merged with the one
+    before it, which is then the last and the largest."""
 
     @property
     def global_batch(self) -> int:
@@ -45,10 +52,13 @@ class Split:
     @property
     def iterations(self) -> int:
         """Iterations per epoch, the same for every rank. The last one may be partial."""
-        return -(-self.samples // self.global_batch)
+        if self.last == "keep":
+            return -(-self.samples // self.global_batch)
+        full = self.samples // self.global_batch
+        return full if self.last == "drop" else max(min(1, self.samples), full)
 
     def batch_at(self, rank: int, iteration_in_epoch: int) -> int:
-        """Number of samples that a rank uses in an iteration: its batch size, or less in the last iteration.
+        """Number of samples that a rank uses in an iteration: its batch size, or less (merged: more) in the last iteration.
 
         Raises:
             IndexError: there is no such rank or no such iteration.
@@ -58,18 +68,20 @@ class Split:
         if not 0 <= iteration_in_epoch < self.iterations:
             raise IndexError(f"iteration {iteration_in_epoch} is not among the {self.iterations} of an epoch")
         batch = self.batches[rank]
-        return min(batch, self.counts[rank] - iteration_in_epoch * batch)
+        rest = self.counts[rank] - iteration_in_epoch * batch
+        return rest if self.last == "merge" and iteration_in_epoch == self.iterations - 1 else min(batch, rest)
 
 
-def plan_split(samples: int, batches: Sequence[int]) -> Split:
+def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep") -> Split:
     """Deals out `samples` in proportion to the batch sizes.
 
     Args:
         samples: size of the training set; may be less than the number of ranks.
         batches: batch size of each rank, by rank.
+        last: what becomes of the partial iteration.
 
     Raises:
-        JobError: there are no ranks, a batch size is below 1, or `samples` is negative.
+        JobError: there are no ranks, a batch size is below 1, `samples` is negative, or all of them would be dropped.
     """
     if not batches:
         raise JobError("there are no ranks to split samples among", remedy="use at least one worker")
@@ -78,10 +90,15 @@ def plan_split(samples: int, batches: Sequence[int]) -> Split:
     for rank, batch in enumerate(batches):
         if batch < 1:
             raise JobError(f"batch size of rank {rank} is {batch}", remedy="use at least 1")
+    if last == "drop" and 0 < samples < sum(batches):
+        raise JobError(
+            f"last_batch = 'drop' leaves nothing of {samples} samples, which are less than one global batch of {sum(batches)}",
+            remedy="use smaller batches, fewer workers, or last_batch = 'merge'",
+        )
     full, remainder = divmod(samples, sum(batches))
     shares = _largest_remainder(remainder, batches)
     counts = tuple(full * batch + share for batch, share in zip(batches, shares, strict=True))
-    return Split(samples=samples, batches=tuple(batches), counts=counts)
+    return Split(samples=samples, batches=tuple(batches), counts=counts, last=last)
 
 
 def assign(samples: int, split: Split, seed: int) -> list[Indices]:

@@ -1,8 +1,4 @@
-"""The user's code: finding `module:name` in folders, and carrying those folders to another machine.
-
-A function starts bare. The folders in `job.code` travel as one zip: text files that code consists of, no data, no
-virtual environments, nothing hidden (that is where credentials live), 20 MB at most. The same files give the same
-bytes, so that a store can name the bundle by its hash.
+"""The user's code: finding `module:name` in folders.
 
 Folders stay at the front of `sys.path`, because user code imports lazily too. When a process serves several jobs
 whose folders have modules of one name (`model.py` is popular), the later job gets its own, not the cached one.
@@ -11,33 +7,23 @@ whose folders have modules of one name (`model.py` is popular), the later job ge
 from __future__ import annotations
 
 import importlib
-import io
 import os
-import stat
 import sys
 import threading
 import traceback
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ephemeron.data.options import near
-from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.errors import JobError
 
-SUFFIXES = frozenset({".py", ".pyi", ".toml", ".json", ".txt", ".yaml", ".yml", ".ini", ".cfg"})
-"""Kinds of files that travel."""
-BUNDLE_LIMIT = 20_000_000
-"""Bytes that the files of a bundle may have together, before compression."""
-
-_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_OUTPUTS = frozenset({"build", "dist"})
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 _lock = threading.RLock()
+_alone = threading.Lock()
 _served: set[str] = set()
 
 
@@ -55,6 +41,11 @@ def resolve(target: str, folders: Sequence[Path]) -> Any:
     for part in (*module_name.split("."), *name.split(".")):
         if not colon or not part.isidentifier():
             raise JobError(f"target {target!r} is not of the form module:name", remedy="write e.g. 'model:build'")
+    if module_name == "__main__":
+        raise JobError(
+            f"target {target!r} is in the program that runs here, which functions do not have",
+            remedy="put it into a file beside the job and name that",
+        )
     with _lock:
         module = _import(target, module_name, [str(folder.resolve()) for folder in folders])
     value: Any = module
@@ -80,61 +71,6 @@ def where_raised(error: BaseException, folders: Sequence[Path] = ()) -> str:
         return text
     frame = (own or list(frames))[-1]
     return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
-
-
-def bundle(folders: Sequence[Path], *, limit: int = BUNDLE_LIMIT) -> bytes:
-    """The code in these folders as a zip, each folder under its index (`0/…`, `1/…`).
-
-    The same files give the same bytes: sorted, without timestamps or permissions.
-
-    Args:
-        limit: bytes that the files may have together, before compression.
-
-    Raises:
-        JobError: a folder does not exist, a file cannot be read, or there is too much.
-    """
-    files = dict(_collect(folders))
-    sizes = {name: _size(path) for name, path in files.items()}
-    if sum(sizes.values()) > limit:
-        largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
-        listed = ", ".join(f"{files[name]} ({sizes[name] / 1e6:.1f} MB)" for name in largest)
-        raise JobError(
-            f"code has {sum(sizes.values()) / 1e6:.1f} MB, the limit is {limit / 1e6:.1f} MB; largest: {listed}",
-            remedy="name only the folders with code in 'code', and keep data elsewhere",
-        )
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for index in range(len(folders)):
-            archive.writestr(_entry(f"{index}/"), b"")
-        for name in sorted(files):
-            archive.writestr(_entry(name), _read(files[name]), zipfile.ZIP_DEFLATED, 6)
-    return buffer.getvalue()
-
-
-def unbundle(data: bytes, folder: Path) -> list[Path]:
-    """Unpacks a bundle into a folder of the caller's own, which is created if need be.
-
-    Returns:
-        The folders to put on `sys.path`, in the order given to `bundle`.
-
-    Raises:
-        CorruptMessage: it is no bundle, or an entry would be written outside of `folder`.
-    """
-    folder = folder.resolve()
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            places = {entry: _place(entry, folder) for entry in entries}
-            for entry, place in places.items():
-                if entry.is_dir():
-                    place.mkdir(parents=True, exist_ok=True)
-                else:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(archive.read(entry))
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as e:
-        raise CorruptMessage(f"code bundle of {len(data)} bytes is damaged: {e}") from None
-    indices = {int(PurePosixPath(entry.filename).parts[0]) for entry in entries}
-    return [folder / str(index) for index in sorted(indices)]
 
 
 def _import(target: str, module_name: str, folders: list[str]) -> ModuleType:
@@ -203,55 +139,40 @@ def _root(place: str) -> str:
     return os.path.dirname(folder) if name == "__init__.py" else folder
 
 
-def _collect(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for index, folder in enumerate(folders):
-        if not folder.is_dir():
-            raise JobError(f"code folder {folder} does not exist", remedy="give a folder with Python files")
-        for place, inner, names in os.walk(folder):
-            inner[:] = sorted(name for name in inner if _travels(Path(place, name)))
-            for name in sorted(names):
-                path = Path(place, name)
-                if path.suffix in SUFFIXES and not name.startswith(".") and path.is_file():
-                    yield f"{index}/{path.relative_to(folder).as_posix()}", path
+@contextmanager
+def isolated(folder: Path, *, hidden: Sequence[Path] = ()) -> Iterator[None]:
+    """As in a function: the working folder is empty, and modules of these other folders are out of reach.
+
+    What is imported from below `folder` meanwhile is forgotten afterwards; what it displaced comes back.
+
+    Args:
+        folder: of the caller's own.
+        hidden: folders whose modules are not to be found.
+    """
+    with _alone:
+        path, modules, served = list(sys.path), dict(sys.modules), set(_served)
+        here = Path.cwd()
+        out_of_reach = {str(f.resolve()) for f in (*hidden, here)} | {""}
+        roots = [f.resolve() for f in (folder, *hidden)]
+        empty = folder / "cwd"
+        empty.mkdir()
+        try:
+            sys.path[:] = [entry for entry in path if os.path.realpath(entry or here) not in out_of_reach and entry]
+            _forget_below(roots)
+            os.chdir(empty)
+            yield
+        finally:
+            os.chdir(here)
+            _forget_below(roots)
+            sys.modules.update({name: m for name, m in modules.items() if name not in sys.modules})
+            sys.path[:] = path
+            _served.clear()
+            _served.update(served)
+            importlib.invalidate_caches()
 
 
-def _travels(folder: Path) -> bool:
-    name = folder.name
-    if name.startswith(".") or name in _SKIPPED or name.endswith(".egg-info"):
-        return False
-    if name in _OUTPUTS and not (folder / "__init__.py").exists():
-        return False
-    return not (folder / "pyvenv.cfg").exists()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as e:
-        raise JobError(f"code file {path} cannot be read: {e}") from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as e:
-        raise JobError(f"code file {path} cannot be read: {e}") from None
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, date_time=_EPOCH)
-    entry.create_system = 3
-    entry.external_attr = (stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644) << 16
-    return entry
-
-
-def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
-    """Where an entry goes, inside `folder`."""
-    path = PurePosixPath(entry.filename)
-    inside = not path.is_absolute() and ".." not in path.parts and not any(c in entry.filename for c in "\\\0")
-    place = (folder / entry.filename).resolve() if inside else folder
-    if not inside or not place.is_relative_to(folder) or not path.parts or not path.parts[0].isdecimal():
-        raise CorruptMessage(f"code bundle has an entry {entry.filename!r}, which is not inside a numbered folder")
-    if stat.S_ISLNK(entry.external_attr >> 16):
-        raise CorruptMessage(f"code bundle has a link {entry.filename!r}")
-    return place
+def _forget_below(roots: Sequence[Path]) -> None:
+    for name, module in list(sys.modules.items()):
+        place = _place_of(getattr(module, "__spec__", None))
+        if place and name != "__main__" and any(Path(place).is_relative_to(root) for root in roots):
+            del sys.modules[name]

@@ -4,6 +4,7 @@ from ephemeron.job.faults import Fault, parse_fault
 from ephemeron.job.spec import (
     COMPRESSIONS,
     EXCHANGES,
+    ON_NON_FINITE,
     PATTERNS,
     PLATFORMS,
     SCHEDULES,
@@ -26,6 +27,7 @@ from ephemeron.job.toml import load_job, parse_job
 __all__ = [
     "COMPRESSIONS",
     "EXCHANGES",
+    "ON_NON_FINITE",
     "PATTERNS",
     "PLATFORMS",
     "SCHEDULES",

@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.job.typed import Typed
 
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
 Exchange = Literal["gradients", "parameters"]
 Compression = Literal["none", "bf16", "int8"]
+OnNonFinite = Literal["stop", "continue"]
 SyncName = Literal["bsp", "ssp", "asp", "hap"]
 
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
+ON_NON_FINITE: tuple[str, ...] = get_args(OnNonFinite)
 SCHEDULES = ("plain", "gpipe", "1f1b")
 PLATFORMS = ("local", "simulated", "aws", "openfaas", "ray", "lithops")
 _ON_ERROR = re.compile(r"fail|skip|retry:\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Typed):
     """A Python object named `module:name`, and the keyword arguments to call it with."""
 
     target: str
@@ -33,7 +36,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSpec:
+class DataSpec(Typed):
     """Where the samples come from."""
 
     source: str = "digits"
@@ -44,6 +47,8 @@ class DataSpec:
     """Passed to the source."""
     test_fraction: float = 0.2
     """Share held out for testing where the source brings no test set of its own."""
+    last_batch: Literal["keep", "drop", "merge"] = "keep"
+    """What becomes of the smaller last batch of an epoch: it is trained on, dropped, or merged with the one before."""
     flow: str | None = None
     """`module:function` that returns a DataLoadFlow, in place of `source`: functions read and map the samples themselves."""
     test_flow: str | None = None
@@ -59,7 +64,7 @@ class DataSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobLimits:
+class JobLimits(Typed):
     """What the user will accept."""
 
     deadline_s: float | None = None
@@ -70,7 +75,7 @@ class JobLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(Typed):
     """The world that `--platform simulated` imitates. Defaults: AWS Lambda with S3, roughly."""
 
     latency_s: float = 0.03
@@ -82,11 +87,14 @@ class Simulation:
     straggler_sigma: float = 0.0
     """Log-normal spread of compute time, per iteration and rank, seeded."""
     compute: dict[str, float] | None = None
-    """`{a, b, m}` of FasDL equation 3-12: seconds = a·(B+b)/(M+m). None: measured on this machine, scaled by the CPU share."""
+    """`{a, b, m}` of FasDL equation 3-12: seconds = a·(B+b)/(M+m). None: CPU seconds of one thread of this machine, scaled by
+    the CPU share."""
+    concurrency: int = 1000
+    """Functions that may run at once; AWS Lambda's default quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Typed):
     """What to train, and within which limits."""
 
     name: str
@@ -102,7 +110,11 @@ class Job:
     dtype: Literal["float32", "float64"] = "float32"
     limits: JobLimits = field(default_factory=JobLimits)
     code: tuple[Path, ...] = ()
-    """Folders (absolute) whose Python files travel to the functions."""
+    """Folders (absolute) whose files travel to the functions; see `ephemeron.data.bundling`."""
+    code_include: tuple[str, ...] = ()
+    """Patterns of files that travel in any case, such as `*.safetensors` or `data/labels.csv`."""
+    code_exclude: tuple[str, ...] = ()
+    """Patterns of files and folders that stay."""
     simulation: Simulation = field(default_factory=Simulation)
     run: dict[str, Any] = field(default_factory=dict)
     """Defaults for `Configuration`; flags override them."""
@@ -122,7 +134,9 @@ class Configuration:
     aggregators: int = 0
     """K of K-REDUCE; 0: what the pattern implies (`all-reduce` 1, `scatter-reduce` and `pipelined` W), else min(2, W)."""
     memory_mb: int = 0
-    """Quota of each function; 0: the platform's default for this number of workers."""
+    """Quota of each function; 0: the platform's default for this number of workers, or more if the model needs it."""
+    memory_is_default: bool = False
+    """Nobody chose `memory_mb`: a model that needs more gets it."""
     batch_size: int = 16
     """Samples per iteration of an aggregator (FasDL: B^a)."""
     nonaggregator_batch_size: int = 0
@@ -133,6 +147,12 @@ class Configuration:
     """Longest invocation; 0: the platform's limit. Longer runs relay."""
     checkpoint_every: int = 25
     """Iterations between checkpoints: what a replaced function has to repeat at most twice."""
+    max_replacements: int = 0
+    """Functions that may be replaced in a run before it is given up; 0: 20 for each worker, and 100 at least."""
+    on_non_finite: OnNonFinite = "stop"
+    """`stop` the run at the first loss, gradient or parameter that is NaN or infinite, or `continue`."""
+    channel_retry_s: float = 300.0
+    """Seconds without its store that a run survives: so long are failed requests repeated (refused ones are not)."""
     stages: int = 1
     """S: functions among which each copy of the model is divided, layer by layer; `workers` is S times `replicas`."""
     replicas: int = 0
@@ -161,11 +181,15 @@ class Configuration:
         _choice("pattern", self.pattern, PATTERNS)
         _choice("exchange", self.exchange, EXCHANGES)
         _choice("compression", self.compression, COMPRESSIONS)
+        _choice("on_non_finite", self.on_non_finite, ON_NON_FINITE)
         for name, low in (("workers", 1), ("batch_size", 1), ("checkpoint_every", 1), ("aggregators", 0),
-                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("lifetime_s", 0), ("stages", 1),
-                          ("replicas", 0), ("micro_batches", 1)):  # fmt: skip
-            if getattr(self, name) < low:
-                raise JobError(f"{name} = {getattr(self, name)} is below {low}")
+                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("lifetime_s", 0), ("stages", 1), ("max_replacements", 0),
+                          ("replicas", 0), ("micro_batches", 1), ("channel_retry_s", 0)):  # fmt: skip
+            value = getattr(self, name)
+            if value < low:
+                raise JobError(f"{name} = {value} is below {low}")
+            if not math.isfinite(value):
+                raise JobError(f"{name} = {value} is not finite")
         schedule = self._scheduled()
         members = self._members()
         fixed = {"all-reduce": 1, "scatter-reduce": members, "standalone": 1}.get(self.pattern)

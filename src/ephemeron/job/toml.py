@@ -19,18 +19,16 @@ sync = "hap"
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ephemeron.errors import JobError
 from ephemeron.job.spec import Configuration, Job, Simulation, check_data, sync_name
+from ephemeron.job.typed import build, suggest
 
 
 def load_job(path: str | Path) -> Job:
@@ -41,16 +39,29 @@ def load_job(path: str | Path) -> Job:
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         raise JobError(f"job file {path} does not exist", remedy="give the path of a TOML file") from None
     except (OSError, UnicodeDecodeError) as e:
         raise JobError(f"job file {path} cannot be read: {e}") from None
-    except tomllib.TOMLDecodeError as e:
-        raise JobError(f"{path} is not valid TOML: {e}") from None
+    raw = parse_toml(text, where=str(path))
     raw.setdefault("name", path.stem)
     raw.setdefault("code", ["."])
     return parse_job(raw, folder=path.resolve().parent, where=str(path))
+
+
+def parse_toml(text: str, *, where: str, remedy: str = "") -> dict[str, Any]:
+    """The table that a TOML text holds.
+
+    Raises:
+        JobError: no TOML, tables nested beyond reason, or a number of thousands of digits.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise JobError(f"{where} is not valid TOML: brackets are nested too deep", remedy=remedy) from None
+    except ValueError as e:  # tomllib's own, and Python's of integers that are too long
+        raise JobError(f"{where} is not valid TOML: {str(e).partition(';')[0]}", remedy=remedy) from None
 
 
 def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Job:
@@ -62,7 +73,7 @@ def parse_job(raw: Mapping[str, Any], *, folder: Path, where: str = "job") -> Jo
         data = dataclasses.replace(data, path=_existing(folder / os.path.expanduser(data.path), f"{where}: data.path"))
     for key in job.run:
         if key not in {f.name for f in dataclasses.fields(Configuration)}:
-            raise JobError(f"{where}: unknown key run.{key}", remedy=_suggest(key, Configuration))
+            raise JobError(f"{where}: unknown key run.{key}", remedy=suggest(key, Configuration))
     build(Configuration, job.run, where=f"{where}: run")
     if "sync" in job.run:
         try:
@@ -96,73 +107,6 @@ def _check_simulation(where: str, world: Simulation) -> None:
     for name, value in numbers.items():
         if not 0 <= value < math.inf:
             raise JobError(f"{where}: simulation.{name} = {value} should be a number from 0")
-
-
-def build(cls: type[Any], raw: Any, *, where: str) -> Any:
-    """A frozen dataclass from a mapping, strictly.
-
-    Raises:
-        JobError: unknown or missing key, or wrong type.
-    """
-    if not isinstance(raw, Mapping):
-        raise JobError(f"{where}: expected a table, got {raw!r}")
-    hints = get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for key in raw:
-        if key not in fields:
-            raise JobError(f"{where}: unknown key {key}", remedy=_suggest(key, cls))
-    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in raw.items()}
-    for name, f in fields.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise JobError(f"{where}: missing key {name}")
-    return cls(**values)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        options = get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        return _convert(next(o for o in options if o is not type(None)), value, where)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise JobError(
-                f"{where} = {value!r} is not known", remedy=f"use one of {', '.join(map(str, get_args(hint)))}"
-            )
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise JobError(f"{where} = {value!r} should be a list")
-        return tuple(_convert(get_args(hint)[0], v, where) for v in value)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise JobError(f"{where} = {value!r} should be a table")
-        inner = get_args(hint)[1]
-        return {k: v if inner is Any else _convert(inner, v, f"{where}.{k}") for k, v in value.items()}
-    if dataclasses.is_dataclass(hint):
-        if isinstance(value, str) and "target" in {f.name for f in dataclasses.fields(hint)}:
-            value = {"target": value}  # model = "models:cnn" is short for {target = "models:cnn"}
-        return build(typing.cast("type[Any]", hint), value, where=where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is Path and isinstance(value, (str, Path)):
-        return Path(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise JobError(f"{where} = {value!r} should be {_name(hint)}")
-    return value
-
-
-def _name(hint: type) -> str:
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}.get(
-        hint, hint.__name__
-    )
-
-
-def _suggest(key: str, cls: type) -> str:
-    names = [f.name for f in dataclasses.fields(cls)]
-    close = difflib.get_close_matches(key, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"
 
 
 def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:

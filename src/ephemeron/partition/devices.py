@@ -25,14 +25,14 @@ What was measured is a topology in JSON (`documents.parse_topology`); `load_topo
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ephemeron.errors import JobError
-from ephemeron.job.toml import build
+from ephemeron.job.toml import parse_toml
+from ephemeron.job.typed import build
 from ephemeron.partition.documents import load, parse_topology
 from ephemeron.partition.topology import Device, Link, Topology
 from ephemeron.units import MB, MIB
@@ -76,10 +76,7 @@ def parse_devices(text: str, *, where: str = "devices.toml") -> Topology:
     Raises:
         JobError: no TOML, an unknown or missing key, a wrong type, a bad number, a device that is not there, a pair without a link.
     """
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise JobError(f"{where} is not valid TOML: {e}") from None
+    raw = parse_toml(text, where=where)
     for key in raw:
         if key not in ("name", "devices", "links"):
             raise JobError(f"{where}: unknown key {key}", remedy="known are name, devices and links")

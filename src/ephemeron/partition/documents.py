@@ -167,7 +167,13 @@ def _node(raw: Any, where: str) -> Node:
     for name in ("forward_s", "backward_s"):
         for kind, value in _table(table.get(name), f"{where}.{name}").items():
             _checked(value, "float", f"{where}.{name}[{kind}]")
-    return _made(Node, table, where)
+    passes = {}
+    for kind, rows in _table(table.get("passes_s", {}), f"{where}.passes_s").items():
+        place = f"{where}.passes_s[{kind}]"
+        if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 2 for r in rows):
+            raise JobError(f"{place} should be a list of [forward, backward]")
+        passes[kind] = tuple((_checked(f, "float", place), _checked(b, "float", place)) for f, b in rows)
+    return _made(Node, {**table, "passes_s": passes}, where)
 
 
 def _tensor(raw: Any, where: str) -> Tensor:

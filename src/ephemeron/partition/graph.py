@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ephemeron.errors import JobError
 
@@ -35,6 +35,9 @@ class Node:
     """Nodes of one group stay on one device, e.g. those that share a parameter."""
     module: str = ""
     """Path of the module whose code this is, where that is known: for people and pictures only."""
+    passes_s: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """Every measured pass, forwards and back, by kind of device, in the order of measuring; the times are their medians. Placement does not
+    look at them: they say how sure it is. Empty: not measured."""
 
     @property
     def state_bytes(self) -> int:

@@ -11,8 +11,9 @@ from typing import Any
 from ephemeron.partition.graph import Graph
 from ephemeron.partition.plan import Candidate, Plan
 from ephemeron.partition.replay import Replay
+from ephemeron.partition.robustness import Robustness
 from ephemeron.partition.topology import Topology
-from ephemeron.units import human_bytes
+from ephemeron.units import exact_seconds, human_bytes
 
 SAME = 5e-7
 """Relative difference at which a method is as good as the plan."""
@@ -88,6 +89,26 @@ class Outcome:
     """The busiest device, or link as `source → target`."""
     samples_s: float | None
     """Samples per second: of a full pipeline, or of one iteration after the other. None: the batch size is not known."""
+    source: str = ""
+    """Where the times come from, as the graph says."""
+    robustness: Robustness | None = None
+    """How far the choice survives times drawn again; None: single passes are not known."""
+
+    @property
+    def rests_on(self) -> str:
+        """What the proof rests on, and how far the choice survives it, in one sentence."""
+        source, r = self.source or "times of which it is not said where they come from", self.robustness
+        if r is None:
+            return f"This holds for the times as given ({source}); single passes are not known, so neither is how sure it is."
+        told = (
+            f"This holds for the times as given ({source}). Quartiles of a pass are {r.spread:.0%} apart"
+            + (f", passes of {r.widest} up to {r.widest_spread:.0%}" if r.widest else "")
+            + f"; with passes drawn again {r.draws} times, the plan takes {exact_seconds(r.low_s)} to {exact_seconds(r.high_s)} in 90 % of draws"
+        )
+        if not r.within:
+            return f"{told}."
+        shares = ", ".join(f"within {x:.0%} in {share:.0%}" for x, share in r.within)
+        return f"{told}, and is proved to be {shares} of them of the best for them."
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; keys as above and in `Plan`."""
@@ -108,16 +129,26 @@ class Outcome:
             "stages": [dataclasses.asdict(r) for r in self.stages],
             "links": [dataclasses.asdict(r) for r in self.links],
             "methods": [dataclasses.asdict(r) for r in self.methods],
+            "rests_on": {"source": self.source, "told": self.rests_on, "robustness": _robustness(self.robustness)},
             "placement": dict(p.placement),
         }
 
 
-def outcome_of(graph: Graph, topology: Topology, plan: Plan, done: Replay) -> Outcome:
+def _robustness(r: Robustness | None) -> dict[str, Any] | None:
+    if r is None:
+        return None
+    return {**dataclasses.asdict(r), "within": [{"of_the_best": x, "draws": share} for x, share in r.within]}
+
+
+def outcome_of(
+    graph: Graph, topology: Topology, plan: Plan, done: Replay, *, robustness: Robustness | None = None
+) -> Outcome:
     """Explains a plan.
 
     Args:
         graph, topology, plan: as placed.
         done: the judge's replay of the plan.
+        robustness: how sure it is, where that was found out.
     """
     parts = plan.schedule.micro_batches
     busiest = max(done.busy_s, key=lambda r: done.busy_s[r])
@@ -147,6 +178,8 @@ def outcome_of(graph: Graph, topology: Topology, plan: Plan, done: Replay) -> Ou
         links=tuple(_links(graph, plan, done, busiest)),
         methods=tuple(_methods(plan)),
         bottleneck=" → ".join(busiest) if isinstance(busiest, tuple) else busiest,
+        source=graph.source,
+        robustness=robustness,
         samples_s=graph.batch_size / per_batch_s if graph.batch_size and per_batch_s > 0 else None,
     )
 

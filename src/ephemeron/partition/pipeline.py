@@ -1,29 +1,42 @@
 """The pipeline with the least bottleneck, and a proof of how near it is to the best.
 
-For every order of devices: cuts by dynamic programming, a linear program whose solution is rounded (where the shares of all nodes
-up to a stage are cut at one threshold, tensors still only go forward), annealing, and the mixed-integer program itself, whose
-optimum is the proof. Orders that a bound excludes are not looked at further; orders that the devices' symmetry makes equal are
-looked at once.
+First a dynamic program over the graph's downsets and the classes of devices (`chains`), which knows all orders of all subsets of devices
+at once, where the graph has few enough downsets. Then, for every order of classes: cuts by dynamic programming, a linear program whose
+solution is rounded (where the shares of all nodes up to a stage are cut at one threshold, tensors still only go forward), annealing, and
+the mixed-integer program itself, whose optimum is the proof. Orders that a bound excludes are not looked at further.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ephemeron.partition.adjacent import AdjacentSearch
+from ephemeron.partition.chains import ChainSearch, Searched
+from ephemeron.partition.classes import Classes, classes_of, coarse_classes_of, permutations, sequences
 from ephemeron.partition.costs import Costs
+from ephemeron.partition.downsets import downsets_of, units_of, without_idle_ends
 from ephemeron.partition.effort import Effort, Timer
-from ephemeron.partition.programs import Program, Solution
 from ephemeron.partition.schedule import Schedule
 from ephemeron.partition.stages import Line, Staged, cuts, in_flight, mended, settled, staged
+from ephemeron.partition.stages_program import StagesProgram
 
 TIGHT = 1e-3
-"""Relative gap at which nothing more is tried."""
+"""Relative gap at which an order of devices is not tried any further."""
+PROVED = 1e-6
+"""Relative gap at which nothing more is tried after the dynamic program."""
+WITHIN = (1.003, 1.01, 1.03, 1.06, 1.1, 1.15, 1.25, 1.5)
+"""Multiples of the bound of loads below which plans are looked for first."""
+MOST_STARTS = 20
+"""Orders along the fastest links, and as many at random, where not all orders can be tried."""
+MOST_TRANSFERS = 20_000
+"""Stages × tensors of a mixed-integer program; of larger ones even writing down takes longer than the whole search may."""
 MOST_LINES = 400
-"""All orders of up to five devices; of more, only some are tried, and the bound is that of loads."""
+"""Orders of classes of devices that are all tried; of more, only some are, and the bound is that of downsets, or of loads."""
+MOST_VECTORS = 4000
+"""Numbers of devices used of each class, for the dynamic program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +65,24 @@ def best_pipeline(
         MissingExtra: SciPy is not installed.
     """
     rng = Random(effort.seed)
-    lines = sorted(_lines(costs, schedule, rng), key=lambda line: _load_bound_s(costs, line))
-    bounds = {line: _load_bound_s(costs, line) for line in lines}
-    anyhow_s = 0.0 if _all_lines(costs) else _load_bound_s(costs, lines[0], everywhere=True)
+    classes = classes_of(costs)
+    every = sequences(classes.counts) <= MOST_LINES
     found = [s for s in least if s.over_bytes == 0]
-    steps = max(1, effort.annealing_steps // (2 * len(lines)))
-    orders = _orders(costs, rng)
-    promising: list[tuple[float, Line, Staged]] = []
 
     def best_s() -> float:
         return min((s.bottleneck_s for s in found), default=float("inf"))
 
+    anyhow_s = _load_bound_s(costs, _all_devices(costs, schedule), everywhere=True)
+    orders = _orders(costs, rng)
+    chained = _chained(costs, schedule, classes, orders, found, anyhow_s, rng=rng, timer=timer.part(0.85))
+    anyhow_s = max(anyhow_s, chained)
+    if anyhow_s >= best_s() * (1 - PROVED):
+        return Pipelined(found=_first(found), bound_s=min(anyhow_s, best_s()))
+    lines = _lines(costs, schedule, classes, rng) if every else _some_lines(costs, schedule, classes, found, rng)
+    lines.sort(key=lambda line: _load_bound_s(costs, line))
+    bounds = {line: max(chained, _load_bound_s(costs, line)) for line in lines}
+    steps = max(1, effort.annealing_steps // (2 * len(lines)))
+    promising: list[tuple[float, Line, Staged]] = []
     for k, line in enumerate(lines):
         if bounds[line] >= best_s() * (1 - TIGHT):
             continue
@@ -80,7 +100,9 @@ def best_pipeline(
         for k, (_, line, start) in enumerate(promising):
             if bounds[line] >= best_s() * (1 - TIGHT) or timer.left_s() <= 0:
                 continue
-            program = _StagesProgram.of(costs, line, most_s=best_s())
+            if len(line.devices) * len(costs.tensors) > MOST_TRANSFERS:
+                continue
+            program = StagesProgram.of(costs, line, most_s=best_s())
             solution = program.program.solve(
                 time_limit_s=timer.part(1.0 / (len(promising) - k)).left_s()
                 if not relaxed
@@ -101,9 +123,86 @@ def best_pipeline(
             )
             if better.over_bytes == 0:
                 found.append(better)
-    proved = min(bounds.values()) if _all_lines(costs) else anyhow_s
-    found.sort(key=lambda s: s.bottleneck_s)
-    return Pipelined(found=tuple(found[:3]), bound_s=min(proved, best_s()))
+    proved = max(anyhow_s, min(bounds.values())) if every else anyhow_s
+    return Pipelined(found=_first(found), bound_s=min(proved, best_s()))
+
+
+def _first(found: Sequence[Staged]) -> tuple[Staged, ...]:
+    return tuple(sorted(found, key=lambda s: s.bottleneck_s)[:3])
+
+
+def _chained(
+    costs: Costs, schedule: Schedule, classes: Classes, orders: Sequence[Sequence[int]], found: list[Staged], loads_s: float, *,
+    rng: Random, timer: Timer,
+) -> float:  # fmt: skip
+    """Adds the plans of the dynamic program to those found; returns a bound, that of loads where it proves nothing."""
+    if math.prod(c + 1 for c in classes.counts) > MOST_VECTORS:
+        classes = coarse_classes_of(costs)
+        if math.prod(c + 1 for c in classes.counts) > MOST_VECTORS:
+            return loads_s
+    downsets = downsets_of(without_idle_ends(costs, units_of(costs)))
+    if downsets is None:
+        return loads_s
+
+    def best_s() -> float:
+        return min((s.bottleneck_s for s in found), default=float("inf"))
+
+    def add(line: Line, *stages: Sequence[int]) -> None:
+        tries = [staged(costs, line, mended(costs, stage)) for stage in stages]
+        plain = min(tries, key=lambda s: (s.over_bytes, s.bottleneck_s))
+        better = settled(costs, line, plain.stage, rng=rng, steps=20 * len(costs.nodes), timer=timer.part(0.1))
+        found.extend(s for s in (plain, better) if s.over_bytes == 0)
+
+    line = _all_devices(costs, schedule)
+    add(line, *(cuts(costs, line, order) for order in orders))
+
+    def try_out(searched: Searched) -> None:
+        if searched.chain is not None:
+            add(_line(schedule, _linked(costs, classes, searched.chain.classes)), searched.chain.stage)
+
+    search = ChainSearch(costs, schedule, downsets, classes)
+    for factor in (*WITHIN, math.inf):  # a limit close by leaves little to look at
+        limit_s = min(best_s(), factor * loads_s)
+        searched = search.below(limit_s, "most", timer.part(0.5))
+        try_out(searched)
+        if searched.chain is not None or limit_s == best_s() or not searched.complete:
+            break
+    bound_s = loads_s
+    for exact in (False, True):
+        value_s = best_s()
+        if exact and value_s == math.inf:  # nothing that fits is known, and this search needs a limit
+            break
+        searched = AdjacentSearch(search).below(value_s, timer) if exact else search.below(value_s, "least", timer)
+        try_out(searched)
+        if not searched.complete:
+            return bound_s
+        if searched.chain is not None:
+            bound_s = max(bound_s, searched.chain.value_s * (1 - 1e-9))
+        elif value_s < math.inf:
+            bound_s = max(bound_s, value_s)
+        if bound_s >= best_s() * (1 - PROVED):
+            break
+    return bound_s
+
+
+def _linked(costs: Costs, classes: Classes, order: Sequence[int]) -> tuple[int, ...]:
+    """Devices for a sequence of classes; where members differ by their links, always the one that is nearest."""
+    if classes.exact:
+        return tuple(classes.of(order))
+    free = [list(own) for own in classes.members]
+    made: list[int] = []
+    for x in order:
+        made.append(min(free[x], key=lambda d: (sum(m[made[-1]][d] for m in costs.send) if made else 0.0, d)))
+        free[x].remove(made[-1])
+    return tuple(made)
+
+
+def _line(schedule: Schedule, devices: Sequence[int]) -> Line:
+    return Line(devices=tuple(devices), flight=tuple(in_flight(schedule, len(devices))), recompute=schedule.recompute)
+
+
+def _all_devices(costs: Costs, schedule: Schedule) -> Line:
+    return _line(schedule, range(len(costs.devices)))
 
 
 def staging(costs: Costs, schedule: Schedule, where: Sequence[int]) -> Staged | None:
@@ -122,37 +221,22 @@ def staging(costs: Costs, schedule: Schedule, where: Sequence[int]) -> Staged | 
     return staged(costs, line, [order.index(d) for d in where])
 
 
-def _all_lines(costs: Costs) -> bool:
-    """Whether every order of every set of devices can be looked at."""
-    size = len(costs.devices)
-    return sum(math.perm(size, count) for count in range(1, size + 1)) <= MOST_LINES
+def _lines(costs: Costs, schedule: Schedule, classes: Classes, rng: Random) -> list[Line]:
+    """Every order of every subset of devices, of those that can be exchanged only the first."""
+    return [
+        _line(schedule, classes.of(order))
+        for count in range(len(costs.devices), 0, -1)
+        for order in permutations(classes.counts, count)
+    ]
 
 
-def _lines(costs: Costs, schedule: Schedule, rng: Random) -> Iterator[Line]:
-    """Every order of every set of devices, but of equal ones only the first. Of many devices only some orders of all: from each
-    along the fastest links, and at random."""
+def _some_lines(costs: Costs, schedule: Schedule, classes: Classes, found: Sequence[Staged], rng: Random) -> list[Line]:
+    """Those of the best plans that are known; of all devices those along the fastest links from each class; and some at random."""
     size = len(costs.devices)
-    if not _all_lines(costs):
-        flight = tuple(in_flight(schedule, size))
-        for first in range(size):
-            yield Line(devices=_along_fast_links(costs, first), flight=flight, recompute=schedule.recompute)
-        for _ in range(MOST_LINES // 10):
-            yield Line(devices=tuple(rng.sample(range(size), size)), flight=flight, recompute=schedule.recompute)
-        return
-    seen = set()
-    for count in range(size, 0, -1):
-        flight = tuple(in_flight(schedule, count))
-        for order in itertools.permutations(range(size), count):
-            like = (
-                tuple(costs.capacity[d] for d in order),
-                tuple(tuple(row[d] for d in order) for row in costs.forward),
-                tuple(tuple(row[d] for d in order) for row in costs.backward),
-                tuple(tuple(m[p][q] for p in order for q in order) for m in costs.send),
-                tuple(tuple(m[p][q] for p in order for q in order) for m in costs.back),
-            )
-            if hash(like) not in seen:
-                seen.add(hash(like))
-                yield Line(devices=order, flight=flight, recompute=schedule.recompute)
+    known = [s.line for s in sorted(found, key=lambda s: s.bottleneck_s)[:5]]
+    fast = [_line(schedule, _along_fast_links(costs, own[0])) for own in classes.members[:MOST_STARTS]]
+    drawn = [_line(schedule, rng.sample(range(size), size)) for _ in range(MOST_STARTS)]
+    return list(dict.fromkeys((*known, *fast, *drawn)))
 
 
 def _along_fast_links(costs: Costs, first: int) -> tuple[int, ...]:
@@ -203,159 +287,11 @@ def _orders(costs: Costs, rng: Random) -> list[list[int]]:
     return found
 
 
-@dataclass(slots=True)
-class _StagesProgram:
-    """The mixed-integer program of one line. G[i][s] = 1: node i lies on stage s or before."""
-
-    program: Program
-    upto: list[list[int]]
-    """By node: variables for all stages but the last."""
-    scale_s: float
-    stages: int
-
-    @classmethod
-    def of(cls, costs: Costs, line: Line, *, most_s: float) -> _StagesProgram:
-        program = Program()
-        size, n = len(line.devices), len(costs.nodes)
-        scale_s = max(sum(max(f) + max(b) for f, b in zip(costs.forward, costs.backward, strict=True)), 1e-12) / 1000.0
-        total = program.variable(
-            0.0, most_s / scale_s * (1 + 1e-9) + 1e-6 if most_s < float("inf") else most_s, cost=1.0
-        )
-        upto: list[list[int]] = [[] for _ in range(n)]
-        for cluster in costs.clusters:
-            columns = [program.variable(0.0, 1.0, whole=True) for _ in range(size - 1)]
-            for s in range(size - 2):
-                program.row({columns[s]: -1.0, columns[s + 1]: 1.0}, least=0.0)
-            for i in cluster:
-                upto[i] = columns
-        self = cls(program=program, upto=upto, scale_s=scale_s, stages=size)
-        for t, u in enumerate(costs.producer):
-            for v in costs.consumers[t]:
-                if upto[u] is not upto[v]:
-                    for s in range(size - 1):
-                        program.row({upto[u][s]: 1.0, upto[v][s]: -1.0}, least=0.0)
-        for s, d in enumerate(line.devices):
-            self._bounded(
-                total, [(upto[i], s, (costs.forward[i][d] + costs.backward[i][d]) / scale_s) for i in range(n)]
-            )
-        self._links(costs, line, total)
-        self._memory(costs, line)
-        return self
-
-    def _on(self, columns: list[int], s: int, factor: float) -> tuple[dict[int, float], float]:
-        """factor · [on stage s], as terms and a constant."""
-        terms: dict[int, float] = {}
-        if s < self.stages - 1:
-            terms[columns[s]] = factor
-        if s > 0:
-            terms[columns[s - 1]] = terms.get(columns[s - 1], 0.0) - factor
-        return terms, factor if s == self.stages - 1 else 0.0
-
-    def _bounded(self, total: int, parts: list[tuple[list[int], int, float]]) -> None:
-        row: dict[int, float] = {}
-        fixed = 0.0
-        for columns, s, factor in parts:
-            terms, constant = self._on(columns, s, factor)
-            fixed += constant
-            for c, f in terms.items():
-                row[c] = row.get(c, 0.0) - f
-        self.program.row({total: 1.0, **row}, least=fixed)
-
-    def _links(self, costs: Costs, line: Line, total: int) -> None:
-        """W[t][p][q] = 1: tensor t goes from stage p to q. Over each cut of the line, at least what its readers demand."""
-        size, program, scale = self.stages, self.program, self.scale_s
-        there: dict[tuple[int, int], dict[int, float]] = {}
-        for t, u in enumerate(costs.producer):
-            readers = [v for v in costs.consumers[t] if self.upto[v] is not self.upto[u]]
-            if not readers:
-                continue
-            crossing: list[dict[int, float]] = [{} for _ in range(size - 1)]
-            for p in range(size):
-                for q in range(p + 1, size):
-                    w = program.variable(0.0, 1.0)
-                    a, b = line.devices[p], line.devices[q]
-                    there.setdefault((p, q), {})[w] = costs.send[t][a][b] / scale
-                    there.setdefault((q, p), {})[w] = costs.back[t][b][a] / scale if costs.returns[t] else 0.0
-                    for s in range(p, q):
-                        crossing[s][w] = 1.0
-                    if size > 2:
-                        for v in readers:
-                            terms, constant = self._on(self.upto[u], p, -1.0)
-                            more, further = self._on(self.upto[v], q, -1.0)
-                            row = {w: 1.0}
-                            for c, f in (*terms.items(), *more.items()):
-                                row[c] = row.get(c, 0.0) + f
-                            program.row(row, least=-1.0 - constant - further)
-            for s in range(size - 1):
-                for v in readers:
-                    program.row({**crossing[s], self.upto[u][s]: -1.0, self.upto[v][s]: 1.0}, least=0.0)
-        for terms in there.values():
-            program.row({total: 1.0, **{w: -f for w, f in terms.items() if f}}, least=0.0)
-
-    def _memory(self, costs: Costs, line: Line) -> None:
-        """State, and each tensor as often as its producer's stage keeps micro-batches in flight; see `Line.recompute`."""
-        program, most = self.program, max(line.flight)
-        everything = sum(costs.state) + most * sum(costs.held)
-        if everything <= min(costs.capacity[d] for d in line.devices):
-            return
-        scale = 100.0 / max(everything, 1)
-        for s, d in enumerate(line.devices):
-            row: dict[int, float] = {}
-            fixed = 0.0
-
-            def add(columns: list[int], at: int, factor: float, row: dict[int, float] = row) -> float:
-                terms, constant = self._on(columns, at, factor)
-                for c, f in terms.items():
-                    row[c] = row.get(c, 0.0) + f
-                return constant
-
-            for i in range(len(costs.nodes)):
-                fixed += add(self.upto[i], s, scale * costs.state[i])
-            for t, u in enumerate(costs.producer):
-                if not costs.held[t]:
-                    continue
-                again = line.recompute and bool(costs.inputs[u])
-                if all(self.upto[v] is self.upto[u] for v in costs.consumers[t]):
-                    fixed += add(self.upto[u], s, scale * costs.held[t] * (1 if again else line.flight[s]))
-                    continue
-                copies = program.variable(0.0, float(most))
-                row[copies] = row.get(copies, 0.0) + scale * costs.held[t]
-                self._copies(copies, u, costs.consumers[t], s, line, again=again)
-            program.row(row, most=scale * costs.capacity[d] - fixed)
-
-    def _copies(self, copies: int, u: int, readers: Sequence[int], s: int, line: Line, *, again: bool) -> None:
-        """How often stage s holds a tensor. Without recomputing, as often as its producer u's stage keeps micro-batches in flight, if
-        anybody touches it there. With it (`again`), once where u and all readers are on s. Exact where variables are whole."""
-        flight, most = line.flight, float(max(line.flight))
-        for j in {u, *readers}:
-            self._at_least(copies, [(j, s, 1.0 if again else float(flight[s]))])
-            if again and j == u:
-                continue
-            of_producer = [(u, p, 1.0 if again and p == s else float(flight[p])) for p in range(self.stages)]
-            self._at_least(copies, [*of_producer, (j, s, most)], below=most)
-        for v in readers if again else ():
-            self._at_least(copies, [(u, s, float(flight[s])), (v, s, -float(flight[s]))])
-
-    def _at_least(self, column: int, parts: Sequence[tuple[int, int, float]], *, below: float = 0.0) -> None:
-        """column ≥ Σ factor · [node on stage] − below."""
-        row, spare = {column: 1.0}, 0.0
-        for j, s, factor in parts:
-            terms, constant = self._on(self.upto[j], s, -factor)
-            spare += constant
-            for c, f in terms.items():
-                row[c] = row.get(c, 0.0) + f
-        self.program.row(row, least=-below - spare)
-
-    def rounded(self, solution: Solution) -> Iterator[list[int]]:
-        """Stages at some thresholds; of a whole solution they are all the same."""
-        assert solution.values is not None
-        for threshold in (0.5, 0.3, 0.7, 0.1, 0.9):
-            yield [sum(solution.values[c] < threshold for c in columns) for columns in self.upto]
-
-
 def feasible_pipeline(costs: Costs, schedule: Schedule, *, rng: Random, timer: Timer) -> Staged | None:
     """Some pipeline that fits, found quickly; None: none was found, which proves nothing."""
-    for line in _lines(costs, schedule, rng):
+    classes = classes_of(costs)
+    every = sequences(classes.counts) <= MOST_LINES
+    for line in _lines(costs, schedule, classes, rng) if every else _some_lines(costs, schedule, classes, (), rng):
         for order in _orders(costs, rng)[:2]:
             for start in (cuts(costs, line, order), _filled(costs, line, order)):
                 found = settled(costs, line, start, rng=rng, steps=20 * len(costs.nodes), timer=timer)

@@ -14,6 +14,7 @@ from random import Random
 from ephemeron.errors import JobError
 from ephemeron.partition.annealing import Found, anneal
 from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
+from ephemeron.partition.canonical import canonical
 from ephemeron.partition.constraint import improve
 from ephemeron.partition.costs import Costs, costs_of
 from ephemeron.partition.effort import Effort, Timer, timer
@@ -45,6 +46,12 @@ FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
 """How hot annealing begins: with more nodes it is cut off too early for heat to be of use."""
 PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
 """Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
+SEARCHED = 0.8
+"""Share of the time for searching a pipeline, before the baselines."""
+SPARED = 0.3
+"""Share of the time for searching one iteration with a device less."""
+ROUNDED = 1e-11
+"""Relative; more than what a change of units does to a sum of times."""
 ROOM = (1.0, 0.98, 0.95, 0.9, 0.8)
 """Shares of devices' memory within which nodes are divided: made whole again, they need more of it."""
 
@@ -86,6 +93,44 @@ def place(
             "objective throughput does not go with a plain schedule, which has nothing to overlap",
             remedy="take gpipe or 1f1b, or the objective iteration",
         )
+    form = canonical(graph, topology)
+    plan = _placed(form.graph, form.topology, objective, schedule, effort, seeds, clock)
+    return _as_given(plan, graph, topology, form.unit_s)
+
+
+def _as_given(plan: Plan, graph: Graph, topology: Topology, unit_s: float) -> Plan:
+    """The plan in the caller's order and seconds, replayed there."""
+    placement = {n.name: plan.placement[n.name] for n in graph.nodes}
+    done = replay(graph, topology, placement, schedule=plan.schedule, orders=plan.orders)
+    value_s = done.iteration_s if plan.objective == "iteration" else done.bottleneck_s
+    return replace(
+        plan,
+        placement=placement,
+        value_s=value_s,
+        bound_s=min(plan.bound_s * unit_s * (1 - ROUNDED) if plan.bound_s < plan.value_s else value_s, value_s),
+        iteration_s=done.iteration_s,
+        reserved_bytes=done.reserved_bytes,
+        peak_bytes=done.peak_bytes,
+        candidates=tuple(
+            replace(
+                c,
+                value_s=_same(c.value_s * unit_s, value_s),
+                iteration_s=_same(c.iteration_s * unit_s, done.iteration_s),
+            )
+            for c in plan.candidates
+        ),
+    )
+
+
+def _same(seconds: float, known_s: float) -> float:
+    """What is known exactly, where the two differ by the bits that the canonical form drops only."""
+    return known_s if abs(seconds - known_s) <= ROUNDED * known_s else seconds
+
+
+def _placed(
+    graph: Graph, topology: Topology, objective: Objective, schedule: Schedule, effort: Effort,
+    seeds: Sequence[Mapping[str, str]], clock: Callable[[], float],
+) -> Plan:  # fmt: skip
     begun_s = clock()
     limit = timer(effort.time_limit_s, clock)
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
@@ -97,8 +142,16 @@ def place(
     trial = _Trial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
     for k, seed in enumerate(seeds):
         trial.judge(f"seed {k}", costs.where(seed))
-    _judge_baselines(trial, effort, limit)
-    bound_s = (_iteration if objective == "iteration" else _throughput)(trial, effort, limit)
+    if objective == "throughput":
+        # the programs of some baselines take longer to write down than most pipelines to prove
+        bound_s = _throughput(trial, effort, limit.part(SEARCHED))
+        _judge_baselines(trial, effort, limit)
+    else:
+        _judge_baselines(trial, effort, limit)
+        spare = len(topology.devices) > 1 and schedule.micro_batches == 1
+        bound_s = _iteration(trial, effort, limit.part(1 - SPARED) if spare else limit)
+        if spare and not trial.proved(bound_s):
+            _without_least_used(trial, effort, limit)
     best = trial.best
     if best is None or best.replay is None:
         raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(remedy_s, clock))
@@ -240,6 +293,30 @@ def _iteration(trial: _Trial, effort: Effort, limit: Timer) -> float:
     if proved.where is not None:
         trial.judge("CP-SAT", proved.where, proved.orders)
     return max(bound_s, proved.bound_s)
+
+
+def _without_least_used(trial: _Trial, effort: Effort, limit: Timer) -> None:
+    """The same search without the device that the best plan has least work for: a device too many can only be in its way."""
+    best = trial.best
+    if best is None or best.replay is None:
+        return
+    busy: dict[str, float] = dict.fromkeys((d.name for d in trial.topology.devices), 0.0)
+    for span in best.replay.spans:
+        if isinstance(span.resource, str):
+            busy[span.resource] += span.end_s - span.start_s
+    least = min(reversed(busy), key=lambda name: busy[name])
+    fewer = Topology(
+        name=trial.topology.name,
+        devices=tuple(d for d in trial.topology.devices if d.name != least),
+        links=tuple(k for k in trial.topology.links if least not in (k.source, k.target)),
+    )
+    costs = costs_of(trial.graph, fewer)
+    inner = _Trial(graph=trial.graph, topology=fewer, schedule=trial.schedule, objective=trial.objective, costs=costs)
+    _judge_baselines(inner, effort, limit)
+    _iteration(inner, effort, limit)
+    if inner.best is not None and inner.best.replay is not None:
+        where = trial.costs.where(costs.placement(inner.best.where))
+        trial.judge(inner.best.candidate.name, where, inner.best.replay.orders())
 
 
 def _listed(trial: _Trial, effort: Effort, limit: Timer) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ephemeron.errors import MissingExtra
+from ephemeron.partition.quiet import silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +83,14 @@ class Program:
         if time_limit_s < math.inf:
             options["time_limit"] = time_limit_s
         integrality = np.zeros(len(self.cost)) if relaxed else np.array(self.whole, dtype=int)
-        result = milp(
-            np.array(self.cost),
-            integrality=integrality,
-            bounds=Bounds(np.array(self.lower), np.array(self.upper)),
-            constraints=LinearConstraint(matrix, [r[1] for r in self.rows], [r[2] for r in self.rows]),
-            options=options,
-        )
+        with silent():
+            result = milp(
+                np.array(self.cost),
+                integrality=integrality,
+                bounds=Bounds(np.array(self.lower), np.array(self.upper)),
+                constraints=LinearConstraint(matrix, [r[1] for r in self.rows], [r[2] for r in self.rows]),
+                options=options,
+            )
         if result.status == 2:
             return Solution(values=None, value=math.inf, bound=math.inf, nodes=0)
         values = None if result.x is None else tuple(float(v) for v in result.x)

@@ -57,7 +57,8 @@ def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:
     return replace(
         platform, price_gb_s=prices.gb_second_usd, price_invocation=prices.invocation_usd, price_put=prices.put_usd,
         price_get=prices.get_usd, price_list=prices.list_usd, price_delete=prices.delete_usd,
-        price_mb=prices.byte_usd * MB, price_server_hour=prices.server_hour_usd, as_of=prices.as_of,
+        price_mb=prices.byte_usd * MB, price_gb_hour=prices.gb_hour_usd, least_kept_gb=prices.least_gb,
+        price_server_hour=prices.server_hour_usd, burst=prices.burst, burst_s=prices.burst_s, as_of=prices.as_of,
     )  # fmt: skip
 
 

@@ -153,7 +153,8 @@ def _solve(x: Array, memory: Array, y: Array, free: Sequence[bool]) -> tuple[flo
     if free == [True, False, False]:
         return a, 0.0, 0.0
     scale = np.array([1.0, max(float(x.mean()), 1.0), float(memory.mean())])
-    low = np.array([-np.inf, -0.99 * min(1.0, float(x.min())), -0.95 * float(memory.min())])
+    # A step of fewer samples than were measured costs at least its share: with b below 0 it would cost next to nothing.
+    low = np.array([-np.inf, 0.0, -0.95 * float(memory.min())])
     high = np.array([np.inf, most_b * (1 + 1e-6), np.inf])
     index = np.flatnonzero(free)
 

@@ -22,10 +22,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ephemeron.errors import JobError
 from ephemeron.performance.profile import Array, PlatformProfile, Workload
 
 Numbers: TypeAlias = Array | float | int
 
+PREDICTED = ("bsp", "hap")
+"""Protocols under which every iteration waits for a set of contributions that is known beforehand."""
 UP = {"none": 1.0, "bf16": 0.5, "int8": 0.2549}
 """Share of the bytes that a contribution keeps; int8 carries one float32 scale per 1,024 elements."""
 DOWN = {"none": 1.0, "bf16": 0.5, "int8": 0.5}
@@ -59,6 +62,14 @@ class Terms:
     lifetime_s: float | None = None
     """None: the platform's limit."""
     checkpoint_every: int = 25
+
+    def __post_init__(self) -> None:
+        if self.sync not in PREDICTED:
+            raise JobError(
+                f"sync {self.sync!r} cannot be predicted: how long its iterations take depends on which contributions "
+                "happen to arrive in time, and taking them for those of bsp errs",
+                remedy="plan with sync bsp or hap, or train with a configuration given by hand",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,7 @@ class Exchange:
     """A non-aggregator's own: equation 3-11 under HAP; else until it has what its contribution went into. 0: none."""
     puts: Array
     gets: Array
+    moved_mb: Array
 
     @property
     def seconds(self) -> Array:
@@ -110,8 +122,13 @@ class Exchange:
 
 
 def _broadcast(*numbers: Numbers) -> tuple[Array, ...]:
-    """Views of one shape; what was one number still has strides of 0, by which transfers are found faster."""
-    return np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in numbers))
+    """Views of one shape."""
+    return np.broadcast_arrays(*_arrays(*numbers))
+
+
+def _arrays(*numbers: Numbers) -> tuple[Array, ...]:
+    """Arrays of their own shapes: what depends on shards alone, or on quotas alone, is computed once for each."""
+    return tuple(np.asarray(x, dtype=float) for x in numbers)
 
 
 def span_s(
@@ -123,7 +140,7 @@ def span_s(
     Returns:
         0 where there are none; one object's time for one.
     """
-    n, size, memory = _broadcast(objects, size_mb, memory_mb)
+    n, size, memory = _arrays(objects, size_mb, memory_mb)
     alone = platform.seconds(direction, size, memory)
     window = np.minimum(platform.parallel, parallel)
     each = np.maximum(size * platform.seconds_per_mb(direction, memory), alone / window)
@@ -132,36 +149,37 @@ def span_s(
 
 def exchange(
     workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, aggregators: Numbers,
-    memory_mb: Numbers, asked_s: Numbers | None = None,
+    memory_mb: Numbers,
 ) -> Exchange:  # fmt: skip
     """One exchange of the whole vector: equations 3-1 to 3-7, 3-11, 3-24 and 3-25.
 
     Args:
         workload, platform, terms: what, where and how.
-        workers, aggregators, memory_mb: W, K and M.
-        asked_s: seconds that whoever has asked early saves where stores wait, instead of a request's latency; for
-            bounds.
+        workers, aggregators, memory_mb: W, K and M. Shapes that only broadcast, (K, 1) against (1, M), are far cheaper
+            than the same numbers laid out.
+
+    Returns:
+        Arrays of the broadcast shape.
     """
-    w, k, m = _broadcast(workers, aggregators, memory_mb)
+    w, k, m = _arrays(workers, aggregators, memory_mb)
+    shape = np.broadcast_shapes(w.shape, k.shape, m.shape)
     s_up = workload.model_mb * UP[terms.compression] / k
     s_down = workload.model_mb * DOWN[terms.compression] / k
     cpu = workload.fold_s_per_mb / np.minimum(m / platform.mb_per_vcpu, workload.vcpus or np.inf)
     wait = np.where(w > 1, platform.poll_s * platform.polls_per_get, 0.0)
     alone = w == 1
     if terms.pattern == "standalone":
-        zero = np.zeros_like(w)
-        return Exchange(zero, zero, zero, zero, zero, zero)
+        return _shaped(shape, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     if terms.pattern == "parameter-server":
-        return _through_server(workload, platform, w, m)
+        return _shaped(shape, *_through_server(workload, platform, w, m))
     if terms.pattern == "pipelined":
-        return _pipelined(workload, platform, terms, w, k, m, cpu)
+        return _shaped(shape, *_pipelined(workload, platform, terms, w, k, m, cpu))
     plain = w > k  # somebody only sends and receives
     one_up, one_down = platform.seconds("up", s_up, m), platform.seconds("down", s_up, m)
     per_mb = platform.seconds_per_mb("down", m)
     publish = platform.seconds("up", s_down, m)
     # Where stores wait, whoever has asked before the object is there does not wait for the request's latency after.
-    asked = platform.seconds("down", TINY_MB, m) if asked_s is None else asked_s
-    asked = 0.0 if platform.poll_s else np.minimum(asked, one_down)
+    asked = 0.0 if platform.poll_s else np.minimum(platform.seconds("down", TINY_MB, m), one_down)
     sent = span_s(platform, "up", k - 1, s_up, m)
     folding = cpu * ((w - 1) * s_up + s_down)
     window = np.maximum(GATHERED, np.floor(UNDER_WAY_MB / s_up))
@@ -176,13 +194,23 @@ def exchange(
         folded = np.maximum(one_up + (w - k) * s_up * per_mb, sent_n + one_down - asked)
         other = folded + cpu * (s_up + s_down) + publish + read_n - asked + cpu * s_down * k + 2 * wait
     puts, gets = k * w, 2 * k * (w - 1)
-    phases = (np.where(alone, 0.0, x) for x in (sent, aggregate, download, np.where(plain, other, 0.0), puts, gets))
-    return Exchange(*phases)
+    moved = _moved_mb(workload, terms, w)
+    phases = (sent, aggregate, download, np.where(plain, other, 0.0), puts, gets, moved)
+    return _shaped(shape, *(np.where(alone, 0.0, x) for x in phases))
+
+
+def _shaped(shape: tuple[int, ...], *values: Numbers) -> Exchange:
+    return Exchange(*(np.broadcast_to(x, shape) for x in values))
+
+
+def _moved_mb(workload: Workload, terms: Terms, w: Array) -> Array:
+    """Both ways: every contribution but an aggregator's own shard, and every merged shard once up and W − 1 times down."""
+    return workload.model_mb * (2 * (w - 1) * UP[terms.compression] + w * DOWN[terms.compression])
 
 
 def _pipelined(
     workload: Workload, platform: PlatformProfile, terms: Terms, w: Array, k: Array, m: Array, cpu: Array
-) -> Exchange:
+) -> tuple[Numbers, ...]:
     """Everything at once: the longest of the chains that `round_bound_s` derives."""
     size = workload.model_mb
     up, down = UP[terms.compression], DOWN[terms.compression]
@@ -198,19 +226,19 @@ def _pipelined(
     wait = platform.poll_s * platform.polls_per_get
     total = np.where(w > 1, chains + tail + cpu * (w - 1 + k) * shard + 2 * wait, 0.0)
     chunks = np.where(w > 1, np.ceil(shard / chunk - 1e-9), 0.0)
-    zero = np.zeros_like(total)
-    return Exchange(zero, total, zero, zero, k * w * chunks, 2 * k * (w - 1) * chunks)
+    moved = np.where(w > 1, _moved_mb(workload, terms, w), 0.0)
+    return 0.0, total, 0.0, 0.0, k * w * chunks, 2 * k * (w - 1) * chunks, moved
 
 
-def _through_server(workload: Workload, platform: PlatformProfile, w: Array, m: Array) -> Exchange:
+def _through_server(workload: Workload, platform: PlatformProfile, w: Array, m: Array) -> tuple[Numbers, ...]:
     """λDNN: push to and pull from one server, whose link carries every worker's bytes."""
     s = workload.model_mb
     shared = w * s / platform.server_mb_s if platform.server_mb_s else np.zeros_like(w)
     up = np.maximum(platform.seconds("up", s, m), shared)
     down = np.maximum(platform.seconds("down", s, m), shared)
     alone = w == 1
-    up, down = np.where(alone, 0.0, up), np.where(alone, 0.0, down)
-    return Exchange(up, np.zeros_like(up), down, np.zeros_like(up), np.where(alone, 0.0, w), np.where(alone, 0.0, w))
+    up, down, each = (np.where(alone, 0.0, x) for x in (up, down, w))
+    return up, 0.0, down, 0.0, each, each, 2 * s * each
 
 
 def largest_nonaggregator_batch(
@@ -230,18 +258,17 @@ def largest_nonaggregator_batch(
 
 def samples_in(workload: Workload, platform: PlatformProfile, batch: Array, spare_s: Array, memory_mb: Array) -> Array:
     """A batch, and the whole samples that fit into some spare seconds besides (equation 3-22 solved for B^n)."""
-    return np.floor(batch + spare_s * (_quota(workload, platform, memory_mb) + workload.m) / workload.a + 1e-9)
+    return np.floor(batch + spare_s * (usable_mb(workload, platform, memory_mb) + workload.m) / workload.a + 1e-9)
 
 
-def _quota(workload: Workload, platform: PlatformProfile, memory_mb: Array) -> Array:
+def usable_mb(workload: Workload, platform: PlatformProfile, memory_mb: Array) -> Array:
     """The quota that computing can make use of: more CPUs than threads bring nothing."""
     return np.minimum(memory_mb, workload.vcpus * platform.mb_per_vcpu) if workload.vcpus else memory_mb
 
 
 def predict(
     workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, memory_mb: Numbers,
-    aggregators: Numbers, batch: Numbers, other_batch: Numbers, relaxed: bool = False,
-    asked_s: Numbers | None = None,
+    aggregators: Numbers, batch: Numbers, other_batch: Numbers,
 ) -> Prediction:  # fmt: skip
     """Time and cost of whole runs.
 
@@ -249,33 +276,29 @@ def predict(
         workload, platform, terms: what, where and how.
         workers, memory_mb, aggregators: W, M (MiB) and K.
         batch, other_batch: B^a and B^n.
-        relaxed: leave out what non-aggregators spend on their own larger batches. Time and cost are then lower bounds
-            of what they are for any smaller `other_batch`, and fall as it and the quota grow.
-        asked_s: as in `exchange`.
 
     Returns:
         Arrays of the broadcast shape.
     """
     w, m, k, ba, bn = _broadcast(workers, memory_mb, aggregators, batch, other_batch)
-    quota = _quota(workload, platform, m)
+    quota = usable_mb(workload, platform, m)
     share = quota / platform.mb_per_vcpu
     global_batch = ba * k + bn * (w - k)  # 3-14
     per_epoch = np.ceil(workload.samples / global_batch)
     iterations = terms.epochs * per_epoch
     rest = workload.samples / global_batch - (per_epoch - 1)  # of the last iteration
     larger = np.where(w > k, np.maximum(ba, bn), ba)
-    loaded = ba if relaxed else larger
 
     def compute(part: Numbers) -> tuple[Array, Array]:
         return (workload.compute_s(ba * part, quota), np.where(w > k, workload.compute_s(bn * part, quota), 0.0))
 
     ca, cn = compute(1.0)
-    e = exchange(workload, platform, terms, workers=w, aggregators=k, memory_mb=m, asked_s=asked_s)
+    e = exchange(workload, platform, terms, workers=w, aggregators=k, memory_mb=m)
     own = workload.step_s + workload.apply_s / share
     # Two chains run side by side, through the aggregators and through the others; the slower one sets the pace.
-    each = np.maximum(ca + e.seconds, 0.0 if relaxed else cn + e.other_s)
+    each = np.maximum(ca + e.seconds, cn + e.other_s)
     last_a, last_n = compute(rest)
-    last = np.maximum(last_a + e.seconds, 0.0 if relaxed else last_n + e.other_s)
+    last = np.maximum(last_a + e.seconds, last_n + e.other_s)
     if workload.lockstep_cpu_s:
         together = np.minimum(k, w) if terms.sync == "hap" else w  # under HAP aggregators wait for each other only
         late = np.where(together > 1, workload.lockstep_cpu_s / share, 0.0)
@@ -287,33 +310,32 @@ def predict(
         loop_s, compute_s = loop_s + terms.epochs * evaluate, compute_s + terms.epochs * evaluate
 
     tiny_up, tiny_down = platform.seconds("up", TINY_MB, m), platform.seconds("down", TINY_MB, m)
-    data_mb = workload.dataset_mb * loaded / global_batch  # 3-13
+    data_mb = workload.dataset_mb * larger / global_batch  # 3-13
     load = (
         tiny_up + tiny_down + np.maximum(platform.seconds("down", data_mb, m), tiny_down)
         + platform.seconds("down", workload.model_mb, m) + workload.first_cpu_s / share
     )  # fmt: skip
     finish = np.where(w > 1, tiny_up + tiny_down, 0.0) + platform.seconds("up", workload.model_mb, m)
-    relays, relay_each, overlap = _relays(workload, platform, terms, m, load, each + own, loop_s + load + finish)
+    relays, relay_each, overlap = relays_of(workload, platform, terms, m, load, each + own, loop_s + load + finish)
     relay_s = relays * relay_each
-    start = np.maximum(platform.cold_start_s, w * platform.start_each_s)
+    start = platform.start_s(w)
     seconds = start + load + loop_s + relay_s + finish
 
     invocations = w * (1 + relays)
     saves = w * np.floor(iterations / terms.checkpoint_every)
     puts = iterations * e.puts + w * (START_PUTS + RELAY_PUTS * relays + 1) + saves + 3 + 2 * w
-    gets = iterations * e.gets + w * (START_READS + RELAY_READS * relays) + w
+    gets = iterations * e.gets + w * (START_READS + RELAY_READS * relays) + w + np.maximum(w - 2, 0)
     polls = np.where(platform.poll_s > 0, platform.polls_per_get, 0.0) * iterations * e.gets + w * relays
     polls = polls + seconds / CONTROL_EVERY_S
-    moved = (
-        iterations * (e.puts + e.gets) * workload.model_mb / k
-        + w * (data_mb + 2 * workload.model_mb) + (saves + w * relays) * _state_mb(workload)
-    )  # fmt: skip
+    state = _state_mb(workload)
+    moved = iterations * e.moved_mb + w * (data_mb + 2 * workload.model_mb) + (saves + w * relays) * state
     gb_s = m / 1024 * w * (seconds + relays * overlap)  # 3-23
     functions = gb_s * platform.price_gb_s
     requests = invocations * platform.price_invocation + puts * platform.price_put + (gets + polls) * platform.price_get
-    storage = moved * platform.price_mb + platform.price_server_hour * seconds / 3600
-    storage = np.broadcast_to(storage, w.shape)
-    dies = (terms.lifetime_s or platform.lifetime_s) <= 2 * (each + own) + load  # before it has done anything
+    kept_gb = np.maximum(kept_mb(workload, terms, w) / 1000, platform.least_kept_gb)
+    hourly = platform.price_server_hour + kept_gb * platform.price_gb_hour
+    storage = np.broadcast_to(moved * platform.price_mb + hourly * seconds / 3600, w.shape)
+    dies = dies_too_early(terms.lifetime_s or platform.lifetime_s, each + own, load)
     return Prediction(
         seconds=np.where(dies, np.inf, seconds), cost_usd=np.where(dies, np.inf, functions + requests + storage),
         iteration_s=each + own,
@@ -325,16 +347,28 @@ def predict(
     )  # fmt: skip
 
 
+def kept_mb(workload: Workload, terms: Terms, w: Array) -> Array:
+    """MB that a channel holds at a time: data, weights, two checkpoints of each rank, two iterations' messages."""
+    messages = 2 * workload.model_mb * (w * UP[terms.compression] + DOWN[terms.compression])
+    return workload.dataset_mb + workload.model_mb + 2 * w * _state_mb(workload) + np.where(w > 1, messages, 0.0)
+
+
 def _state_mb(workload: Workload) -> float:
     return workload.state_mb or workload.model_mb
 
 
-def _relays(
+def dies_too_early(life_s: float, iteration_s: Array, load_s: Array) -> Array:
+    """Whether a function ends before it has done anything. Once true, true for any longer iteration or loading."""
+    return np.asarray(life_s <= 2 * iteration_s + load_s)
+
+
+def relays_of(
     workload: Workload, platform: PlatformProfile, terms: Terms, m: Array, load: Array, each: Array, total: Array
 ) -> tuple[Array, Array, Array]:
     """How often each rank hands over, the seconds that this stops the run for, and those that are billed twice.
 
-    A function hands over when another iteration might not fit its life; its successor is loaded by then.
+    A function hands over when another iteration might not fit its life; its successor is loaded by then. None of the
+    three falls as loading, an iteration or the total grow: bounds rest on that.
     """
     life = terms.lifetime_s or platform.lifetime_s
     state = _state_mb(workload)
@@ -348,7 +382,7 @@ def _relays(
 
 def published(
     workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Numbers, memory_mb: Numbers,
-    aggregators: Numbers, batch: Numbers, other_batch: Numbers, relaxed: bool = False,
+    aggregators: Numbers, batch: Numbers, other_batch: Numbers,
 ) -> Prediction:  # fmt: skip
     """The thesis's own equations, 3-1 to 3-29, to the letter: for comparison with its tables.
 
@@ -365,9 +399,7 @@ def published(
     t_down = np.where(distributed, k * down, 0.0)  # 3-4
     train = workload.compute_s(ba, m)  # 3-12
     global_batch = ba * k + bn * (w - k)  # 3-14
-    load = platform.seconds(
-        "down", workload.model_mb + workload.dataset_mb * (ba if relaxed else bn) / global_batch, m
-    )  # 3-13, 3-15
+    load = platform.seconds("down", workload.model_mb + workload.dataset_mb * bn / global_batch, m)  # 3-13, 3-15
     per_epoch = workload.samples / global_batch  # 3-17
     iterations = terms.epochs * per_epoch
     each = train + t_up + t_agg + t_down  # 3-20

@@ -120,6 +120,134 @@ class Transfer:
     down: Rate
 
 
+@dataclass(frozen=True, slots=True)
+class _Curves:
+    """The rates of one direction at all measured quotas, to be evaluated together."""
+
+    rates: tuple[Rate, ...]
+    stacked: Rate | None
+    """One rate whose coefficients are arrays, where all have one form."""
+    s_per_mb: Array
+    last: list[Any]
+    """The quotas asked for last, as the very array, and what was found: a prediction asks many times for the same."""
+    fixed: dict[float, Array]
+    """Seconds at every measured quota, of sizes that do not depend on a configuration: a model, a lease."""
+    laid: dict[float | bytes | None, Array]
+    """At the quotas asked for last: seconds of one size, or of a row of sizes, and of one MB of many objects."""
+
+    def place(self, nodes: Array, memory: Array) -> tuple[Any, Any]:
+        """The node below each quota, and how far it is from there to the one above."""
+        known = self.last
+        if not known or known[0] is not memory:
+            self.laid.clear()
+            self.last[:] = known = [memory, *_node(nodes, memory), None, None]
+        return known[1], known[2]
+
+    def around(self, nodes: Array, memory: Array) -> tuple[Array, Rate, Rate]:
+        """How far from the node below to the one above, and the rates at both."""
+        i, weight = self.place(nodes, memory)
+        known = self.last
+        if known[3] is None:
+            known[3:] = self.at(i), self.at(i + 1)
+        return weight, known[3], known[4]
+
+    def of_one(self, nodes: Array, size: float, memory: Array) -> Array:
+        """Seconds of one size at many quotas."""
+        i, weight = self.place(nodes, memory)
+        found = self.laid.get(size)
+        if found is not None:
+            return found
+        each = self.fixed.get(size)
+        if each is None:
+            if len(self.fixed) >= KEPT:
+                self.fixed.clear()
+            each = self.fixed[size] = self.everywhere(np.asarray(size))
+        low = each.take(i)
+        return self._keep(size, np.asarray(low + weight * (each.take(i + 1) - low)))
+
+    def of_mb(self, nodes: Array, memory: Array) -> Array:
+        """Seconds per MB of many objects."""
+        self.place(nodes, memory)
+        found = self.laid.get(None)
+        return self._keep(None, np.asarray(np.interp(memory, nodes, self.s_per_mb))) if found is None else found
+
+    def _keep(self, key: float | bytes | None, found: Array) -> Array:
+        if len(self.laid) >= KEPT:
+            self.laid.clear()
+        found.flags.writeable = False
+        self.laid[key] = found
+        return found
+
+    def of_row(self, nodes: Array, size: Array, memory: Array) -> Array:
+        """Seconds of a row of sizes at a column of quotas."""
+        i, weight = self.place(nodes, memory)
+        key = size.tobytes()
+        found = self.laid.get(key)
+        if found is not None:
+            return found
+        each, rows = self.everywhere(size[0]), i[:, 0]
+        found = (each[1:] - each[:-1]).take(rows, axis=0)
+        found *= weight
+        found += each.take(rows, axis=0)
+        return self._keep(key, found)
+
+    def at(self, node: Any) -> Rate:
+        """The rate at some nodes: coefficients of the shape of `node`."""
+        if self.stacked is None:
+            return self.rates[int(node)] if np.ndim(node) == 0 else _Mixed(self.rates, node)  # type: ignore[return-value]
+        form = type(self.stacked)
+        return form(**{f.name: getattr(self.stacked, f.name)[node] for f in dataclasses.fields(form)})
+
+    def everywhere(self, size: Array) -> Array:
+        """Seconds of every size at every node, nodes first."""
+        if self.stacked is None:
+            return np.stack([rate.seconds(size) for rate in self.rates])
+        form, ones = type(self.stacked), (1,) * size.ndim
+        column = {f.name: getattr(self.stacked, f.name).reshape(-1, *ones) for f in dataclasses.fields(form)}
+        return form(**column).seconds(size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """Rates of different forms, one chosen per element."""
+
+    rates: tuple[Rate, ...]
+    node: Array
+
+    def seconds(self, size: Array) -> Array:
+        at = np.stack(
+            [np.broadcast_to(r.seconds(size), np.broadcast_shapes(size.shape, self.node.shape)) for r in self.rates]
+        )
+        return np.asarray(np.take_along_axis(at, np.broadcast_to(self.node, at.shape[1:])[None], axis=0)[0])
+
+
+KEPT = 16
+"""Sizes, or rows of sizes, of which seconds are kept."""
+_KNOWN: dict[int, tuple[tuple[Transfer, ...], dict[str, tuple[Array, _Curves]]]] = {}
+"""By the identity of a profile's transfers, which are immutable: stacking them costs more than evaluating them."""
+
+
+def _curves(transfer: tuple[Transfer, ...]) -> dict[str, tuple[Array, _Curves]]:
+    """Measured quotas and stacked rates, by direction."""
+    known = _KNOWN.get(id(transfer))
+    if known is not None and known[0] is transfer:
+        return known[1]
+    found = {}
+    nodes = np.array([t.memory_mb for t in transfer])
+    for direction in ("up", "down"):
+        rates: tuple[Rate, ...] = tuple(getattr(t, direction) for t in transfer)
+        forms = {type(r) for r in rates}
+        stacked = None
+        if len(forms) == 1:
+            (form,) = forms
+            stacked = form(**{f.name: np.array([getattr(r, f.name) for r in rates]) for f in dataclasses.fields(form)})  # type: ignore[arg-type]
+        found[direction] = nodes, _Curves(rates, stacked, np.array([1 / r.bandwidth_mb_s for r in rates]), [], {}, {})
+    if len(_KNOWN) > 256:
+        _KNOWN.clear()
+    _KNOWN[id(transfer)] = transfer, found
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One model on one dataset."""
@@ -195,6 +323,10 @@ class PlatformProfile:
     price_delete: float = 0.0
     price_mb: float = 0.0
     """Per MB moved, for caches that bill by volume."""
+    price_gb_hour: float = 0.0
+    """Per GB kept in the channel for an hour, for caches that bill by it."""
+    least_kept_gb: float = 0.0
+    """GB that are billed at least."""
     price_server_hour: float = 0.0
     poll_s: float = 0.0
     """Seconds of one request that finds nothing; 0: the store waits by itself, and is not polled."""
@@ -203,6 +335,10 @@ class PlatformProfile:
     channel: str = "objects"
     """`objects`, `cache` or `server`."""
     concurrency: int = 1000
+    """Functions that may run at once."""
+    burst: int = 0
+    """Functions that may start at once, and as many more every `burst_s`, refilled evenly; 0: no such limit."""
+    burst_s: float = 0.0
     mb_per_vcpu: float = 1769.0
     total_memory_mb: float = 0.0
     """Sum of all functions' quotas up to which each gets its CPU share (one machine has only so many cores); 0: any."""
@@ -211,10 +347,21 @@ class PlatformProfile:
     server_mb_s: float = 0.0
     """MB/s in each direction of a parameter server's link, which all functions share; 0: no limit of its own."""
     transfer: tuple[Transfer, ...]
+    measured_mb: float = 0.0
+    """Largest object whose transfer was measured; 0: not known, the rates are taken to hold at any size."""
+    error_up: float = 0.0
+    """Mean relative error of uploads that were kept out of the fit; 0: not known. `error_down` is that of downloads."""
+    error_down: float = 0.0
     source: str = ""
     as_of: str = ""
     """ISO date of the prices."""
     notes: tuple[str, ...] = ()
+
+    def start_s(self, workers: Array | float) -> Array:
+        """Seconds from the launch until the last of so many functions begins: cold start, and its turn in the burst."""
+        w = np.asarray(workers, dtype=float)
+        start = np.maximum(self.cold_start_s, w * self.start_each_s)
+        return np.asarray(start + np.maximum(w - self.burst, 0.0) * self.burst_s / self.burst if self.burst else start)
 
     def quotas(self, step_mb: int | None = None) -> Array:
         """All memory quotas, ascending."""
@@ -231,36 +378,47 @@ class PlatformProfile:
             memory_mb: broadcastable to it.
 
         Returns:
-            Seconds, interpolated linearly between measured quotas, constant beyond them.
+            Seconds, interpolated linearly between measured quotas, constant beyond them; of larger objects than were
+            measured, the rest at the bandwidth of the largest one that was.
         """
-        rates: list[Rate] = [getattr(t, direction) for t in self.transfer]
-        nodes = np.array([t.memory_mb for t in self.transfer])
         size, memory = np.asarray(size_mb, dtype=float), np.asarray(memory_mb, dtype=float)
+        if not self.measured_mb or not size.size or size.max() <= self.measured_mb:
+            return self._measured(direction, size, memory)
+        largest = np.asarray(self.measured_mb)
+        at_largest, latency = (self._measured(direction, np.asarray(x), memory) for x in (self.measured_mb, 0.0))
+        beyond = np.maximum(size - largest, 0.0) * (at_largest - latency) / largest
+        return np.asarray(self._measured(direction, np.minimum(size, largest), memory) + beyond)
+
+    def _measured(self, direction: Literal["up", "down"], size: Array, memory: Array) -> Array:
         shape = np.broadcast_shapes(size.shape, memory.shape)
-        if len(rates) == 1:
-            return np.broadcast_to(rates[0].seconds(size), shape)
-        if memory.size and not any(memory.strides):  # one quota for all: two nodes instead of all of them
-            i, w = _node(nodes, memory.flat[0])
-            low, high = rates[i].seconds(size), rates[i + 1].seconds(size)
-            return np.broadcast_to(low + w * (high - low), shape)
-        size, memory = np.broadcast_to(size, shape), np.broadcast_to(memory, shape)
-        at = np.stack([rate.seconds(size) for rate in rates])
-        nearest, weight = _node(nodes, memory)
-        low = np.take_along_axis(at, nearest[None], axis=0)[0]
-        high = np.take_along_axis(at, nearest[None] + 1, axis=0)[0]
-        return np.asarray(low + weight * (high - low))
+        nodes, rates = _curves(self.transfer)[direction]
+        if len(nodes) == 1:
+            return np.broadcast_to(rates.at(0).seconds(size), shape)
+        if size.ndim == 0:
+            return rates.of_one(nodes, float(size), memory)
+        if size.ndim == 2 and memory.ndim == 2 and size.shape[0] == memory.shape[1] == 1 and len(memory) > 1:
+            return rates.of_row(nodes, size, memory)
+        if memory.size == 1 or math.prod(shape) <= 2 * size.size * len(nodes):
+            weight, below, above = rates.around(nodes, memory)
+            low, high = below.seconds(size), above.seconds(size)
+        else:  # few sizes at many quotas: every size once at every node
+            i, weight = _node(nodes, memory)
+            each = rates.everywhere(size)
+            place = np.ogrid[tuple(slice(n) for n in size.shape)] if size.ndim else ()
+            low, high = each[(i, *place)], each[(i + 1, *place)]
+        return np.broadcast_to(low + weight * (high - low), shape)
 
     def seconds_per_mb(self, direction: Literal["up", "down"], memory_mb: Array | float) -> Array:
         """Of many objects at once: the link's own limit."""
-        nodes = np.array([t.memory_mb for t in self.transfer])
-        at = np.array([1 / getattr(t, direction).bandwidth_mb_s for t in self.transfer])
-        return np.asarray(np.interp(np.asarray(memory_mb, dtype=float), nodes, at))
+        nodes, rates = _curves(self.transfer)[direction]
+        memory = np.asarray(memory_mb, dtype=float)
+        return rates.of_mb(nodes, memory) if len(nodes) > 1 else np.full(memory.shape, rates.s_per_mb[0])
 
 
 def _node(nodes: Array, memory_mb: Any) -> tuple[Any, Any]:
     """Between which two measured quotas, and how far from the first to the second."""
-    m = np.clip(memory_mb, nodes[0], nodes[-1])
-    i = np.clip(np.searchsorted(nodes, m, side="right") - 1, 0, len(nodes) - 2)
+    m = np.minimum(np.maximum(memory_mb, nodes[0]), nodes[-1])
+    i = nodes[1:-1].searchsorted(m, side="right")
     return i, (m - nodes[i]) / (nodes[i + 1] - nodes[i])
 
 
@@ -336,7 +494,7 @@ def parse_workload(raw: Any, *, where: str) -> Workload:
         _must(values[k] > 0, f"{where}.{k} = {values[k]:g} should be above 0")
     for k in values.keys() - {"m", "b"}:
         _must(values[k] >= 0, f"{where}.{k} = {values[k]:g} should not be negative")
-    _must(values["b"] > -1, f"{where}.b = {values['b']:g} would make one sample free: should be above -1")
+    _must(values["b"] >= 0, f"{where}.b = {values['b']:g} would make small batches nearly free: should not be negative")
     for k in ("samples", "test_samples"):
         _must(float(values.get(k, 0)).is_integer(), f"{where}.{k} = {values.get(k)} should be a whole number")
         values[k] = int(values.get(k, 0))
@@ -380,7 +538,7 @@ def parse_platform(raw: Any, *, where: str) -> PlatformProfile:
         _must(v >= 0, f"{where}.{k} = {v:g} should not be negative")
     for k in ("lifetime_s", "mb_per_vcpu", "parallel", "concurrency"):
         _must(values.get(k, 1) > 0, f"{where}.{k} = {values.get(k)} should be above 0")
-    for k in ("parallel", "concurrency"):
+    for k in ("parallel", "concurrency", "burst"):
         if k in values:
             values[k] = int(values[k])
     return PlatformProfile(

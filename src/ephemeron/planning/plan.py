@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Searched:
     method: str
     """`exact`, `two-stage` or `brute-force`."""
     seconds: float
+    """For everything that the plan says: the choice, the front, alternatives and reasons."""
     evaluated: int
     """Candidates whose time and cost were computed."""
     pruned: int = 0
@@ -77,12 +79,24 @@ class Plan:
     """`deadline_s`, `budget_usd`, `max_global_batch`, as asked."""
     binding: str
     """What bounds it: a limit that holds the optimum back, or else the phase that takes longest."""
+    compared: list[dict[str, Any]] = field(default_factory=list)
+    """What a person would choose between, limits or not: `{why, within_limits, time_ratio, cost_ratio, …choice}`; `why` is
+    `chosen`, `cheapest`, `fastest`, `knee` or `one function`, ratios are to the chosen one."""
     alternatives: list[dict[str, Any]] = field(default_factory=list)
-    """`{why, …choice}`: next best, one worker more or less, one memory step more or less."""
+    """As `compared`: next best W, one worker more or less, one memory step more or less."""
+    uncertainty: dict[str, Any] = field(default_factory=dict)
+    """What the profile is not sure of, and what follows for time, cost and choice: `uncertainty.Uncertainty`."""
+    extrapolated: list[str] = field(default_factory=list)
+    """Sizes and quotas of the choice beyond those that were measured."""
     advice: list[str] = field(default_factory=list)
     """Sentences for people."""
     machines: list[dict[str, Any]] = field(default_factory=list)
-    """The same job on virtual machines: `{name, seconds, cost_usd}`, cheapest first."""
+    """The same job on virtual machines and containers, at most six: `{name, seconds, cost_usd, kind, arm64, verified, as_of,
+    vcpus, counted_vcpus}`, cheapest first; `kind` is `on demand`, `spot` or `fargate`."""
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    """Machines with a GPU: `{name, hour_usd, break_even, seconds, cost_usd, verified, as_of}`, as `planning.rented.gpus` says."""
+    beyond: dict[str, float] = field(default_factory=dict)
+    """`arm64_usd` and `egress_usd`, as `planning.rented.beyond` says."""
     front: list[dict[str, Any]] = field(default_factory=list)
     """Choices that nothing beats in both time and cost, fastest first."""
     profile: dict[str, Any] = field(default_factory=dict)
@@ -114,10 +128,21 @@ def load_plan(path: str | Path) -> Plan:
         raise JobError(f"plan {path} is not a plan: {e}") from None
 
 
+NAMES = (
+    "workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "sync", "channel",
+    "compression",
+)  # fmt: skip
+
+
+def parse_choice(raw: Mapping[str, Any]) -> Choice:
+    """A choice from a dictionary that holds it, whatever else it holds."""
+    return Choice(**{n: raw[n] for n in NAMES}, predicted=Predicted(**raw["predicted"]))
+
+
 def parse_plan(raw: dict[str, Any]) -> Plan:
     """A plan from the dictionary that `to_dict` made."""
     raw = dict(raw)
-    names = ("workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator",
-             "pattern", "sync", "channel", "compression")  # fmt: skip
-    choice = Choice(**{n: raw.pop(n) for n in names}, predicted=Predicted(**raw.pop("predicted")))
+    choice = parse_choice(raw)
+    for name in (*NAMES, "predicted"):
+        del raw[name]
     return Plan(choice=choice, search=Searched(**raw.pop("search")), **raw)

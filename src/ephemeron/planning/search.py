@@ -1,83 +1,404 @@
 """Searches over a space: exact by branch and bound, the thesis's two stages, and plain loops to check both.
 
-`exact` splits nothing but the memory quotas: for every (terms, W, K, B^a) at once, a block of quotas is bounded from
-below in time and cost, and is dropped when the bound is beyond a limit or no better than the best candidate so far;
-what is left is split, down to single quotas, which are computed. Millions of candidates take numpy a fraction of a
-second, and what was dropped was dropped for a reason that is proven: the gap is 0.
+`Search` tabulates exchanges once (`tables`) and answers any number of queries from them: the whole front of time against
+cost, or the best within limits for some W, K and M. A query starts from blocks of quotas, W and K, bounds each from
+below in time and cost with all its batches (`bounds`), drops those that what is known beats, halves the others, and at
+single (W, M, K) settles the batches:
+
+- equal batches: with n iterations in an epoch, the time is the same for every batch that gives n, and grows with n, so the
+  smallest batch of the least n is best, unless functions hand over, where shorter iterations may save one: then the
+  rest of the interval is bounded like any block, and halved;
+- unequal ones: intervals of B^a and of B^n are halved like all others, down to single integers.
+
+What is dropped is dropped for a proven reason: the gap is 0, over every whole number of samples.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ephemeron.performance.model import Prediction
 from ephemeron.performance.profile import Array
-from ephemeron.planning.space import Limits, Option, Space
+from ephemeron.planning.bounds import Blocks, Ranges, bound, pace, ranges
+from ephemeron.planning.heuristics import brute_force, two_stage
+from ephemeron.planning.pareto import NONE, Best, Candidate, Found, Front, Points, joined
+from ephemeron.planning.space import Limits, Space
+from ephemeron.planning.splits import PARTS, cut, groups, halved, octaves
+from ephemeron.planning.tables import PLACE, Tables, families, tabulate
 
-CHUNK = 1 << 15
-"""Candidates that are computed at once: their arrays stay in the cache."""
-FEW = 1 << 13
-"""Candidates that are computed rather than bounded again."""
-FAN = 12
-"""Parts that a block of quotas is split into."""
-DELTAS = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Shrinking factors of algorithm 3.2."""
+CHUNK = 96
+"""Quotas that are tabulated together."""
+AT_ONCE = 1 << 14
+"""Blocks that are bounded together: their arrays stay in the cache."""
+SMALL = 1 << 9
+"""Blocks of one optimum up to which further halves cost less than another round of bounds."""
+SAMPLED = 48
+"""Promising blocks of which one candidate is computed before the others are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which part of the space to search. None: all of it."""
+
+    workers: frozenset[int] | None = None
+    memory_mb: float | None = None
+    aggregators: int | None = None
+    largest_global_batch: int | None = None
+    """May exceed the space's."""
+
+    def holds(self, what: Array) -> Array:
+        """Which candidates are in it, whatever their batches."""
+        good = np.ones(what.shape[1], dtype=bool)
+        if self.workers is not None and what.size:
+            good &= np.isin(np.arange(int(what[1].max()) + 1), sorted(self.workers))[what[1].astype(int)]
+        if self.memory_mb is not None:
+            good &= what[2] == self.memory_mb
+        if self.aggregators is not None:
+            good &= what[3] == self.aggregators
+        return good
+
+
+ALL = Query()
+
+
+class Search:
+    """One space, its tables, and queries over them."""
+
+    def __init__(self, space: Space, *, largest_global_batch: int | None = None) -> None:
+        """Args: `largest_global_batch`: of any query, where one asks for more than the space's own."""
+        self.space = space
+        self.families = families(space)
+        self.most = int(min(space.most_workers, largest_global_batch or space.largest_global_batch))
+        self.evaluated = 0
+        self._computed: list[Points] = []
+        self._tables: dict[tuple[int, int], list[_Columns]] = {}
+
+    def run(self, target: Best | Front, query: Query = ALL) -> None:
+        """Improves `target` until nothing in the query's part of the space can."""
+        count = len(self.space.quotas)
+        if not count or not self.families:
+            return
+        chunks = [(first, min(first + CHUNK, count) - 1) for first in range(0, count, CHUNK)]
+        if query.memory_mb is not None:
+            at = int(np.searchsorted(self.space.quotas, query.memory_mb))
+            chunks = [c for c in chunks if c[0] <= at <= c[1]]
+        for first, last in chunks:
+            for columns in self._tabulated(first, last):
+                _Descent(self, columns, target, query).run()
+
+    def _tabulated(self, first: int, last: int) -> list[_Columns]:
+        found = self._tables.get((first, last))
+        if found is None:
+            tables = tabulate(self.space, self.families, first, last, self.most)
+            found = [_Columns(t, t.merged(groups(t)), {}) for t in tables]
+            if len(self.space.quotas) <= 4 * CHUNK:
+                self._tables[first, last] = found
+        return found
+
+    def predict(self, option: Array, w: Array, m: Array, k: Array, x: Array, y: Array, largest: float) -> Points:
+        """Computes candidates, those that are not allowed as infinite."""
+        space = replace(self.space, largest_global_batch=int(largest))
+        seconds, usd = np.full(len(w), np.inf), np.full(len(w), np.inf)
+        for i in np.unique(option):
+            at = np.flatnonzero(option == i)
+            o = space.options[int(i)]
+            mine = w[at], m[at], k[at], x[at], y[at]
+            p = space.predict(o, *mine)
+            fits = space.fits(o, *mine)
+            seconds[at], usd[at] = np.where(fits, p.seconds, np.inf), np.where(fits, p.cost_usd, np.inf)
+        self._computed.append(Points(np.array([option, w, m, k, x, y]), seconds, usd))
+        return self._computed[-1]
+
+    def known(self, query: Query, limits: Limits) -> Points:
+        """Candidates of the query's part of the space, within limits, that were computed for other queries."""
+        self._computed = [joined(self._computed)] if self._computed else [NONE]
+        p = self._computed[0]
+        _, w, _, k, x, y = p.what
+        largest = query.largest_global_batch or self.space.largest_global_batch
+        good = (p.seconds <= limits.seconds) & (p.usd <= limits.usd) & query.holds(p.what)
+        return p.take(np.flatnonzero(good & (x * k + y * (w - k) <= largest)))
+
+    def computed(self) -> int:
+        """Candidates that were computed, each counted once."""
+        if not self._computed:
+            return 0
+        all_of = joined(self._computed).what
+        code = np.zeros(all_of.shape[1])
+        for row, width in zip(all_of, (64, 1 << 10, 1 << 15, 1 << 10, 1 << 18, 1 << 18), strict=True):
+            code = code * 1.6180339887 + row * (1.0 + width * 1e-3)
+        return len(np.unique(code))
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One point of the space, computed."""
+class _Columns:
+    """Tables of every single quota and of groups of them, and where every query over them begins."""
 
-    option: Option
-    workers: int
-    memory_mb: int
-    aggregators: int
-    batch: int
-    other_batch: int
-    seconds: float
-    cost_usd: float
-
-    def key(self, minimise: str) -> tuple[float, ...]:
-        """What is compared: the aim, then the other, then the plainer configuration."""
-        two = (self.cost_usd, self.seconds) if minimise == "cost" else (self.seconds, self.cost_usd)
-        return (*two, self.workers, self.memory_mb, self.aggregators, self.batch)
+    fine: Tables
+    coarse: Tables
+    begin: dict[float, tuple[Blocks, Ranges]]
+    """By the largest global batch: blocks that cover everything, with their bounds, and what they hold."""
 
 
-@dataclass(slots=True)
-class Found:
-    """What a search returns."""
+class _Descent:
+    """One query over one set of columns."""
 
-    method: str
-    best: Candidate | None = None
-    evaluated: int = 0
-    pruned: int = 0
-    seconds: float = 0.0
-    optimal: bool = False
-    front: list[Candidate] = field(default_factory=list)
+    def __init__(self, search: Search, columns: _Columns, target: Best | Front, query: Query) -> None:
+        self.search, self.space, self.target, self.query = search, search.space, target, query
+        self.fine, self.coarse, self.begin = columns.fine, columns.coarse, columns.begin
+        self.largest = float(query.largest_global_batch or self.space.largest_global_batch)
+        self.allowed = np.ones(search.most + 2, dtype=bool)
+        for some in (self.space.only_workers, query.workers):
+            if some is not None:
+                self.allowed &= np.isin(np.arange(search.most + 2), sorted(some))
+        self.before = np.concatenate([[0], np.cumsum(self.allowed)])
+
+    def run(self) -> None:
+        blocks = self._begun()
+        self._sample(self.coarse, blocks)
+        blocks = self._bounded(self.fine, self._refined(self._alive(blocks)))
+        while len(blocks):
+            self._sample(self.fine, blocks)
+            blocks = self._alive(blocks)
+            single = (blocks.w_level == 0) & (blocks.k_level == 0)
+            wide, narrow = blocks.take(~single), blocks.take(single)
+            parts = [self._bounded(self.fine, self._split(wide))] if len(wide) else []
+            if len(narrow):
+                parts.append(self._settled(narrow))
+            blocks = Blocks.joined(parts) if parts else blocks.take(np.empty(0, dtype=int))
+
+    def _split(self, b: Blocks) -> Blocks:
+        """Halves, and halves of halves as long as they are few."""
+        b = halved(self.fine, b)
+        while isinstance(self.target, Best) and len(b) <= SMALL and (b.w_level.any() or b.k_level.any()):
+            b = halved(self.fine, b)
+        return b
+
+    # -- blocks -----------------------------------------------------------------------------------------------
+
+    def _begun(self) -> Blocks:
+        """What the query wants of the blocks that cover everything: they and their bounds are the same for all queries."""
+        t = self.coarse
+        known = self.begin.get(self.largest)
+        if known is None:
+            b = self._first(t)
+            r = ranges(t, b, self.largest, self.search.most)
+            b, r = b.take(r.some), r.take(r.some)
+            parts = [np.arange(at, min(at + AT_ONCE, len(b))) for at in range(0, len(b), AT_ONCE)]
+            found = [bound(self.space, t, b.take(i), r.take(i), self.largest) for i in parts]
+            if found:
+                seconds, usd = (np.concatenate(x) for x in zip(*found, strict=True))
+                b = replace(b, seconds=seconds, usd=usd)
+            known = self.begin[self.largest] = b, r
+        b, r = known
+        return b.take(np.flatnonzero(self._wanted(t, b, r) & ~self.target.hopeless(b.seconds, b.usd)))
+
+    def _first(self, t: Tables) -> Blocks:
+        """Few blocks that cover everything: narrow where W and K are small."""
+        parts = []
+        for i, f in enumerate(t.families):
+            columns = np.flatnonzero(t.family == i)
+            levels, indices = octaves(min(f.most, self.search.most))
+            if f.tied:
+                wl, wi = kl, ki = levels, indices
+            else:
+                k_levels, k_indices = octaves(f.most_k)
+                a, b = (x.ravel() for x in np.meshgrid(np.arange(len(levels)), np.arange(len(k_levels)), indexing="ij"))
+                possible = (k_indices[b] << k_levels[b]) + 1 < ((indices[a] + 1) << levels[a])
+                wl, wi, kl, ki = (
+                    levels[a][possible],
+                    indices[a][possible],
+                    k_levels[b][possible],
+                    k_indices[b][possible],
+                )
+            n = len(wl)
+            zero = np.zeros(n * len(columns))
+            parts.append(
+                Blocks(
+                    np.repeat(columns, n),
+                    *(np.tile(x, len(columns)) for x in (wl, wi, kl, ki)),
+                    *(zero for _ in range(6)),
+                )
+            )
+        return Blocks.joined(parts)
+
+    def _refined(self, b: Blocks) -> Blocks:
+        """The same blocks for every single quota: those of a group of quotas follow one another."""
+        family, first, last = (x[b.column] for x in (self.coarse.family, self.coarse.first, self.coarse.last))
+        many = (last - first + 1).astype(int)
+        begins = np.searchsorted(self.fine.family, family) + first - self.fine.first[0]
+        column = np.repeat(begins, many) + np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        return replace(b.take(np.repeat(np.arange(len(b)), many)), column=column)
+
+    def _bounded(self, t: Tables, b: Blocks) -> Blocks:
+        """With their bounds, and without those that hold nothing."""
+        parts = []
+        for start in range(0, len(b), AT_ONCE):
+            some = b.take(np.arange(start, min(start + AT_ONCE, len(b))))
+            r = ranges(t, some, self.largest, self.search.most)
+            keep = r.some & self._wanted(t, some, r)
+            if not keep.all():
+                some, r = some.take(keep), r.take(keep)
+            if len(some):
+                seconds, usd = bound(self.space, t, some, r, self.largest)
+                some = replace(some, seconds=seconds, usd=usd)
+                parts.append(some.take(~self.target.hopeless(seconds, usd)))
+        return Blocks.joined(parts) if parts else b.take(np.empty(0, dtype=int))
+
+    def _wanted(self, t: Tables, b: Blocks, r: Ranges) -> Array:
+        last = len(self.allowed) - 1
+        w0, w1 = np.minimum(r.w0, last).astype(int), np.minimum(r.w1, last).astype(int)
+        good = self.before[w1 + 1] > self.before[w0]
+        q = self.query
+        if q.memory_mb is not None:
+            quotas = self.space.quotas
+            good &= (quotas[t.first[b.column]] <= q.memory_mb) & (quotas[t.last[b.column]] >= q.memory_mb)
+        if q.aggregators is not None:
+            good &= (r.k0 <= q.aggregators) & (r.k1 >= q.aggregators)
+        return np.asarray(good)
+
+    def _alive(self, b: Blocks) -> Blocks:
+        return b.take(~self.target.hopeless(b.seconds, b.usd))
+
+    # -- candidates -------------------------------------------------------------------------------------------
+
+    def _sample(self, t: Tables, b: Blocks) -> None:
+        """Computes one candidate of each of the most promising blocks, so that good ones prune the rest."""
+        if not len(b) or (isinstance(self.target, Best) and len(self.target.points)):
+            return
+        order = np.lexsort((b.usd, b.seconds))
+        usd = b.usd[order]
+        edge = order[np.flatnonzero(usd <= np.minimum.accumulate(usd))]
+        if len(edge) > SAMPLED:
+            edge = edge[np.unique(np.linspace(0, len(edge) - 1, SAMPLED).astype(int))]
+        some = b.take(edge)
+        r = ranges(t, some, self.largest, self.search.most)
+        w = np.floor((r.w0 + r.w1) / 2)
+        tied = np.array([f.tied for f in t.families])[t.family[some.column]]
+        k = np.where(tied, w, np.minimum(np.floor((r.k0 + r.k1) / 2), w - 1))
+        at = np.maximum((t.first[some.column] + t.last[some.column]) // 2, t.first[some.column])
+        self._compute_all(t, some, w, k, at, self._batches(t, some, r, w, k))
+
+    def _batches(self, t: Tables, b: Blocks, r: Ranges, w: Array, k: Array) -> list[tuple[Array, Array]]:
+        """Good batches for single W and K: the smallest that give as few iterations as can be, and are balanced."""
+        memory = t.largest_batch[b.column]
+        most = np.minimum(self.largest, w * memory)
+        if not t.unequal:
+            x = np.maximum(np.minimum(np.floor(most / w), r.x1), r.x0)
+            x = np.clip(np.ceil(self._least(w * x) / w), r.x0, x)
+            return [(x, x)]
+        e, o = pace(t, b, r)
+        spread = np.maximum(e - o, 0.0) / t.constants[PLACE["sample_s"], b.column]
+        wanted, others = self._least(most), np.maximum(w - k, 1)
+        balanced = (wanted - (w - k) * spread) / w
+        found = []
+        for x in (np.floor(balanced), np.floor(balanced) + 1):
+            x = np.clip(x, r.x0, r.x1)
+            top = np.minimum(np.minimum(memory, np.floor((self.largest - x * k) / others)), r.y1)
+            y = np.maximum(np.minimum(np.ceil((wanted - k * x) / others), top), np.maximum(r.y0, x))
+            fuller = np.minimum(np.ceil((wanted - y * (w - k)) / k), np.minimum(y, r.x1))
+            found.append((np.maximum(x, np.where(y == top, fuller, 0)), y))
+        return found
+
+    def _least(self, most: Array) -> Array:
+        """The least global batch that gives as few iterations as the largest one."""
+        if self.space.model == "published":
+            return np.floor(most)
+        samples = float(self.space.workload.samples)
+        n = np.maximum(np.ceil(samples / most * (1 - 1e-12)), 1.0)
+        return np.ceil(samples / n * (1 - 1e-12))
+
+    def _compute(self, t: Tables, b: Blocks, w: Array, k: Array, quota: Array, x: Array, y: Array) -> Points:
+        option = np.array([f.option for f in t.families])[t.family[b.column]]
+        p = self.search.predict(option, w, self.space.quotas[quota], k, x, np.where(w > k, y, x), self.largest)
+        wanted = self.allowed[np.minimum(w, len(self.allowed) - 1).astype(int)]
+        q = self.query
+        if q.memory_mb is not None:
+            wanted = wanted & (self.space.quotas[quota] == q.memory_mb)
+        if q.aggregators is not None:
+            wanted = wanted & (k == q.aggregators)
+        self.target.take(p if wanted.all() else p.take(np.flatnonzero(wanted)))
+        return p
+
+    def _compute_all(
+        self, t: Tables, b: Blocks, w: Array, k: Array, quota: Array, batches: list[tuple[Array, Array]]
+    ) -> None:
+        """The same blocks with several batches each."""
+        n = len(batches)
+        x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
+        w, k, quota = (np.tile(v, n) for v in (w, k, quota))
+        self._compute(t, b.take(np.tile(np.arange(len(b)), n)), w, k, quota, x, y)
+
+    def _settled(self, b: Blocks) -> Blocks:
+        """Single (W, M, K): computes what is best in each, and returns what may hold better all the same."""
+        order = np.argsort(b.usd if not isinstance(self.target, Best) or self.target.minimise == "cost" else b.seconds)
+        rest = []
+        for start in range(0, len(b), AT_ONCE // 4):
+            some = self._alive(b.take(order[start : start + AT_ONCE // 4]))
+            if len(some):
+                rest.append((self._unequal if self.fine.unequal else self._equal)(some))
+        return Blocks.joined(rest) if rest else b.take(np.empty(0, dtype=int))
+
+    def _equal(self, b: Blocks) -> Blocks:
+        t = self.fine
+        r = ranges(t, b, self.largest, self.search.most)
+        ((x, _),) = self._batches(t, b, r, r.w0, r.k0)
+        p = self._compute(t, b, r.w0, r.k0, t.first[b.column], x, x)
+        if self.space.model == "published":
+            return b.take(np.empty(0, dtype=int))
+        # Without hand-overs nothing in the rest can be better; where it dies, smaller batches may live.
+        alone = p.seconds + 0.0
+        life = np.array([self._life(f.option) for f in t.families])[t.family[b.column]]
+        more = np.flatnonzero((x > r.x0) & ~(alone < 0.5 * life))
+        if not len(more):
+            return b.take(more)
+        some, x, x0 = b.take(more), x[more], r.x0[more]
+        middle = np.floor((x0 + x - 1) / 2)
+        low, high = replace(some, x0=x0, x1=middle), replace(some, x0=middle + 1, x1=x - 1)
+        return self._bounded(t, Blocks.joined([low, high]))
+
+    def _life(self, option: int) -> float:
+        o = self.space.options[option]
+        return o.terms.lifetime_s or o.platform.lifetime_s
+
+    def _unequal(self, b: Blocks) -> Blocks:
+        t = self.fine
+        r = ranges(t, b, self.largest, self.search.most)
+        whole = np.flatnonzero((b.x1 == 0) & (b.y1 == 0))
+        if len(whole):  # for the first time at this (W, M, K)
+            some, part = b.take(whole), r.take(whole)
+            self._compute_all(
+                t, some, part.w0, part.k0, t.first[some.column], self._batches(t, some, part, part.w0, part.k0)
+            )
+        single = (r.x0 == r.x1) & (r.y0 == r.y1)
+        if single.any():
+            i = np.flatnonzero(single)
+            self._compute(t, b.take(i), r.w0[i], r.k0[i], t.first[b.column[i]], r.x0[i], r.y0[i])
+        i = np.flatnonzero(~single & ~self.target.hopeless(b.seconds, b.usd))
+        if not len(i):
+            return b.take(i)
+        some, r = b.take(i), r.take(i)
+        if isinstance(self.target, Best) and len(i) <= SMALL // PARTS:
+            return self._bounded(t, cut(some, r))
+        by_x = r.x1 > r.x0
+        middle = np.floor((r.x0 + r.x1) / 2)
+        low = replace(some, x0=r.x0, x1=np.where(by_x, middle, r.x1), y0=r.y0, y1=r.y1)
+        high = replace(some, x0=np.where(by_x, middle + 1, r.x0), x1=r.x1, y0=r.y0, y1=r.y1)
+        # A single B^a: the upper end by itself, and the rest halved.
+        middle_y = np.floor((r.y0 + r.y1 - 1) / 2)
+        low = replace(low, y1=np.where(by_x, low.y1, middle_y))
+        high = replace(high, y0=np.where(by_x, high.y0, r.y1))
+        inner = np.flatnonzero(~by_x & (middle_y + 1 <= r.y1 - 1))
+        rest = replace(some, x0=r.x0, x1=r.x1, y0=middle_y + 1, y1=r.y1 - 1).take(inner)
+        return self._bounded(t, Blocks.joined([low, high, rest]))
 
 
-@dataclass(slots=True)
-class _Block:
-    """Shapes of one option that share an interval of quotas."""
-
-    option: Option
-    w: Array
-    k: Array
-    b: Array
-    low: int
-    high: int
-    """Indices of quotas, `low` to `high` inclusive."""
-    bound: Array
-
-
-def exact(space: Space, limits: Limits, *, minimise: str = "cost", front: bool = False) -> Found:
+def exact(
+    space: Space, limits: Limits, *, minimise: str = "cost", front: bool = False, tolerance: float = 0.0
+) -> Found:
     """The optimum, proven; with `front`, everything that nothing beats in both time and cost.
 
     Args:
@@ -87,258 +408,32 @@ def exact(space: Space, limits: Limits, *, minimise: str = "cost", front: bool =
         front: find the whole Pareto front within the limits instead of one optimum (its best is the optimum).
     """
     began = time.perf_counter()
-    found = Found("exact", optimal=True)
-    best = _Front() if front else _Best(minimise)
-    total = 0
-    pending: list[tuple[float, int, _Block]] = []
-    number = itertools.count()
+    search = Search(space)
+    target = Front(tolerance) if front else Best(minimise, limits)
+    search.run(target)
+    points = target.thinned() if isinstance(target, Front) else target.points
+    all_of = [points.candidate(space.options, i) for i in range(len(points))]
+    within = [c for c in all_of if c.seconds <= limits.seconds and c.cost_usd <= limits.usd]
+    best = min(within, key=lambda c: c.key(minimise), default=None)
+    evaluated = search.computed()
+    return Found(
+        "exact", best=best, evaluated=evaluated, pruned=max(space.size() - evaluated, 0), seconds=time.perf_counter() - began,
+        optimal=True, front=within,
+    )  # fmt: skip
 
-    def push(blocks: list[_Block]) -> None:
-        for block in blocks:
-            heapq.heappush(pending, (float(block.bound.min()), next(number), block))
 
-    last = len(space.quotas) - 1
+def predictions_of(space: Space, candidates: Sequence[Candidate]) -> list[Prediction]:
+    """Everything that is predicted of some candidates."""
+    found: dict[int, Prediction] = {}
     for o in space.options:
-        w, k, b = space.shapes(o)
-        total += len(w) * len(space.quotas)
-        if len(w):
-            push(_split(space, o, w, k, b, 0, last, limits, best))
-    while pending:
-        # The most promising block first, so that good candidates come early and prune the rest.
-        _, _, block = heapq.heappop(pending)
-        keep = best.may_improve_by(block.bound)
-        if not keep.any():
-            continue
-        w, k, b = block.w[keep], block.k[keep], block.b[keep]
-        quotas = space.quotas[block.low : block.high + 1]
-        if len(quotas) == 1 or len(w) * len(quotas) <= FEW:
-            found.evaluated += _compute(space, block.option, w, k, b, quotas, limits, best)
-        else:
-            push(_split(space, block.option, w, k, b, block.low, block.high, limits, best))
-    found.front = best.candidates(minimise)
-    found.best = min(found.front, key=lambda c: c.key(minimise), default=None)
-    found.pruned = total - found.evaluated
-    found.seconds = time.perf_counter() - began
-    return found
-
-
-def _split(
-    space: Space, o: Option, w: Array, k: Array, b: Array, low: int, high: int, limits: Limits, best: _Best | _Front
-) -> list[_Block]:
-    """The parts of a block that may hold something."""
-    edges = np.unique(np.linspace(low, high + 1, min(FAN, high - low + 1) + 1).astype(int))
-    blocks = []
-    for first, end in itertools.pairwise(edges):
-        m_low, m_high = space.quotas[first], space.quotas[end - 1]
-        held = (space.workload.memory_needed_mb(b) <= m_high + 1e-9) & space.together(w, m_low)
-        parts = []
-        for at in _chunks(np.flatnonzero(held)):
-            seconds, usd = space.bound(o, w[at], m_low, m_high, k[at], b[at])
-            keep = (seconds <= limits.seconds) & (usd <= limits.usd) & best.may_improve(seconds, usd)
-            parts.append((at[keep], best.order(seconds, usd)[keep]))
-        at = np.concatenate([p[0] for p in parts]) if parts else np.empty(0, dtype=int)
-        if len(at):
-            bound = np.concatenate([p[1] for p in parts])
-            blocks.append(_Block(o, w[at], k[at], b[at], int(first), int(end - 1), bound))
-    return blocks
-
-
-def _compute(
-    space: Space, o: Option, w: Array, k: Array, b: Array, quotas: Array, limits: Limits, best: _Best | _Front
-) -> int:
-    for at in _chunks(np.arange(len(w) * len(quotas))):
-        shape, quota = at % len(w), at // len(w)
-        ws, ks, bs = w[shape], k[shape], b[shape]
-        ms = np.broadcast_to(quotas[0], at.shape) if len(quotas) == 1 else quotas[quota]
-        bn = space.other_batch(o, ws, ms, ks, bs)
-        p = space.predict(o, ws, ms, ks, bs, bn)
-        ok = space.fits(ws, ms, ks, bs, bn) & (p.seconds <= limits.seconds) & (p.cost_usd <= limits.usd)
-        ok &= np.isfinite(p.seconds)
-        if ok.any():
-            best.take(o, ws[ok], ms[ok], ks[ok], bs[ok], bn[ok], p.seconds[ok], p.cost_usd[ok])
-    return len(w) * len(quotas)
-
-
-def _chunks(indices: Array) -> Iterator[Array]:
-    for start in range(0, len(indices), CHUNK):
-        yield indices[start : start + CHUNK]
-
-
-class _Best:
-    """The best candidate so far."""
-
-    def __init__(self, minimise: str) -> None:
-        self.minimise = minimise
-        self.best: Candidate | None = None
-        self.value = math.inf
-
-    def order(self, seconds: Array, usd: Array) -> Array:
-        """By which blocks are ranked, and compared with the best."""
-        return usd if self.minimise == "cost" else seconds
-
-    def may_improve(self, seconds: Array, usd: Array) -> Array:
-        return np.asarray(self.order(seconds, usd) <= self.value)
-
-    def may_improve_by(self, bound: Array) -> Array:
-        return np.asarray(bound <= self.value)
-
-    def take(self, o: Option, w: Array, m: Array, k: Array, b: Array, bn: Array, seconds: Array, usd: Array) -> None:
-        first, second = (usd, seconds) if self.minimise == "cost" else (seconds, usd)
-        i = int(np.lexsort((b, k, m, w, second, first))[0])
-        candidate = _candidate(o, w, m, k, b, bn, seconds, usd, i)
-        if self.best is None or candidate.key(self.minimise) < self.best.key(self.minimise):
-            self.best, self.value = candidate, float(first[i])
-
-    def candidates(self, minimise: str) -> list[Candidate]:
-        return [] if self.best is None else [self.best]
-
-
-class _Front:
-    """Everything so far that nothing beats in both time and cost."""
-
-    def __init__(self) -> None:
-        self.kept: list[Candidate] = []
-        self.seconds = np.empty(0)
-        self.usd = np.empty(0)
-
-    def order(self, seconds: Array, usd: Array) -> Array:
-        return usd
-
-    def may_improve(self, seconds: Array, usd: Array) -> Array:
-        if not self.kept:
-            return np.ones(np.shape(usd), dtype=bool)
-        # Times ascend and costs descend along the front: the cheapest among those as fast is the last of them.
-        i = np.searchsorted(self.seconds, seconds, side="right") - 1
-        return np.where(i >= 0, usd < self.usd[np.maximum(i, 0)], True)
-
-    def may_improve_by(self, bound: Array) -> Array:
-        return np.ones(len(bound), dtype=bool)  # decided when the block was made, and again when it is split
-
-    def take(self, o: Option, w: Array, m: Array, k: Array, b: Array, bn: Array, seconds: Array, usd: Array) -> None:
-        new = self.may_improve(seconds, usd)
-        order = np.flatnonzero(new)[np.lexsort((usd[new], seconds[new]))]
-        least = math.inf
-        for i in order:
-            if usd[i] < least:
-                least = float(usd[i])
-                self.kept.append(_candidate(o, w, m, k, b, bn, seconds, usd, int(i)))
-        self._thin()
-
-    def _thin(self) -> None:
-        self.kept.sort(key=lambda c: c.key("time"))
-        thin: list[Candidate] = []
-        for c in self.kept:
-            if not thin or c.cost_usd < thin[-1].cost_usd:
-                thin.append(c)
-        self.kept = thin
-        self.seconds = np.array([c.seconds for c in thin])
-        self.usd = np.array([c.cost_usd for c in thin])
-
-    def candidates(self, minimise: str) -> list[Candidate]:
-        return self.kept
-
-
-def _candidate(
-    o: Option, w: Array, m: Array, k: Array, b: Array, bn: Array, seconds: Array, usd: Array, i: int
-) -> Candidate:
-    return Candidate(o, int(w[i]), int(m[i]), int(k[i]), int(b[i]), int(bn[i]), float(seconds[i]), float(usd[i]))
-
-
-def brute_force(space: Space, limits: Limits, *, minimise: str = "cost") -> Found:
-    """Plain loops over everything, one candidate at a time. Slow; what `exact` is held against."""
-    began = time.perf_counter()
-    found = Found("brute-force", optimal=True)
-    for o in space.options:
-        for w, k, b in zip(*space.shapes(o), strict=True):
-            for m in space.quotas:
-                found.evaluated += 1
-                _consider(found, evaluate(space, o, w, m, k, b), limits, minimise)
-    found.seconds = time.perf_counter() - began
-    return found
-
-
-def _consider(found: Found, one: Candidate | None, limits: Limits, minimise: str) -> None:
-    if one is None or one.seconds > limits.seconds or one.cost_usd > limits.usd or math.isinf(one.seconds):
-        return
-    if found.best is None or one.key(minimise) < found.best.key(minimise):
-        found.best = one
-
-
-def evaluate(space: Space, o: Option, w: float, m: float, k: float, b: float) -> Candidate | None:
-    """One candidate; None if memory or the global batch forbid it."""
-    ws, ms, ks, bs = (np.array([float(x)]) for x in (w, m, k, b))
-    bn = space.other_batch(o, ws, ms, ks, bs)
-    if not space.fits(ws, ms, ks, bs, bn)[0]:
-        return None
-    p = space.predict(o, ws, ms, ks, bs, bn)
-    return _candidate(o, ws, ms, ks, bs, bn, p.seconds, p.cost_usd, 0)
-
-
-def prediction_of(space: Space, c: Candidate) -> Prediction:
-    """Everything that is predicted of a candidate."""
-    w, m, k, b, bn = (np.array([float(x)]) for x in (c.workers, c.memory_mb, c.aggregators, c.batch, c.other_batch))
-    return space.predict(c.option, w, m, k, b, bn).at(0)
-
-
-def two_stage(space: Space, limits: Limits, *, minimise: str = "cost") -> Found:
-    """FasDL, algorithms 3.1 and 3.2 as published: ScatterReduce first, then K and B^n for its W, M and B^a.
-
-    A heuristic: it proves nothing, and finds nothing where ScatterReduce has no configuration that comes near. Of the
-    options it takes K-REDUCE under HAP, or what comes nearest to it.
-    """
-    began = time.perf_counter()
-    found = Found("two-stage")
-    hap = [o for o in space.options if o.terms.sync == "hap"]
-    for o in hap or space.options:
-        for delta in DELTAS:
-            stage = _shrunk(space, o, limits, delta, found, minimise)
-            if stage is None:
-                continue
-            w, m, b = stage
-            low, high = (1, w) if w > 1 else (1, 1)
-            for k in range(low, high + 1):
-                found.evaluated += 1
-                _consider(found, evaluate(space, o, w, m, k, b), limits, minimise)
-    found.seconds = time.perf_counter() - began
-    return found
-
-
-def _shrunk(
-    space: Space, o: Option, limits: Limits, delta: float, found: Found, minimise: str
-) -> tuple[int, int, int] | None:
-    """Algorithm 3.1: W, M and B^a of the cheapest ScatterReduce under T_max/δ and B^g_max·δ.
-
-    Its lines 15 to 17 leave the loop over batches at the first one that is too slow, which is the smallest, although
-    larger ones are faster; its text gives up a quota only if no batch is fast enough. The text is followed.
-    """
-    best: tuple[float, int, int, int] | None = None
-    quotas = space.quotas[::-1]
-    for w in range(*_inclusive(o.workers(space.most_workers))):
-        m, b = (x.ravel() for x in np.meshgrid(quotas, space.batches, indexing="ij"))
-        ws = np.full_like(m, w)
-        p = space.predict(o, ws, m, ws, b, b)
-        found.evaluated += len(m)
-        grid = (len(quotas), len(space.batches))
-        seconds, usd = p.seconds.reshape(grid), p.cost_usd.reshape(grid)
-        upper = space.workload.largest_batch(quotas)
-        for i in range(len(quotas)):
-            stop = True
-            for j, batch in enumerate(space.batches):
-                if batch > upper[i] or batch * w > space.largest_global_batch * delta:
-                    break
-                if seconds[i, j] > limits.seconds / delta:
-                    continue
-                stop = False
-                value = usd[i, j] if minimise == "cost" else seconds[i, j]
-                if best is None or value < best[0]:
-                    best = (float(value), w, int(quotas[i]), int(batch))
-            if stop:
-                break
-    return None if best is None else best[1:]
-
-
-def _inclusive(bounds: tuple[int, int]) -> tuple[int, int]:
-    return bounds[0], bounds[1] + 1
+        mine = [i for i, c in enumerate(candidates) if c.option is o]
+        if mine:
+            rows = [candidates[i] for i in mine]
+            numbers = [(c.workers, c.memory_mb, c.aggregators, c.batch, c.other_batch) for c in rows]
+            w, m, k, b, bn = np.array(numbers, dtype=float).T
+            p = space.predict(o, w, m, k, b, bn)
+            found.update({i: p.at(j) for j, i in enumerate(mine)})
+    return [found[i] for i in range(len(candidates))]
 
 
 METHODS: dict[str, Callable[..., Found]] = {"exact": exact, "two-stage": two_stage, "brute-force": brute_force}

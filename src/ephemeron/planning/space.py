@@ -1,45 +1,28 @@
-"""What can be chosen: FasDL section 3.4.2, as arrays.
+"""What can be chosen: FasDL section 3.4.2, with every whole number of samples.
 
-A candidate is (terms, W, M, K, B^a); B^n follows from them by the synchronisation condition (3-22), as large as
-memory (4-2) and the largest global batch (3-30) allow. Terms are the choices that have names: pattern,
-synchronisation, compression, and with the platform profile the channel.
+A candidate is (terms, W, M, K, B^a, B^n): named choices, integers and a quota that the platform sells. Terms are the
+choices that have names: pattern, synchronisation, compression, and with the platform profile the channel. B^a and B^n
+are any integers that memory (4-2) and the largest global batch (3-30) allow; B^n differs from B^a only under HAP and
+where somebody does not aggregate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ephemeron.performance.model import (
-    TINY_MB,
-    Prediction,
-    Terms,
-    exchange,
-    largest_nonaggregator_batch,
-    predict,
-    published,
-    samples_in,
-)
-from ephemeron.performance.profile import (
-    Affine,
-    Array,
-    PlatformProfile,
-    Power,
-    Profile,
-    Rate,
-    Transfer,
-    Workload,
-)
+from ephemeron.performance.model import Prediction, Terms, largest_nonaggregator_batch, predict, published
+from ephemeron.performance.profile import Array, PlatformProfile, Profile, Workload
 
 MOST_WORKERS = 256
 LARGEST_GLOBAL_BATCH = 1024
 """Where neither user nor data set a smaller one."""
 GAMMA_MIN = 0.5
-"""Least share of the largest training rate, equation 3-33: smaller batches are not considered."""
+"""Least share of the largest training rate, equation 3-33: the thesis considers no smaller batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +48,6 @@ class Option:
 
     terms: Terms
     platform: PlatformProfile
-    optimist: PlatformProfile
-    """The same, with transfers at every quota as fast as at any smaller one: for bounds that fall as quotas grow."""
-    pessimist: PlatformProfile
-    """The same, with transfers as slow as at any larger one."""
 
     def aggregators(self, workers: int) -> tuple[int, int]:
         """Least and largest K."""
@@ -83,10 +62,10 @@ class Option:
         """Least and largest W. One worker alone is pattern `standalone`."""
         return (1, 1) if self.terms.pattern == "standalone" else (2, most)
 
-
-def option(terms: Terms, platform: PlatformProfile) -> Option:
-    """Works out what bounds need."""
-    return Option(terms, platform, _envelope(platform, fastest=True), _envelope(platform, fastest=False))
+    @property
+    def unequal(self) -> bool:
+        """Whether those who do not aggregate may have batches of their own."""
+        return self.terms.sync == "hap" and self.terms.pattern in ("k-reduce", "all-reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +77,7 @@ class Space:
     quotas: Array
     """Memory quotas, ascending."""
     batches: Array
-    """Choices of B^a, ascending."""
+    """Choices of B^a of the thesis's own search, algorithm 3.1, ascending. `exact` takes every integer."""
     most_workers: int
     largest_global_batch: int
     model: str = "honest"
@@ -113,91 +92,115 @@ class Space:
         f = predict if self.model == "honest" else published
         return f(self.workload, o.platform, o.terms, workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn)
 
-    def bound(self, o: Option, w: Array, low: Array, high: Array, k: Array, ba: Array) -> tuple[Array, Array]:
-        """Least seconds and US dollars of all candidates with quotas from `low` to `high`.
-
-        Every time falls with the quota, if transfers are taken from the optimist, and with B^n, of which an upper
-        bound is taken; of the cost of functions, time is taken at the larger quota and the price at the smaller one.
-        """
-        bn = self._most_other(o, w, low, high, k, ba)
-        if self.model == "honest":
-            asked = o.pessimist.seconds("down", TINY_MB, low)
-            p = predict(self.workload, o.optimist, o.terms, workers=w, memory_mb=high, aggregators=k, batch=ba,
-                        other_batch=bn, relaxed=True, asked_s=asked)  # fmt: skip
-        else:
-            p = published(self.workload, o.optimist, o.terms, workers=w, memory_mb=high, aggregators=k, batch=ba,
-                          other_batch=bn, relaxed=True)  # fmt: skip
-        return p.seconds, p.functions_usd * (low / high) + p.requests_usd + p.storage_usd
-
     def other_batch(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
-        """B^n: equation 3-22, as far as 3-30 and 4-2 allow. Below B^a: there is none."""
-        return self._capped(self._synchronous(o, w, m, k, ba), w, m, k, ba)
+        """B^n of the thesis: equation 3-22, as far as 3-30 and 4-2 allow. Below B^a: there is none."""
+        bn = self.synchronous(o, w, m, k, ba)
+        allowed = np.floor((self.largest_global_batch - ba * k) / np.maximum(w - k, 1))
+        return np.where(w > k, np.minimum(np.minimum(bn, allowed), self.workload.largest_batch(m)), ba)
 
-    def fits(self, w: Array, m: Array, k: Array, ba: Array, bn: Array) -> Array:
-        """Whether memory (4-1), global batch (3-30) and the machine hold, and nobody's batch is impossible."""
+    def synchronous(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
+        """The largest B^n with which nobody waits for those who do not aggregate: equation 3-22."""
+        if self.model == "honest":
+            return largest_nonaggregator_batch(
+                self.workload, o.platform, o.terms, workers=w, aggregators=k, memory_mb=m, batch=ba
+            )
+        if o.terms.sync != "hap":
+            return ba
+        shard = self.workload.model_mb / k
+        spare = (w - 1) * o.platform.seconds("down", shard, m) + o.platform.seconds("up", shard, m)  # 3-3
+        return np.where(w > k, np.floor(ba + spare * (m + self.workload.m) / self.workload.a + 1e-9), ba)
+
+    def fits(self, o: Option, w: Array, m: Array, k: Array, ba: Array, bn: Array) -> Array:
+        """Whether memory (4-1), global batch (3-30) and the machine hold, and the batches are possible.
+
+        The published equations leave out what the others' batches take (3-20 holds under condition 3-22), so there
+        B^n is bounded by it.
+        """
         larger = np.where(w > k, np.maximum(ba, bn), ba)
         enough = self.workload.memory_needed_mb(larger) <= m + 1e-9
         allowed = ba * k + bn * (w - k) <= self.largest_global_batch
-        return np.asarray(enough & allowed & ((bn >= ba) | (w == k)) & self.together(w, m))
+        good = enough & allowed & (ba >= 1) & ((bn >= ba) | (w == k)) & self.together(w, m)
+        if self.model == "published" and o.unequal:
+            good = good & ((w == k) | (bn <= self.synchronous(o, w, m, k, ba)))
+        if self.only_workers is not None:
+            good = good & np.isin(w, np.array(sorted(self.only_workers), dtype=float))
+        return np.asarray(good)
 
     def together(self, w: Array, m: Array | float) -> Array:
         """Whether so many functions of that quota can run at once."""
         return np.asarray(w * m <= (self.total_memory_mb or np.inf))
 
-    def shapes(self, o: Option) -> tuple[Array, Array, Array]:
-        """All (W, K, B^a) whose global batch can be allowed, as three flat arrays."""
-        w_low, w_high = o.workers(self.most_workers)
-        found: list[tuple[Array, Array, Array]] = []
-        for batch in self.batches:
-            for workers in range(w_low, min(w_high, int(self.largest_global_batch // batch)) + 1):
-                if self.only_workers is not None and workers not in self.only_workers:
-                    continue
-                low, high = o.aggregators(workers)
-                each = np.arange(low, high + 1, dtype=float)
-                found.append((np.full_like(each, workers), each, np.full_like(each, batch)))
-        if not found:
-            return np.empty(0), np.empty(0), np.empty(0)
-        w, k, b = (np.concatenate(x) for x in zip(*found, strict=True))
-        return w, k, b
+    def candidates(self, o: Option, at_once: int = 1 << 16) -> Iterator[tuple[Array, Array, Array, Array]]:
+        """All (W, K, B^a, B^n) that the largest global batch allows, as flat arrays of some `at_once`."""
+        parts: list[tuple[Array, Array, Array, Array]] = []
+        count = 0
+        low, high = o.workers(min(self.most_workers, self.largest_global_batch))
+        for w in range(low, high + 1):
+            if self.only_workers is not None and w not in self.only_workers:
+                continue
+            first, last = o.aggregators(w)
+            for k in range(first, last + 1):
+                ba = np.arange(1, self.largest_global_batch // w + 1, dtype=float)
+                bn = ba
+                if o.unequal and w > k:
+                    most = (self.largest_global_batch - ba * k) // (w - k)
+                    bn = np.concatenate([np.arange(b, t + 1) for b, t in zip(ba, most, strict=True)])
+                    ba = np.repeat(ba, (most - ba + 1).astype(int))
+                parts.append((np.full_like(ba, w), np.full_like(ba, k), ba, bn))
+                count += len(ba)
+                if count >= at_once:
+                    yield _joined(parts)
+                    parts, count = [], 0
+        if parts:
+            yield _joined(parts)
 
     def size(self) -> int:
         """Number of candidates."""
-        return sum(len(self.shapes(o)[0]) for o in self.options) * len(self.quotas)
+        alike = Counter((o.terms.pattern, o.unequal) for o in self.options)
+        one = {(o.terms.pattern, o.unequal): o for o in self.options}
+        return sum(self._size(o) * alike[what] for what, o in one.items()) * len(self.quotas)
 
-    def _synchronous(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
-        if self.model == "honest":
-            return largest_nonaggregator_batch(
-                self.workload, o.platform, o.terms, workers=w, aggregators=k, memory_mb=m, batch=ba
+    def _size(self, o: Option) -> int:
+        low, high = o.workers(min(self.most_workers, self.largest_global_batch))
+        w = np.arange(low, high + 1)
+        if self.only_workers is not None:
+            w = w[np.isin(w, sorted(self.only_workers))]
+        equal = self.largest_global_batch // w
+        if not o.unequal:
+            first, last = (
+                (np.array(x) for x in zip(*(o.aggregators(int(n)) for n in w), strict=True)) if len(w) else (w, w)
             )
-        return self._published_other(o.platform, o, w, m, m, k, ba)
+            return int((equal * (last - first + 1)).sum())
+        others = np.concatenate([np.arange(1 if o.terms.pattern == "k-reduce" else n - 1, n) for n in w] or [w])
+        all_of = np.concatenate([np.full(n - 1 if o.terms.pattern == "k-reduce" else 1, n) for n in w] or [w])
+        pairs = _pairs(all_of, others, self.largest_global_batch)
+        return int(pairs.sum() + (equal.sum() if o.terms.pattern == "k-reduce" else 0))
 
-    def _published_other(
-        self, platform: PlatformProfile, o: Option, w: Array, low: Array, high: Array, k: Array, ba: Array
-    ) -> Array:
-        if o.terms.sync != "hap":
-            return ba
-        shard = self.workload.model_mb / k
-        spare = (w - 1) * platform.seconds("down", shard, low) + platform.seconds("up", shard, low)  # 3-3
-        return np.where(w > k, np.floor(ba + spare * (high + self.workload.m) / self.workload.a + 1e-9), ba)
 
-    def _most_other(self, o: Option, w: Array, low: Array, high: Array, k: Array, ba: Array) -> Array:
-        """At least the B^n of every quota from `low` to `high`: exchanges at their slowest, computing at its fastest."""
-        if o.terms.sync != "hap":
-            return ba
-        if self.model == "published":
-            most = self._published_other(o.pessimist, o, w, low, high, k, ba)
-        else:
-            asked = o.optimist.seconds("down", TINY_MB, high)
-            e = exchange(self.workload, o.pessimist, o.terms, workers=w, aggregators=k, memory_mb=low, asked_s=asked)
-            f = exchange(self.workload, o.optimist, o.terms, workers=w, aggregators=k, memory_mb=high)
-            spare = np.maximum(e.seconds - f.other_s, 0.0)
-            most = np.where(w > k, samples_in(self.workload, o.platform, ba, spare, high), ba)
-        return self._capped(most, w, high, k, ba)
+def _joined(parts: list[tuple[Array, Array, Array, Array]]) -> tuple[Array, Array, Array, Array]:
+    w, k, ba, bn = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return w, k, ba, bn
 
-    def _capped(self, bn: Array, w: Array, m: Array, k: Array, ba: Array) -> Array:
-        others = np.maximum(w - k, 1)
-        allowed = np.floor((self.largest_global_batch - ba * k) / others)
-        return np.where(w > k, np.minimum(np.minimum(bn, allowed), self.workload.largest_batch(m)), ba)
+
+def _pairs(workers: Array, others: Array, largest: int) -> Array:
+    """How many 1 ≤ B^a ≤ B^n there are with B^a·W + (B^n − B^a)·(W − K) ≤ largest, for arrays of W and W − K."""
+    room = largest - workers
+    most = room // others
+    return most + 1 + _floor_sum(most + 1, workers, others, room - others * most)
+
+
+def _floor_sum(n: Array, m: Array, a: Array, b: Array) -> Array:
+    """Σ ⌊(a·i + b)/m⌋ for i from 0 to n − 1, as in Euclid's algorithm: a logarithmic number of steps."""
+    total = np.zeros_like(n)
+    left = np.arange(len(n))
+    while len(left):
+        total[left] += (n - 1) * n // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        top = a * n + b
+        go = top >= m
+        left, a, b, top, m = left[go], a[go], b[go], top[go], m[go]
+        n, b, m, a = top // m, top % m, a, m
+    return total
 
 
 def make_space(
@@ -213,7 +216,7 @@ def make_space(
         limits: the user's.
         platforms: several, where the channel is left open; else the profile's own.
         memory_step_mb: between quotas; None: the platform's.
-        batch_step: between choices of B^a. Powers of two below it are choices, too.
+        batch_step: between the thesis's choices of B^a. Powers of two below it are choices, too.
         most_workers: W at most.
         model: `honest` or `published`.
         memory_max_mb: instead of the platform's.
@@ -233,73 +236,13 @@ def make_space(
     if memory_max_mb is not None:
         quotas = quotas[quotas <= memory_max_mb]
     options = tuple(
-        option(t, p)
+        Option(t, p)
         for p in platforms
         for t in terms
         if (t.pattern == "parameter-server") == (p.channel == "server") or t.pattern == "standalone"
     )
     return Space(
         workload=workload, options=options, quotas=quotas, batches=batches,
-        most_workers=min(most_workers, min(p.concurrency for p in platforms), int(largest // batches[0])),
+        most_workers=min(most_workers, min(p.concurrency for p in platforms)),
         largest_global_batch=int(largest), model=model, total_memory_mb=platforms[0].total_memory_mb,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Extreme:
-    """Node-wise least or largest transfer time over a set of measured quotas: a rate like any other."""
-
-    rates: tuple[object, ...] = field(default_factory=tuple)
-    fastest: bool = True
-
-    def seconds(self, size_mb: Array | float) -> Array:
-        at = np.stack([r.seconds(size_mb) for r in self.rates])  # type: ignore[attr-defined]
-        return np.asarray(at.min(axis=0) if self.fastest else at.max(axis=0))
-
-    @property
-    def bandwidth_mb_s(self) -> float:
-        each = [r.bandwidth_mb_s for r in self.rates]  # type: ignore[attr-defined]
-        return float(max(each) if self.fastest else min(each))
-
-
-def _undominated(rates: list[Rate], fastest: bool) -> list[Rate]:
-    """Without those that another one of the same form beats at every size from 100 bytes to 100 GB."""
-
-    def beats(a: Rate, b: Rate) -> bool:
-        if isinstance(a, Affine) and isinstance(b, Affine):
-            faster = a.latency_s <= b.latency_s and a.mb_s >= b.mb_s
-            slower = a.latency_s >= b.latency_s and a.mb_s <= b.mb_s
-        elif isinstance(a, Power) and isinstance(b, Power):
-            ends = [(a.s_per_mb * s**a.exponent, b.s_per_mb * s**b.exponent) for s in (1e-4, 1e5)]
-            wide = a.bandwidth_mb_s >= b.bandwidth_mb_s, a.bandwidth_mb_s <= b.bandwidth_mb_s
-            faster = wide[0] and a.latency_s <= b.latency_s and all(x <= y for x, y in ends)
-            slower = wide[1] and a.latency_s >= b.latency_s and all(x >= y for x, y in ends)
-        else:
-            return False
-        return faster if fastest else slower
-
-    kept: list[Rate] = []
-    for i, b in enumerate(rates):
-        if not any(beats(a, b) and not (beats(b, a) and i < j) for j, a in enumerate(rates) if j != i):
-            kept.append(b)
-    return kept
-
-
-def _envelope(platform: PlatformProfile, *, fastest: bool) -> PlatformProfile:
-    nodes = platform.transfer
-    rows = []
-
-    def extreme(rates: list[Rate]) -> Any:
-        thin = _undominated(rates, fastest)
-        return thin[0] if len(thin) == 1 else _Extreme(tuple(thin), fastest)
-
-    for i, node in enumerate(nodes):
-        seen = nodes[: i + 1] if fastest else nodes[i:]
-        rows.append(
-            Transfer(
-                memory_mb=node.memory_mb,
-                up=extreme([n.up for n in seen]),
-                down=extreme([n.down for n in seen]),
-            )
-        )
-    return replace(platform, transfer=tuple(rows))

@@ -45,7 +45,7 @@ class Environment:
         memory_mb: its quota.
         vcpus: CPU share while a handler runs.
         env: its environment variables.
-        folder: of the run; output goes to `logs/<n>.txt` below it.
+        folder: of the run; output goes to `logs/<n>.txt` below it, that of an invocation where its message says (`log`).
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Environment:
         self._vcpus = vcpus
         self._env = {**env, **dict.fromkeys(_THREADS, str(max(1, int(vcpus))))}
         self._folder = folder
+        self._log = f"{n}.txt"
         self._group: Group | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -116,6 +117,7 @@ class Environment:
         """
         assert self._group is not None
         self._hear = hear
+        self._log = Path(message.get("log", self._log)).name
         if self.cold:
             self.peak_mb = max(self.peak_mb, self._resident_mb())
         else:
@@ -174,7 +176,7 @@ class Environment:
         code = None if self._process is None else self._process.returncode
         if code is not None and code < 0:
             return "lost", f"killed by {signal.Signals(-code).name}"
-        return "lost", f"ended with exit code {code} in the midst of its work; see logs/{self._n}.txt"
+        return "lost", f"ended with exit code {code} in the midst of its work; see logs/{self._log}"
 
     async def dispose(self) -> None:
         """Kills what is left and removes the control group."""

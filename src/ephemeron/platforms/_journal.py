@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from ephemeron.events import Ended, Event, Invoked, from_json
+from ephemeron.events import Ended, Event, Invoked, RunStarted, from_json
 
 _POLL_S = 0.05
 _BACKLOG = 100_000
@@ -57,15 +57,27 @@ class Journal:
             self.problem = f"{len(self._waiting)} events wait to be written: {e.strerror or e}"
 
 
-async def follow(path: Path) -> AsyncIterator[Event]:
-    """Every event in the file, from its beginning, without end; the file may not be there yet."""
+async def follow(path: Path, check: Callable[[], None] = lambda: None) -> AsyncIterator[Event]:
+    """Every event in the file, from its beginning, without end; the file may not be there yet.
+
+    Args:
+        path: the file.
+        check: called before each look; what it raises is raised once nothing is left to read.
+    """
     offset = 0
     while True:
+        raised: Exception | None = None
+        try:
+            check()
+        except Exception as e:  # noqa: BLE001 - raised below
+            raised = e
         complete = _complete_lines(path, offset)
         offset += len(complete)
         for event in _events(complete):
             yield event
         if not complete:
+            if raised is not None:
+                raise raised
             await asyncio.sleep(_POLL_S)
 
 
@@ -92,20 +104,34 @@ def _torn(path: Path) -> bool:
         return False
 
 
+def latest_t(path: Path) -> float:
+    """Time of the latest event in the file; 0 where there is none."""
+    return max((event.t for event in _all(path)), default=0.0)
+
+
+def quota_mb(path: Path) -> int:
+    """Memory quota of the run's functions; 0 where the file does not say."""
+    return max((event.memory_mb for event in _all(path) if isinstance(event, RunStarted)), default=0)
+
+
 def unfinished(path: Path) -> tuple[list[Invoked], float]:
     """Invocations whose end is not in the file, and the time of its latest event."""
     started: dict[str, Invoked] = {}
     latest = 0.0
+    for event in _all(path):
+        latest = max(latest, event.t)
+        if isinstance(event, Invoked):
+            started[event.invocation] = event
+        elif isinstance(event, Ended):
+            started.pop(event.invocation, None)
+    return list(started.values()), latest
+
+
+def _all(path: Path) -> Iterator[Event]:
     offset = 0
     while complete := _complete_lines(path, offset):
         offset += len(complete)
-        for event in _events(complete):
-            latest = max(latest, event.t)
-            if isinstance(event, Invoked):
-                started[event.invocation] = event
-            elif isinstance(event, Ended):
-                started.pop(event.invocation, None)
-    return list(started.values()), latest
+        yield from _events(complete)
 
 
 def _events(lines: bytes) -> Iterator[Event]:

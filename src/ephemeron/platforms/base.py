@@ -30,6 +30,8 @@ class Limits:
     payload_bytes: int = 262_144
     """Largest call (AWS Lambda, asynchronous: 256 KB)."""
     concurrency: int = 1000
+    more: str = ""
+    """How to get a higher concurrency, if that can be said in a line."""
 
     def vcpus(self, memory_mb: int) -> float:
         """CPU share that comes with a memory quota."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from ephemeron.channels.base import Channel
 from ephemeron.events import Event
@@ -34,9 +35,9 @@ class ThreadCompute:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
 
     def _prepare(self) -> None:
-        import torch
-
-        torch.set_num_threads(self.threads)
+        torch: Any = sys.modules.get("torch")  # what computes with it has imported it
+        if torch is not None:
+            torch.set_num_threads(self.threads)
 
     async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

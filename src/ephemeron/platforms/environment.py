@@ -5,7 +5,7 @@ one line of JSON per message, because standard output belongs to the user's code
 put this process under its memory quota and before it says hello: that is the cold start. Two threads serve the
 connection, so that an event costs the function a queue entry and nothing else, however slow the host is.
 
-    host      {"go"}  {"call", "invocation", "origin", "lifetime_s", "vcpus", "scratch", "base", "cold"}
+    host      {"go"}  {"call", "invocation", "origin", "lifetime_s", "vcpus", "scratch", "base", "cold", "log"}
               {"accepted": n}  {"refused": n, "text"}
     function  {"hello"}  {"failed", "traceback"}  {"running"}  {"event"}  {"invoke": n, "call"}
               {"ok", "reusable"}  {"error", "traceback", "reusable"}
@@ -36,10 +36,11 @@ from typing import Any, NoReturn, TypeAlias
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Event, to_json
 from ephemeron.platforms._hygiene import CleanState
+from ephemeron.platforms._output import printed_to, warnings_emitted
 from ephemeron.platforms.base import Call
 
 DEFAULT_ENTRY = "ephemeron.worker.loop:run_worker"
-DEFAULT_PRELOAD = "torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer"
+DEFAULT_PRELOAD = "torch,ephemeron.worker.loop,ephemeron.worker.torch_trainer"
 
 Entry: TypeAlias = Callable[[Any], Awaitable[dict[str, Any]]]
 _Accepted: TypeAlias = "asyncio.Future[None]"
@@ -170,15 +171,18 @@ def _serve(line: HostLine, entry: Entry, message: dict[str, Any]) -> None:
     scratch = Path(message["scratch"]).resolve()
     before = CleanState(scratch)
     line.send({"running": True})
-    try:
-        reply: dict[str, Any] = {"ok": asyncio.run(_handle(line, entry, message, scratch))}
-        if not isinstance(reply["ok"], dict):
-            raise TypeError(f"a function returns a dict, not {type(reply['ok']).__name__}")
-        json.dumps(reply)
-    except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - it is the user's
-        reply = failure("error", e)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    log = message.get("log")
+    with printed_to(None if log is None else Path(log)):
+        try:
+            reply: dict[str, Any] = {"ok": asyncio.run(_handle(line, entry, message, scratch))}
+            if not isinstance(reply["ok"], dict):
+                raise TypeError(f"a function returns a dict, not {type(reply['ok']).__name__}")
+            json.dumps(reply)
+        except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - the user's
+            reply = failure("error", e)
+            sys.stderr.write(reply["traceback"])
+        sys.stdout.flush()
+        sys.stderr.flush()
     line.send({**reply, "reusable": before.restore()})
 
 
@@ -200,23 +204,24 @@ async def _handle(line: HostLine, entry: Entry, message: dict[str, Any], scratch
 
     compute = ThreadCompute(max(1, int(message["vcpus"])))
     try:
-        async with open_channel(call.channel, base=Path(message["base"])) as channel:
-            return await entry(
-                Context(
-                    call=call,
-                    invocation=message["invocation"],
-                    channel=channel,
-                    emit=emit,
-                    invoke=line.invoke,
-                    compute=compute,
-                    origin=loop.time() - (time.time() - message["origin"]),
-                    deadline=deadline,
-                    die=die,
-                    cpu_time=time.process_time,
-                    scratch=scratch,
-                    cold=message["cold"],
+        with warnings_emitted(emit, lambda: time.time() - message["origin"]):
+            async with open_channel(call.channel, base=Path(message["base"])) as channel:
+                return await entry(
+                    Context(
+                        call=call,
+                        invocation=message["invocation"],
+                        channel=channel,
+                        emit=emit,
+                        invoke=line.invoke,
+                        compute=compute,
+                        origin=loop.time() - (time.time() - message["origin"]),
+                        deadline=deadline,
+                        die=die,
+                        cpu_time=time.process_time,
+                        scratch=scratch,
+                        cold=message["cold"],
+                    )
                 )
-            )
     finally:
         compute.close()
 

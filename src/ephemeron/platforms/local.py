@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import fnmatch
-import json
 import os
-import sys
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -31,12 +29,21 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from ephemeron.errors import InvocationRefused, PlatformError
-from ephemeron.events import Event, to_json
-from ephemeron.platforms._journal import Journal, follow
+from ephemeron.events import Event, Note, to_json
+from ephemeron.platforms._daemon_start import HostGone as HostGone
+from ephemeron.platforms._daemon_start import Successor, held, reach, reach_or_launch, settings_of
+from ephemeron.platforms._journal import Journal, follow, latest_t
 from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.base import Call, Invocation, Limits, Outcome, Platform
-from ephemeron.platforms.local_host import CHANNEL_FOLDER, EVENTS_FILE, HOST_FILE, LOCK_FILE
-from ephemeron.rpc import Client, ProtocolError, RemoteError, TokenRefused
+from ephemeron.platforms.local_host import (
+    CHANNEL_FOLDER,
+    EVENTS_FILE,
+    HOST_FILE,
+    LOCK_FILE,
+    SCRATCH_FOLDER,
+    remove_remains,
+)
+from ephemeron.rpc import CallTimedOut, Client, ProtocolError, RemoteError
 from ephemeron.units import MIB
 
 PASSED_ON = (
@@ -45,15 +52,14 @@ PASSED_ON = (
 )  # fmt: skip
 """Variables of the client's environment that functions see. Everything else stays here."""
 
-_START_S = 60.0
 _END_S = 30.0
+_ASK_EVERY_S = 5.0
+"""Between two questions whether the host still answers."""
+_SILENT_S = 60.0
+"""How long a host may take to answer before it is killed; its event loop never blocks for a second."""
 _FLOOR_MB = 512
 _STEP_MB = 64
 _CPU_PART = 0.8
-
-
-class HostGone(PlatformError):
-    """No living process hosts the functions of this run."""
 
 
 class LocalInvocation(Invocation):
@@ -88,17 +94,25 @@ class LocalPlatform(Platform):
         run_dir: folder of the run; holds `events.jsonl`, `channel/`, `logs/` and, while it runs, `host.json`.
         client: connected to the host.
         status: the host's answer to `status`.
+        successor: settings and environment variables of the host that replaces one that dies; None: none does.
     """
 
     name = "local"
 
-    def __init__(self, run_dir: Path, client: Client, status: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, client: Client, status: Mapping[str, Any], successor: Successor | None = None
+    ) -> None:
         self.run_dir = run_dir
         self.limits = Limits(**status["limits"])
         self.unenforced = tuple(status["unenforced"])
         self.host_pid = int(status["pid"])
         self._client = client
-        self._closed = False
+        self._successor = successor
+        self._closed = self._ending = False
+        self._gone: PlatformError | None = None
+        """Why there is no host any more, and will be none."""
+        self._connected = asyncio.Event()
+        self._connected.set()
         self._journal = Journal(run_dir / EVENTS_FILE)
         self._attending = asyncio.create_task(self._attend())
 
@@ -112,6 +126,7 @@ class LocalPlatform(Platform):
         idle_s: float = 30.0,
         linger_s: float = 2.0,
         enforce: bool = True,
+        restart: bool = False,
     ) -> LocalPlatform:
         """Starts a host for the run, or attaches to the one that lives (whose settings then hold).
 
@@ -122,51 +137,35 @@ class LocalPlatform(Platform):
             idle_s: how long a warm process is kept.
             linger_s: how long the host stays when nobody is attached and nothing runs.
             enforce: False leaves CPU unlimited and memory watched, as where control groups are missing.
+            restart: start another host where this one is killed or stops answering, as long as this object is open. Its
+                functions die with it; the new host records them as lost.
 
         Raises:
             PlatformError: the host does not start; says why.
         """
         run_dir = run_dir.absolute()
         run_dir.mkdir(parents=True, exist_ok=True)
-        settings = {
-            "folder": str(run_dir),
-            "limits": dataclasses.asdict(limits or default_limits()),
-            "idle_s": idle_s,
-            "linger_s": linger_s,
-            "enforce": enforce,
-        }
-        end = time.monotonic() + _START_S
-        while True:
-            try:
-                return await cls.attach(run_dir)
-            except HostGone:
-                # "taken": another one is just starting, or just ending.
-                if await _launch(settings, _environment(env or {})) == "taken":
-                    await asyncio.sleep(0.05)
-            if time.monotonic() > end:
-                raise PlatformError(f"the host of the functions in {run_dir} starts but cannot be reached")
+        settings = settings_of(run_dir, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce)
+        successor = Successor(settings, _environment(env or {}))
+        client, status = await reach_or_launch(run_dir, successor)
+        return cls(run_dir, client, status, successor if restart else None)
 
     @classmethod
-    async def attach(cls, run_dir: Path) -> LocalPlatform:
+    async def attach(cls, run_dir: Path, *, restart: bool = False) -> LocalPlatform:
         """Connects to the living host of a run.
+
+        Args:
+            run_dir: folder of the run.
+            restart: as in `start`.
 
         Raises:
             HostGone: there is none.
             PlatformError: it refuses us.
         """
         run_dir = run_dir.absolute()
-        client: Client | None = None
-        try:
-            known = json.loads((run_dir / HOST_FILE).read_text())
-            client = await Client.connect_unix(known["socket"], token=known["token"])
-            status, _ = await client.call("status")
-            return cls(run_dir, client, status)
-        except TokenRefused as e:
-            raise PlatformError(f"the host of the functions in {run_dir} refuses the token in {HOST_FILE}") from e
-        except (OSError, ValueError, RemoteError, ProtocolError) as e:
-            if client is not None:
-                await client.close()
-            raise HostGone(f"no functions of the run in {run_dir} are hosted any more") from e
+        client, status = await reach(run_dir)
+        successor = Successor(settings_of(run_dir, Limits(**status["limits"])), _environment({}))
+        return cls(run_dir, client, status, successor if restart else None)
 
     @property
     def channel_base(self) -> Path:
@@ -175,12 +174,19 @@ class LocalPlatform(Platform):
 
     async def invoke(self, call: Call) -> LocalInvocation:
         check_call(call, self.limits)
-        reply = await self._ask("invoke", call=call.to_payload())
-        return LocalInvocation(self, reply["invocation"], call)
+        while True:
+            try:
+                reply = await self._ask("invoke", call=call.to_payload())
+                return LocalInvocation(self, reply["invocation"], call)
+            except HostGone:
+                if self._successor is None or self._gone is not None:
+                    raise
+            # A call that the dead host had accepted is recorded as lost, and fenced off like any second delivery.
+            await self._connected.wait()
 
     def events(self, run: str) -> AsyncIterator[Event]:
-        """All events in the run's folder, those of earlier hosts included."""
-        return follow(self.run_dir / EVENTS_FILE)
+        """All events in the run's folder, those of earlier hosts included. Ends with `HostGone` when no host is left."""
+        return follow(self.run_dir / EVENTS_FILE, self._check)
 
     async def emit(self, run: str, event: Event) -> None:
         """Appends an event.
@@ -213,19 +219,23 @@ class LocalPlatform(Platform):
         await self._client.close()
 
     async def shutdown(self) -> None:
-        """Ends all functions and the host, waits until they are gone, and detaches.
+        """Ends all functions and the host, waits until they are gone, and detaches. A host that does not end is killed.
 
         Raises:
             PlatformError: the host does not end.
         """
-        with contextlib.suppress(HostGone):
-            await self._ask("shutdown")
+        self._ending = True
+        with contextlib.suppress(HostGone, CallTimedOut):
+            await self._ask("shutdown", _timeout_s=_END_S)
         end = time.monotonic() + _END_S
-        while _held(self.run_dir / LOCK_FILE):
-            if time.monotonic() > end:
+        while held(self.run_dir / LOCK_FILE):
+            if time.monotonic() > end + _END_S:
                 raise PlatformError(f"the host of the functions (process {self.host_pid}) does not end")
+            if time.monotonic() > end:
+                self._kill_host()
             await asyncio.sleep(0.02)
         await self.close()
+        await asyncio.to_thread(_sweep_one, self.run_dir)
 
     async def __aenter__(self) -> LocalPlatform:
         return self
@@ -233,28 +243,103 @@ class LocalPlatform(Platform):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _ask(self, method: str, **params: Any) -> dict[str, Any]:
+    async def _ask(self, method: str, *, _timeout_s: float | None = None, **params: Any) -> dict[str, Any]:
         if self._closed:
             raise PlatformError("this platform was closed")
+        if self._gone is not None:
+            raise self._gone
+        client = self._client
         try:
-            reply, _ = await self._client.call(method, params)
+            reply, _ = await client.call(method, params, timeout_s=_timeout_s)
         except RemoteError as e:
             raise (InvocationRefused if e.type == "InvocationRefused" else PlatformError)(e.text) from None
         except ConnectionError as e:
             if self._closed:
                 raise PlatformError("this platform was closed") from e
-            raise HostGone(f"the process that hosts the functions (pid {self.host_pid}) is gone") from e
+            if client is self._client:  # else another host has been reached meanwhile
+                self._connected.clear()
+            raise self._host_gone() from e
         return reply
 
+    def _host_gone(self) -> HostGone:
+        return HostGone(f"the process that hosts the functions (pid {self.host_pid}) is gone")
+
+    def _check(self) -> None:
+        """Raises what a wait for the host's functions has to end with."""
+        if self._gone is not None:
+            raise self._gone
+
+    # -- the host's life --------------------------------------------------------------------------------------
+
     async def _attend(self) -> None:
-        """Keeps the host alive as long as we are here."""
-        with contextlib.suppress(PlatformError):
-            await self._ask("attend")
+        """Keeps the host alive as long as we are here, kills one that stops answering, and replaces one that died."""
+        while True:
+            await self._until_gone()
+            if self._closed:
+                return
+            self._connected.clear()
+            killed = (self.run_dir / HOST_FILE).exists()  # one that ended in order has removed it
+            if self._ending or self._successor is None or not killed:
+                self._gone = self._host_gone()
+                break
+            try:
+                await self._replace_host(self._successor)
+            except Exception as e:  # noqa: BLE001 - whatever it is, waits for this host have to end
+                self._gone = HostGone(
+                    f"the process that hosts the functions (pid {self.host_pid}) was killed, and no other one starts: {e}"
+                )
+                break
+            self._connected.set()
+        self._connected.set()
+
+    async def _until_gone(self) -> None:
+        attending = asyncio.create_task(self._ask("attend"))
+        try:
+            while not attending.done():
+                await asyncio.wait([attending], timeout=_ASK_EVERY_S)
+                try:
+                    await self._client.call("status", timeout_s=_SILENT_S)
+                except CallTimedOut:
+                    self._kill_host()
+                except (ConnectionError, RemoteError, ProtocolError):
+                    pass  # gone, or ending
+        finally:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+
+    async def _replace_host(self, successor: Successor) -> None:
+        dead = self.host_pid
+        await self._client.close()
+        self._client, status = await reach_or_launch(self.run_dir, successor)
+        self.host_pid = int(status["pid"])
+        text = f"the process that hosts the functions (pid {dead}) was killed; pid {self.host_pid} replaces it and its functions"
+        self._journal.append(to_json(Note(t=latest_t(self.run_dir / EVENTS_FILE), level="warning", text=text)))
+
+    def _kill_host(self) -> None:
+        """For one that does not answer; it holds its lock, so the number is still its own."""
+        if held(self.run_dir / LOCK_FILE):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.host_pid, signal.SIGKILL)
+
+
+def sweep(runs: Path) -> None:
+    """Removes what killed hosts have left in the run folders below `runs`: sockets, addresses, scratch folders."""
+    if runs.is_dir():
+        for run_dir in runs.iterdir():
+            _sweep_one(run_dir)
+
+
+def _sweep_one(run_dir: Path) -> None:
+    if not ((run_dir / HOST_FILE).exists() or (run_dir / SCRATCH_FOLDER).exists()):
+        return
+    with contextlib.suppress(OSError), (run_dir / LOCK_FILE).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by a living host, which none can become meanwhile
+        remove_remains(run_dir)
 
 
 def is_hosted(run_dir: Path) -> bool:
     """Whether a host for the functions of this run lives."""
-    return (run_dir / LOCK_FILE).exists() and _held(run_dir / LOCK_FILE)
+    return (run_dir / LOCK_FILE).exists() and held(run_dir / LOCK_FILE)
 
 
 def default_limits() -> Limits:
@@ -277,35 +362,3 @@ def default_memory_mb(workers: int) -> int:
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if any(fnmatch.fnmatchcase(k, pattern) for pattern in PASSED_ON)}
     return {**kept, **extra}
-
-
-async def _launch(settings: Mapping[str, Any], env: Mapping[str, str]) -> str:
-    """Starts a host and returns its first word."""
-    log = Path(settings["folder"]) / "host.log"
-    with log.open("ab") as err:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "ephemeron.platforms.local_host", json.dumps(settings), env=dict(env),
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=err, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(_START_S):
-            word = (await process.stdout.readline()).decode().strip()
-            await process.wait()
-    except TimeoutError:
-        word = ""
-    if word not in ("ready", "taken"):
-        tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise PlatformError(f"the host of the functions did not start: {tail[0]} (see {log})")
-    return word
-
-
-def _held(lock: Path) -> bool:
-    """Whether a host lives; the kernel gives the lock back however it ends."""
-    try:
-        with lock.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False

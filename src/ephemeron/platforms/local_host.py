@@ -31,7 +31,7 @@ from typing import Any
 from ephemeron.errors import InvocationRefused, PlatformError
 from ephemeron.events import Ended, Invoked, Status, to_json
 from ephemeron.platforms._environments import Environment, WarmPool
-from ephemeron.platforms._journal import Journal, unfinished
+from ephemeron.platforms._journal import Journal, quota_mb, unfinished
 from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.platforms.cgroups import UNENFORCED, Enforcement, detect
@@ -40,6 +40,8 @@ from ephemeron.rpc import Server
 HOST_FILE = "host.json"
 LOCK_FILE = "host.lock"
 EVENTS_FILE = "events.jsonl"
+SCRATCH_FOLDER = "scratch"
+LOGS_FOLDER = "logs"
 CHANNEL_FOLDER = "channel"
 """What the channel `folder` means, below the run's folder."""
 
@@ -154,15 +156,19 @@ class LocalHost:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pool.expire(everything=True)
         self._journal.flush()
-        await asyncio.to_thread(shutil.rmtree, self._folder / "scratch", ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._folder / SCRATCH_FOLDER, ignore_errors=True)
 
     def close_unfinished(self) -> None:
-        """Writes the end of invocations that died with an earlier host; what they cost is not known."""
-        left, latest = unfinished(self._folder / EVENTS_FILE)
+        """Writes the end of invocations that died with an earlier host, billed until the last event of the run."""
+        events = self._folder / EVENTS_FILE
+        left, latest = unfinished(events)
+        memory_mb = quota_mb(events) if left else 0
         for event in left:
+            billed_s = math.ceil(max(0.0, latest - event.t) * 1000) / 1000
             end = Ended(
                 t=latest, rank=event.rank, attempt=event.attempt, invocation=event.invocation, status="lost",
-                error="the process that hosts the local functions died",
+                error="the process that hosts the local functions died", billed_s=billed_s, memory_mb=memory_mb,
+                gb_seconds=memory_mb / 1024 * billed_s,
             )  # fmt: skip
             self._journal.append(to_json(end))
 
@@ -181,7 +187,7 @@ class LocalHost:
         return started.id
 
     async def _run(self, started: _Started) -> None:
-        scratch = self._folder / "scratch" / started.id
+        scratch = self._folder / SCRATCH_FOLDER / started.id
         environment = started.environment = self._pool.take(started.call.memory_mb)
         reply: dict[str, Any] | None = None
         try:
@@ -218,6 +224,7 @@ class LocalHost:
             "scratch": str(scratch),
             "base": str(self._folder / CHANNEL_FOLDER),
             "cold": environment.cold,
+            "log": str(self._folder / LOGS_FOLDER / f"{started.id}.txt"),
         }
 
         def hear(said: dict[str, Any]) -> None:
@@ -281,7 +288,7 @@ class LocalHost:
 
     def _make(self, memory_mb: int) -> Environment:
         self._environments += 1
-        scratch = self._folder / "scratch"
+        scratch = self._folder / SCRATCH_FOLDER
         env = {**os.environ, "HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
         return Environment(
             self._enforcement, self._environments, memory_mb=memory_mb, vcpus=self._limits.vcpus(memory_mb),
@@ -327,7 +334,7 @@ async def serve(settings: dict[str, Any], ready: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stopping.set)
     host.close_unfinished()
-    _remove_socket_of_dead(folder / HOST_FILE)
+    remove_remains(folder)
     token = secrets.token_urlsafe(32)
     server = Server(host.handle, token=token)
     with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=_short_folder()) as private:
@@ -372,14 +379,18 @@ def _short_folder() -> str:
     return folder if len(folder) + len("/eph-12345678/host") < _SOCKET_PATH else "/tmp"
 
 
-def _remove_socket_of_dead(known: Path) -> None:
-    """An earlier host that was killed could not tidy up; that it is dead we know from holding its lock."""
+def remove_remains(folder: Path) -> None:
+    """Removes what a host that was killed could not: socket, address, scratch folders. The caller holds its lock."""
+    known = folder / HOST_FILE
     try:
         private = Path(json.loads(known.read_text())["socket"]).parent
     except (OSError, ValueError, KeyError):
-        return
-    if private.name.startswith(_PRIVATE):
-        shutil.rmtree(private, ignore_errors=True)
+        pass
+    else:
+        if private.name.startswith(_PRIVATE):
+            shutil.rmtree(private, ignore_errors=True)
+    known.unlink(missing_ok=True)
+    shutil.rmtree(folder / SCRATCH_FOLDER, ignore_errors=True)
 
 
 def _write_private(path: Path, value: dict[str, Any]) -> None:

@@ -9,10 +9,12 @@ Run everything inside `ephemeron.simulation.run`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -30,6 +32,32 @@ T = TypeVar("T")
 Entry = Callable[[Context], Awaitable[dict[str, Any]]]
 
 
+MEASURED = (
+    "computing is measured as CPU seconds of one thread of this machine, scaled by each function's CPU share; "
+    "give [simulation] compute for another machine's"
+)
+
+
+def simulated_limits(world: Simulation) -> Limits:
+    """AWS Lambda's limits, with the concurrency of the job's `[simulation]`."""
+    return Limits(concurrency=world.concurrency, more="set [simulation] concurrency")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps PyTorch to one thread meanwhile: with several, steps take as long as the machine is busy."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # synthetic trainers need none
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class SimulatedPlatform(Platform):
     """A cloud made of tasks.
 
@@ -42,13 +70,18 @@ class SimulatedPlatform(Platform):
     """
 
     name = "simulated"
-    unenforced = ("time is virtual: seconds and costs are simulated", "memory quotas are not enforced in the simulator")
+    unenforced: tuple[str, ...] = (
+        "time is virtual: seconds and costs are simulated",
+        "memory quotas are not enforced in the simulator",
+    )
 
     def __init__(
         self, world: Simulation, entry: Entry, *, limits: Limits | None = None, seed: int = 0, log: Path | None = None
     ) -> None:
         self.world, self.entry, self.seed = world, entry, seed
-        self.limits = limits or Limits()
+        self.limits = limits or simulated_limits(world)
+        if world.compute is None:
+            self.unenforced = (*self.unenforced, MEASURED)
         self.store: Channel = MemoryParameterServer()
         self._log = log.open("a") if log is not None else None
         self._events: list[Event] = []
@@ -205,9 +238,10 @@ class SimulatedCompute:
         self._random = random.Random(seed)
 
     async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
-        began = time.perf_counter()
-        result = work()
-        await asyncio.sleep(self._seconds(samples, time.perf_counter() - began))
+        began = time.thread_time()
+        with one_thread():
+            result = work()
+        await asyncio.sleep(self._seconds(samples, time.thread_time() - began))
         return result
 
     def _seconds(self, samples: float, measured_s: float) -> float:

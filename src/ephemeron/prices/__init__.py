@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import math
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ephemeron.errors import JobError
 from ephemeron.events import Traffic
-
-DEFAULT = "aws-us-east-1"
+from ephemeron.prices.reading import DEFAULT, must, read
 
 AGED_MONTHS = 18
 """Price lists change about once a year; after this long, half as much again, a plan warns."""
@@ -36,8 +29,15 @@ class Prices:
     delete_usd: float = 0.0
     byte_usd: float = 0.0
     """Per byte moved, for caches that bill by volume."""
+    gb_hour_usd: float = 0.0
+    """Per GB and hour kept, for caches that bill by it."""
+    least_gb: float = 0.0
+    """GB that are billed at least while such a cache exists."""
     server_hour_usd: float = 0.0
     """Per hour and parameter server."""
+    burst: int = 0
+    """Functions that may start at once; beyond it as many more every `burst_s`. 0: no such limit."""
+    burst_s: float = 0.0
 
     def storage_usd(self, traffic: Traffic) -> float:
         """FasDL, equations 3-26 and 3-28, with the polls, lists and deletes that those leave out."""
@@ -68,53 +68,140 @@ class Machine:
     source: str
     as_of: str
     """ISO date of the price list."""
+    kind: str = "on demand"
+    """`on demand`, `spot` (may be taken away at any time) or `fargate`."""
+    arm64: bool = False
+    verified: bool = True
+    """Whether the price was compared with its source at `as_of`; else it is an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A machine with a GPU, whose speed on a job no price list says."""
+
+    name: str
+    hour_usd: float
+    boot_s: float
+    memory_mb: float
+    """MiB of the GPU."""
+    speedup: float | None
+    """Over one vCPU of the functions, where the writer of the file knows it."""
+    source: str
+    as_of: str
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beyond:
+    """What else a price file says, as tables of numbers; None where it says nothing."""
+
+    arm64_gb_second_usd: float | None
+    gb_second_usd: float | None
+    egress_gb_usd: float | None
+    """Out of the cloud, beyond what is free."""
 
 
 def load_prices(service: str, file: str | Path | None = None) -> Prices:
     """Prices with a channel of the given service (`objects`, `cache`, `server`, `memory`).
 
     Raises:
-        JobError: the file is absent or lacks a value.
+        JobError: the file is absent, lacks a value, or holds one that makes no sense; named.
     """
-    try:
-        raw = tomllib.loads(_text(file))
-        storage: dict[str, float] = {}
-        if service == "objects":
-            storage = {k: float(raw["objects"][k]) for k in ("put_usd", "get_usd", "list_usd", "delete_usd")}
-        elif service == "cache":
-            ecpu = float(raw["cache"]["ecpu_usd"])
-            storage = {"put_usd": ecpu, "get_usd": ecpu, "list_usd": ecpu, "delete_usd": ecpu, "byte_usd": ecpu / 1000}
-        elif service == "server":
-            storage = {"server_hour_usd": float(raw["server"]["hour_usd"])}
-        return Prices(
-            name=str(raw["name"]),
-            as_of=_date(raw["as_of"]),
-            gb_second_usd=float(raw["functions"]["gb_second_usd"]),
-            invocation_usd=float(raw["functions"]["invocation_usd"]),
-            **storage,
-        )
-    except (KeyError, ValueError, TypeError) as e:
-        raise JobError(f"price file {file or DEFAULT}: missing or bad value {e}", remedy=_REMEDY) from None
+    raw = read(file)
+    where = f"price file {file or DEFAULT}"
+    for table in ("functions", *({service} & {"objects", "cache", "server"})):
+        must(table in raw, f"{where}: the table [{table}] is missing")
+    must(bool(raw["name"]), f"{where}: name is missing")
+    storage: dict[str, float] = {}
+    if service == "objects":
+        storage = {k: raw["objects"][k] for k in ("put_usd", "get_usd", "list_usd", "delete_usd")}
+    elif service == "cache":
+        ecpu = raw["cache"]["ecpu_usd"]
+        storage = {"put_usd": ecpu, "get_usd": ecpu, "list_usd": ecpu, "delete_usd": ecpu, "byte_usd": ecpu / 1000,
+                   "gb_hour_usd": raw["cache"]["gb_hour_usd"], "least_gb": raw["cache"].get("least_gb", 0.1)}  # fmt: skip
+    elif service == "server":
+        storage = {"server_hour_usd": raw["server"]["hour_usd"]}
+    limits = raw.get("limits", {})
+    return Prices(
+        name=raw["name"], as_of=raw["as_of"], gb_second_usd=raw["functions"]["gb_second_usd"],
+        invocation_usd=raw["functions"]["invocation_usd"], burst=int(limits.get("burst", 0)),
+        burst_s=limits.get("burst_s", 0.0), **storage,
+    )  # fmt: skip
 
 
 def load_machines(file: str | Path | None = None) -> tuple[Machine, ...]:
-    """Virtual machines of a price file, in its order; none where it lists none.
+    """Virtual machines of a price file on demand, in its order; none where it lists none.
 
     Raises:
-        JobError: the file is absent, or a value of a `[[machine]]` is missing or makes no sense; named.
+        JobError: as `load_prices`.
     """
-    try:
-        raw = tomllib.loads(_text(file))
-        as_of, rows = _date(raw["as_of"]), raw.get("machine", [])
-    except (KeyError, ValueError) as e:
-        raise JobError(f"price file {file or DEFAULT}: missing or bad value {e}", remedy=_REMEDY) from None
-    where = f"price file {file or DEFAULT}: machine"
-    _must(isinstance(rows, list), f"{where} should be an array, written [[machine]]")
-    machines = tuple(_machine(row, as_of, f"{where} {i}") for i, row in enumerate(rows, start=1))
-    names = [m.name for m in machines]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    _must(not twice, f"{where} {', '.join(twice)} is there twice")
-    return machines
+    return tuple(Machine(**row) for row in read(file).get("machine", []))
+
+
+FARGATE_VCPUS = (1, 2, 4, 8, 16)
+FARGATE_GB_PER_VCPU = (2, 4)
+"""The least memory that comes with so many vCPUs, and twice that."""
+
+
+def load_rented(file: str | Path | None = None) -> tuple[Machine, ...]:
+    """Everything one process could be run on: machines on demand, the same on the spot market, containers.
+
+    Raises:
+        JobError: as `load_prices`.
+    """
+    raw = read(file)
+    machines = [Machine(**row) for row in raw.get("machine", [])]
+    found = list(machines)
+    if "spot" in raw:
+        spot = raw["spot"]
+        found += [
+            replace(
+                m, name=f"{m.name} spot", kind="spot", hour_usd=m.hour_usd * spot["share"], source=spot["source"],
+                as_of=spot["as_of"], verified=spot["verified"],
+            )
+            for m in machines
+        ]  # fmt: skip
+    if "fargate" in raw:
+        f = raw["fargate"]
+        for arm64 in (False, True):
+            prefix = "arm64_" if arm64 else ""
+            vcpu_usd, gb_usd = f.get(f"{prefix}vcpu_hour_usd"), f.get(f"{prefix}gb_hour_usd")
+            if vcpu_usd is None or gb_usd is None:
+                continue
+            found += [
+                Machine(
+                    name=f"Fargate {vcpus} vCPU {vcpus * gb} GB{' arm64' if arm64 else ''}", vcpus=vcpus,
+                    memory_mb=vcpus * gb * 1024, hour_usd=vcpus * (vcpu_usd + gb * gb_usd), boot_s=f["boot_s"],
+                    source=f["source"], as_of=f["as_of"], kind="fargate", arm64=arm64, verified=f["verified"],
+                )
+                for vcpus in FARGATE_VCPUS for gb in FARGATE_GB_PER_VCPU
+            ]  # fmt: skip
+    return tuple(found)
+
+
+def load_gpus(file: str | Path | None = None) -> tuple[Gpu, ...]:
+    """Machines with a GPU, in the order of a price file.
+
+    Raises:
+        JobError: as `load_prices`.
+    """
+    return tuple(
+        Gpu(**{"speedup": None, **{k: v for k, v in row.items() if k != "arm64"}}) for row in read(file).get("gpu", [])
+    )
+
+
+def load_beyond(file: str | Path | None = None) -> Beyond:
+    """Prices that no plan is made of, but that stand beside one.
+
+    Raises:
+        JobError: as `load_prices`.
+    """
+    raw = read(file)
+    functions, egress = raw.get("functions", {}), raw.get("egress", {})
+    return Beyond(
+        arm64_gb_second_usd=functions.get("arm64_gb_second_usd"), gb_second_usd=functions.get("gb_second_usd"),
+        egress_gb_usd=egress.get("gb_usd"),
+    )  # fmt: skip
 
 
 def age_warning(as_of: str, today: datetime.date) -> str | None:
@@ -133,46 +220,3 @@ def age_warning(as_of: str, today: datetime.date) -> str | None:
     if years <= AGED_MONTHS / 12:
         return None
     return f"the prices are of {date}, {years:.1f} years old; {remedy}"
-
-
-_REMEDY = "compare it with the built-in one"
-
-
-def _text(file: str | Path | None) -> str:
-    if not file:
-        return files(__package__).joinpath(f"{DEFAULT}.toml").read_text()
-    try:
-        return Path(file).read_text()
-    except FileNotFoundError:
-        raise JobError(f"price file {file} does not exist") from None
-    except OSError as e:
-        raise JobError(f"price file {file} cannot be read: {e.strerror}") from None
-
-
-def _date(as_of: Any) -> str:
-    return as_of.isoformat() if isinstance(as_of, datetime.date) else str(as_of)
-
-
-def _machine(row: Any, as_of: str, where: str) -> Machine:
-    _must(isinstance(row, Mapping), f"{where} should be a table of names and values")
-    name = row.get("name")
-    _must(isinstance(name, str) and name != "", f"{where}: name = {name!r} should be a word")
-    where = f"{where} ({name})"
-    texts, numbers = {"name", "source"}, {"vcpus", "memory_mb", "hour_usd", "boot_s"}
-    unknown = sorted(row.keys() - texts - numbers)
-    _must(not unknown, f"{where} has the unknown key {', '.join(unknown)}")
-    values: dict[str, float] = {}
-    for key in sorted(numbers):
-        value = row.get(key)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        _must(good and value >= 0, f"{where}: {key} = {value!r} should be a number, and not negative")
-        _must(value > 0 or key in ("hour_usd", "boot_s"), f"{where}: {key} = {value!r} should be above 0")
-        values[key] = float(value)
-    source = row.get("source")
-    _must(isinstance(source, str) and source != "", f"{where}: source = {source!r} should say where the price is from")
-    return Machine(name=name, source=source, as_of=as_of, **values)
-
-
-def _must(holds: bool, problem: str) -> None:
-    if not holds:
-        raise JobError(problem, remedy=_REMEDY)

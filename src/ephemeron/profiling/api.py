@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 import statistics
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ephemeron import blocking
 from ephemeron.channels.credentials import public_address
 from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
 from ephemeron.job import Configuration, Job
@@ -85,7 +85,7 @@ def profile_job(
         ) as prober:
             return await _measure(prober, prepared, public, known, confidence, began + within_s)
 
-    profile = asyncio.run(measure())
+    profile = blocking.run(lambda _: measure())
     return dataclasses.replace(profile, fit={**profile.fit, "seconds": round(time.monotonic() - began, 1)})
 
 

@@ -18,6 +18,7 @@ from ephemeron.channels import open_channel
 from ephemeron.channels.base import Channel, Traits
 from ephemeron.channels.credentials import environment
 from ephemeron.channels.keys import Keys
+from ephemeron.channels.run_channel import RunChannel
 from ephemeron.channels.wrappers import size_of
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
 from ephemeron.performance.fit import Timing
@@ -29,7 +30,7 @@ from ephemeron.training.prepare import Prepared
 from ephemeron.units import MB
 
 ENTRY = "ephemeron.worker.probe:run_probe"
-PRELOAD = "torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer,ephemeron.worker.probe"
+PRELOAD = "torch,ephemeron.worker.loop,ephemeron.worker.torch_trainer,ephemeron.worker.probe"
 WINDOW_S = 0.6
 """Six periods of Linux's CPU quotas."""
 WINDOWS = 4
@@ -140,7 +141,7 @@ async def probing(
         store = await stack.enter_async_context(open_channel(address))
         stack.push_async_callback(_clear, store, run)
         for key, buffers in prepared.objects.items():
-            await store.put(key, buffers)
+            await RunChannel(store, owner="profile").put(key, buffers)
         env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
         stack.push_async_callback(platform.shutdown)

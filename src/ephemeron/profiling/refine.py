@@ -24,7 +24,7 @@ import numpy as np
 
 from ephemeron.errors import JobError
 from ephemeron.events import Ended, Event, Invoked, Progress, RunStarted, Started
-from ephemeron.performance.model import Terms, predict
+from ephemeron.performance.model import PREDICTED, Terms, predict
 from ephemeron.performance.profile import PlatformProfile, Profile, Workload
 
 LEAST_ITERATIONS = 3
@@ -124,7 +124,7 @@ def _iteration_s(
     """What the model makes of an iteration of this run; None for protocols that it does not predict."""
     c = started.configuration
     sync = str(c.get("sync", "bsp"))
-    if sync not in ("bsp", "hap"):
+    if sync not in PREDICTED:
         return None
     terms = Terms(pattern=str(c.get("pattern", "k-reduce")), sync=sync, compression=str(c.get("compression", "none")))
     predicted = predict(

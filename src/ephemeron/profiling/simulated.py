@@ -132,7 +132,7 @@ def _steps(
     for batch in [*batches] * TURNS:
         trainer.sampler = Sampler(plan_split(samples, [batch]), 0, 0)
         compute = partial(trainer.compute, 0)
-        vector = compute().vector * 0
+        vector = np.zeros_like(compute().vector)
         end = time.perf_counter() + LEAST_S / TURNS
         while len(seconds[batch]) < 2 or time.perf_counter() < end:
             began = time.perf_counter()

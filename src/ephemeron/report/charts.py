@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
 from ephemeron.report.figures import Figures, compact, usd
-from ephemeron.report.learning import Points
+from ephemeron.report.learning import Evaluation, Learning, Points
 from ephemeron.report.story import Story
 from ephemeron.report.svg import Scale, Tick, el, log_ticks, path, text, ticks, time_ticks, whole_ticks
 from ephemeron.units import human_bytes
@@ -54,17 +55,28 @@ def learning_chart(story: Story) -> str:
     elif told.loss:
         lines.append(Line(label="training loss", points=told.loss, colour="blue"))
     if told.evaluations:
-        said = tuple(f"epoch {e.epoch}: loss {e.loss:.4g}, accuracy {e.accuracy:.4f}" for e in told.evaluations)
-        loss = tuple((float(e.iteration), e.loss) for e in told.evaluations)
-        accuracy = tuple((float(e.iteration), e.accuracy) for e in told.evaluations)
+        said = tuple(map(_said, told.evaluations))
+        loss, accuracy = test_points(told)
         lines.append(Line(label="test loss", points=loss, colour="orange", marks=said, dashed=True))
         lines.append(Line(label="test accuracy (right)", points=accuracy, colour="green", marks=said, right=True))
-    if not lines:
-        return _nothing("No iteration was finished, so there is no loss to show.")
-    left = loss_axis([y for line in lines if not line.right for _, y in line.points])
+    losses = [y for line in lines if not line.right for _, y in line.points if math.isfinite(y)]
+    if not losses:
+        return _nothing("No iteration was finished with a finite loss, so there is none to show.")
     last = max(x for line in lines for x, _ in line.points)
-    right = accuracy_axis([e.accuracy for e in told.evaluations]) if told.evaluations else None
-    return chart(lines, whole_ticks(0, last, 6), (0.0, last or 1.0), "iteration", left, right)
+    accuracies = [e.accuracy for e in told.evaluations if e.accuracy is not None]
+    right = accuracy_axis(accuracies) if accuracies else None
+    return chart(lines, whole_ticks(0, last, 6), (0.0, last or 1.0), "iteration", loss_axis(losses), right)
+
+
+def test_points(told: Learning) -> tuple[Points, Points]:
+    """Loss and accuracy of the test set by iteration, NaN where there is none."""
+    loss = tuple((float(e.iteration), math.nan if e.loss is None else e.loss) for e in told.evaluations)
+    return loss, tuple((float(e.iteration), math.nan if e.accuracy is None else e.accuracy) for e in told.evaluations)
+
+
+def _said(e: Evaluation) -> str:
+    loss = "not finite" if e.loss is None else f"{e.loss:.4g}"
+    return f"epoch {e.epoch}: loss {loss}" + ("" if e.accuracy is None else f", accuracy {e.accuracy:.4f}")
 
 
 def loss_axis(values: list[float]) -> Axis:
@@ -140,7 +152,7 @@ def chart(
     x = Scale(*reach, LEFT, WIDTH - RIGHT)
     ys = {False: _scale(left), True: _scale(right or left)}
     body = [_grid(x, across, ys[False], left), _right(ys[True], right) if right else ""]
-    lines = [line for line in lines if any(value for _, value in line.points)]
+    lines = [line for line in lines if any(value and math.isfinite(value) for _, value in line.points)]
     body += [_line(line, x, ys[line.right]) for line in lines]
     if rule is not None:
         y = ys[False](rule)
@@ -189,6 +201,8 @@ def _line(line: Line, x: Scale, y: Scale) -> str:
     if line.marks or len(line.points) == 1:
         said = line.marks or (f"{line.label}: {line.points[0][1]:g}",)
         for (px, py), words in zip(line.points, said, strict=True):
+            if math.isnan(py):
+                continue
             dot = {"cx": x(px), "cy": y(py), "r": 3.2 if len(line.points) < 60 else 1.6}
             out += el("circle", el("title", escape(words)), class_=f"dot {line.colour}", **dot)
     return out

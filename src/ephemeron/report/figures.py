@@ -85,7 +85,9 @@ class Figures:
         of = f" of {self.planned_iterations:,}" if self.planned_iterations > self.iterations else ""
         done = f"{self.iterations:,}{of} iteration{'s' if (of or self.iterations != 1) else ''}"
         bill = f"in {human_seconds(self.seconds)} for {usd(self.cost_usd)}"
-        ending = "" if self.accuracy is None else f": accuracy {self.accuracy:.3f}"
+        ending = "" if self.test_loss is None else f": test loss {self.test_loss:.4g}"
+        if self.accuracy is not None:
+            ending = f": accuracy {self.accuracy:.3f}"
         if not self.seconds and not self.iterations:
             return f"{who} {'were' if self.workers != 1 else 'was'} asked for; nothing has happened yet."
         if not self.iterations:

@@ -6,6 +6,7 @@ nothing beats in both time and cost, with the chosen one, the limits, and the sa
 
 from __future__ import annotations
 
+import textwrap
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +117,10 @@ def _legend(s: Scatter, letters: list[str]) -> list[str]:
         lines.append(f"  ┊ deadline {human_seconds(s.deadline_s)}")
     if s.budget_usd:
         lines.append(f"  ┄ budget {usd(s.budget_usd)}")
-    return lines + [f"    beyond the picture: {words}" for words in s.beyond]
+    if s.beyond:
+        words = "beyond the picture: " + "; ".join(s.beyond)
+        lines += textwrap.wrap(words, 78, initial_indent="    ", subsequent_indent="    ")
+    return lines
 
 
 def png(plan: Plan, path: Path) -> None:

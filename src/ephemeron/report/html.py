@@ -122,7 +122,7 @@ def _tiles(story: Story, figures: Figures) -> str:
     tiles = [
         ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),
         ("Cost", usd(figures.cost_usd), f"{figures.cost_usd / budget:.0%} of the budget" if budget else mix),
-        ("Accuracy", _or_dash(figures.accuracy, ".3f"), _told("test loss {:.4g}", figures.test_loss)),
+        _tested(figures),
         ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
         ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
         ("Functions", f"{figures.workers} × {figures.memory_mb} MB", calls),
@@ -130,6 +130,13 @@ def _tiles(story: Story, figures: Figures) -> str:
         ("Moved", human_bytes(t.bytes_up + t.bytes_down), moved(story)),
     ]
     return tiled(tiles)
+
+
+def _tested(figures: Figures) -> tuple[str, str, str]:
+    """The accuracy where there is one, else the loss."""
+    if figures.accuracy is None and figures.test_loss is not None:
+        return "Test loss", f"{figures.test_loss:.4g}", "last evaluation"
+    return "Accuracy", _or_dash(figures.accuracy, ".3f"), _told("test loss {:.4g}", figures.test_loss)
 
 
 def tiled(tiles: Iterable[tuple[str, str, str]]) -> str:

@@ -8,16 +8,17 @@ gradient counted, so it alone is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
 from ephemeron.events import Evaluated, Progress
+from ephemeron.metrics import means
 
 Points = tuple[tuple[float, float], ...]
-"""(x, y) pairs in the order of x."""
+"""(x, y) pairs in the order of x. Where y is NaN the line has a gap."""
 
 DRAWN_POINTS = 2000
 """More points than this in one line cannot be told apart, and make a page slow."""
@@ -35,8 +36,10 @@ class Evaluation:
     iteration: int
     t: float
     """When the last slice was done, in run seconds."""
-    loss: float
-    accuracy: float
+    loss: float | None
+    """None: not finite."""
+    accuracy: float | None
+    """None: outputs and targets are no classes."""
     samples: int
     ranks: int
     """How many ranks reported; fewer than in other epochs when one died."""
@@ -47,7 +50,7 @@ class Learning:
     """Loss per iteration and evaluations per epoch."""
 
     loss: Points = ()
-    """(iteration, sample-weighted mean loss); thinned for drawing, extremes kept."""
+    """(iteration, sample-weighted mean loss); thinned for drawing, extremes kept, with a gap where it is not finite."""
     smooth: Points = ()
     """Moving mean over `window` iterations; empty for short runs."""
     window: int = 1
@@ -69,17 +72,35 @@ class Learning:
 def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated]) -> Learning:
     """Merges what the ranks reported."""
     losses = _losses(progress)
-    finite = [(float(i), loss) for i, loss in losses if math.isfinite(loss)]
-    window = max(1, len(finite) // 60) if len(finite) >= _SMOOTH_FROM else 1
+    stretches = list(_finite_stretches(losses))
+    finite = sum(map(len, stretches))
+    window = max(1, finite // 60) if finite >= _SMOOTH_FROM else 1
     return Learning(
-        loss=thin(finite),
-        smooth=thin(_moving_mean(finite, window)) if window > 1 else (),
+        loss=_with_gaps(stretches, finite),
+        smooth=_with_gaps([_moving_mean(s, window) for s in stretches], finite) if window > 1 else (),
         window=window,
-        last_loss=finite[-1][1] if finite else None,
+        last_loss=stretches[-1][-1][1] if stretches else None,
         iterations=len(losses),
-        not_finite=len(losses) - len(finite),
+        not_finite=len(losses) - finite,
         evaluations=_evaluations(evaluated),
     )
+
+
+def _finite_stretches(losses: Iterable[tuple[int, float]]) -> Iterator[list[tuple[float, float]]]:
+    """The longest runs of points whose loss is finite."""
+    for finite, points in groupby(losses, key=lambda p: math.isfinite(p[1])):
+        if finite:
+            yield [(float(i), loss) for i, loss in points]
+
+
+def _with_gaps(stretches: list[list[tuple[float, float]]], total: int) -> Points:
+    """One line of them all, thinned in proportion, NaN between them."""
+    found: list[tuple[float, float]] = []
+    for stretch in stretches:
+        if found:
+            found.append(((found[-1][0] + stretch[0][0]) / 2, math.nan))
+        found += thin(stretch, max(4, DRAWN_POINTS * len(stretch) // total))
+    return tuple(found)
 
 
 def _losses(progress: Iterable[Progress]) -> list[tuple[int, float]]:
@@ -109,14 +130,14 @@ def _evaluations(evaluated: Iterable[Evaluated]) -> tuple[Evaluation, ...]:
 
 
 def _one_epoch(epoch: int, parts: list[Evaluated]) -> Evaluation:
-    samples = sum(p.samples for p in parts)
+    metrics = means(parts)
     return Evaluation(
         epoch=epoch,
         iteration=max(p.iteration for p in parts),
         t=max(p.t for p in parts),
-        loss=sum(p.loss_sum for p in parts) / samples,
-        accuracy=sum(p.correct for p in parts) / samples,
-        samples=samples,
+        loss=metrics["loss"],
+        accuracy=metrics["accuracy"],
+        samples=sum(p.samples for p in parts),
         ranks=len(parts),
     )
 

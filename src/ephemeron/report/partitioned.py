@@ -90,7 +90,7 @@ def page(graph: Graph, outcome: Outcome, done: Replay) -> str:
             else "",
         )
     )
-    parts.append(card("Where the costs come from", f"<p>{escape(graph.source or 'not said')}</p>"))
+    parts.append(card("What the proof rests on", f"<p>{escape(outcome.rests_on)}</p>"))
     return document(title, parts)
 
 
@@ -104,7 +104,9 @@ def _summary(outcome: Outcome) -> str:
     pipelined = p.objective == "throughput"
     what = f"A micro-batch takes {exact_seconds(p.value_s)}, held up by {outcome.bottleneck}"
     what = what if pipelined else f"One iteration takes {exact_seconds(p.value_s)}"
-    proof = "proved to be the best" if p.gap < 1e-4 else f"proved to be at most {p.gap:.2%} from the best"
+    proof = (
+        "proved to be the best for these times" if p.gap < 1e-4 else f"proved to be at most {p.gap:.2%} from the best"
+    )
     return f"{what}; {proof}."
 
 

@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ephemeron.performance.machines import uncounted_words
+from ephemeron.planning import rented
 from ephemeron.planning.plan import Plan, Predicted, Searched
+from ephemeron.planning.uncertainty import sentences
 from ephemeron.report.figures import usd
 from ephemeron.report.html import card, document, tiled
 from ephemeron.report.palette import PHASE_COLOURS
@@ -28,8 +31,17 @@ _PATH = (
     "It is compared with what a run measures at its end."
 )
 _MACHINES = (
-    "One process on one machine, on demand, with the global batch: boot, download, and compute that scales perfectly over "
-    "its vCPUs. That is optimistic for the machine; setting it up costs nothing here, and neither does leaving it on."
+    "One process on one machine or container, with the global batch: boot, download, and compute that scales perfectly over "
+    "its vCPUs. That is optimistic for the machine; setting it up costs nothing here, and neither does leaving it on. A spot "
+    "machine may be taken away at any time, which is not counted; arm64 is taken for as fast."
+)
+_COMPARED = (
+    "Within the limits or not: the cheapest, the fastest, a single function, and the knee, before which time is cheap and after "
+    "which money buys little. Differences are from the chosen one."
+)
+_SURE = (
+    "The choice is proved for the profile. Here what the profile is not sure of is drawn anew within its intervals, and the "
+    "configurations of this page are compared again."
 )
 _FRONT = (
     "Each point is a configuration of functions that no other beats in both time and cost, labelled workers × memory "
@@ -42,8 +54,9 @@ def html(plan: Plan) -> str:
     s = scatter(plan)
     name = str(plan.profile.get("workload") or "plan")
     parts = [_header(plan, name), _tiles(plan)]
-    if plan.advice:
-        items = "".join(f"<li>{escape(str(words))}</li>" for words in plan.advice)
+    advice = [*plan.advice, *rented.sentences(plan.gpus, plan.beyond, plan.choice.predicted.cost_usd)]
+    if advice:
+        items = "".join(f"<li>{escape(str(words))}</li>" for words in advice)
         parts.append(card("Advice", f"<ul>{items}</ul>"))
     beyond = f" Beyond the picture: {'; '.join(s.beyond)}." if s.beyond else ""
     parts += [
@@ -53,10 +66,18 @@ def html(plan: Plan) -> str:
         card("Cost", _costs(plan.choice.predicted)),
         "</div>",
     ]
+    if len(plan.compared) > 1:
+        parts.append(card("What to choose between", _choices(plan, plan.compared), _COMPARED))
+    sure = [*sentences(plan.uncertainty), *(f"extrapolated: {words}" for words in plan.extrapolated)]
+    if sure:
+        items = "".join(f"<li>{escape(str(words))}</li>" for words in sure)
+        parts.append(card("How sure this is", f"<ul>{items}</ul>", _SURE))
     if plan.alternatives:
         parts.append(card("Alternatives", _choices(plan, plan.alternatives), "Differences are from the chosen one."))
     if plan.machines:
-        parts.append(card("The same job on a virtual machine", _machines(plan), _MACHINES))
+        parts.append(
+            card("The same job on one machine", _machines(plan), f"{_MACHINES} {uncounted_words(plan.machines)}")
+        )
     parts += [
         card("Configuration", _settings(_configuration(plan))),
         card("What this rests on", _settings(_provenance(plan))),
@@ -265,6 +286,7 @@ def _machines(plan: Plan) -> str:
     for m in plan.machines:
         cells = [human_seconds(m["seconds"]), _off(m["seconds"], base.seconds), usd(m["cost_usd"]), _off(m["cost_usd"], base.cost_usd)]  # fmt: skip
         small = ' <small class="bad">too little memory</small>' if m.get("fits") is False else ""
+        small += "" if m.get("verified", True) else " <small>price not verified</small>"
         rows.append([escape(str(m["name"])) + small, *cells])
     chosen = [f"{escape(functions(plan.choice.to_dict()))} <small>chosen</small>", human_seconds(base.seconds), "", usd(base.cost_usd), ""]  # fmt: skip
     return table(["", "time", "", "cost", ""], [*rows, chosen], style="last-sum")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ephemeron.errors import MissingExtra
-from ephemeron.report.charts import accuracy_axis, loss_axis
+from ephemeron.report.charts import accuracy_axis, loss_axis, test_points
 from ephemeron.report.figures import Figures, Result, compact, usd
 from ephemeron.report.lanes import SHOWN_FIRST, STACKED_LANES, Lane, cells
 from ephemeron.report.palette import BAD, LINE_COLOURS, PHASE_COLOURS
@@ -88,9 +89,10 @@ def _empty(ax: Axes, words: str) -> None:
 def _learning(ax: Axes, story: Story) -> None:
     _panel(ax, "Learning")
     told = story.learning
-    values = [y for _, y in told.loss] + [e.loss for e in told.evaluations]
+    loss, accuracy = test_points(told)
+    values = [y for _, y in (*told.loss, *loss) if math.isfinite(y)]
     if not values:
-        _empty(ax, "no iteration was finished")
+        _empty(ax, "no iteration was finished with a finite loss")
         return
     faint = 0.35 if told.smooth else 1.0
     ax.plot(*_xy(told.loss), color=_BLUE, lw=0.8 if told.smooth else 1.5, alpha=faint, label="training loss")
@@ -103,12 +105,13 @@ def _learning(ax: Axes, story: Story) -> None:
     ax.set_xlabel("iteration", fontsize=8.5, color=_SOFT)
     ax.set_ylabel(axis.title, fontsize=8.5, color=_SOFT)
     if told.evaluations:
-        at = [e.iteration for e in told.evaluations]
-        ax.plot(at, [e.loss for e in told.evaluations], "--o", ms=3, lw=1.2, color=_ORANGE, label="test loss")
+        ax.plot(*_xy(loss), "--o", ms=3, lw=1.2, color=_ORANGE, label="test loss")
+    known = [y for _, y in accuracy if math.isfinite(y)]
+    if known:
         right = ax.twinx()
-        right.plot(at, [e.accuracy for e in told.evaluations], "-o", ms=3, lw=1.4, color=_GREEN)
+        right.plot(*_xy(accuracy), "-o", ms=3, lw=1.4, color=_GREEN)
         ax.plot([], [], "-o", ms=3, color=_GREEN, label="test accuracy (right)")
-        right.set_ylim(accuracy_axis([e.accuracy for e in told.evaluations]).lo, 1.0)
+        right.set_ylim(accuracy_axis(known).lo, 1.0)
         right.tick_params(labelsize=8.5, colors=_SOFT)
         right.spines[:].set_visible(False)
     _legend(ax, "center right")

@@ -92,7 +92,7 @@ class Story:
             invocations=rows,
             lanes=lanes(work, ranks, now),
             faults=tuple(e for e in told if isinstance(e, FaultFired)),
-            notes=tuple(e for e in told if isinstance(e, Note)),
+            notes=tuple(_first_of_each(e for e in told if isinstance(e, Note))),
             environment=tuple(dict.fromkeys(note for e in launches for note in e.notes)),
             spending=spent,
         )
@@ -102,3 +102,11 @@ def _final(told: list[Event]) -> RunEnded | None:
     """The end of the run, unless it was resumed after it."""
     last = next((e for e in reversed(told) if isinstance(e, RunEnded | RunStarted)), None)
     return last if isinstance(last, RunEnded) else None
+
+
+def _first_of_each(notes: Iterable[Note]) -> Iterable[Note]:
+    """Without repetitions: every function warns of the same."""
+    found: dict[tuple[str, str], Note] = {}
+    for note in notes:
+        found.setdefault((note.level, note.text), note)
+    return found.values()

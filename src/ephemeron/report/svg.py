@@ -56,8 +56,15 @@ class Scale:
 
 
 def path(points: Iterable[tuple[float, float]], x: Scale, y: Scale) -> str:
-    """Path data of a line through the points."""
-    return "M" + "L".join(f"{x(px):.1f} {y(py):.1f}" for px, py in points)
+    """Path data of a line through the points; it is interrupted where y is NaN."""
+    data, pen = [], "M"
+    for px, py in points:
+        if math.isnan(py):
+            pen = "M"
+        else:
+            data.append(f"{pen}{x(px):.1f} {y(py):.1f}")
+            pen = "L"
+    return "".join(data)
 
 
 def step_of(span: float, n: int) -> float:

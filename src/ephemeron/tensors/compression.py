@@ -4,7 +4,8 @@ Without error feedback, rounding to 8 bits stalls training once gradients fall b
 it, what was rounded away is added to the next message, so that nothing is lost, only late (Seide et al. 2014;
 Karimireddy et al. 2019). The residual is part of a worker's state and travels in its checkpoint.
 
-All codecs are deterministic: the same vector and residual give the same bytes on every platform.
+All codecs are deterministic: the same vector and residual give the same bytes on every platform. All keep minus zero,
+which says that there is no value at all (`tensors.absence`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 
 from ephemeron.channels.base import Buffer
 from ephemeron.errors import JobError
+from ephemeron.tensors.absence import ABSENT, is_absent
 
+_MINUS_ZERO = -128
 INT8_BLOCK = 1024
 """Elements that share one float32 scale: 0.4 % of overhead."""
 
@@ -71,7 +74,7 @@ class BFloat16(Codec):
 
 
 class Int8(Codec):
-    """Blocks of 1,024 values on a grid of 255 steps between ± their largest magnitude."""
+    """Blocks of 1,024 values on a grid of 255 steps between ± their largest magnitude; -128 is minus zero."""
 
     name, id, feedback = "int8", 2, True
 
@@ -86,6 +89,7 @@ class Int8(Codec):
         scale[scale < np.finfo(np.float32).tiny] = 0  # too coarse a number for a grid: its steps would overflow
         safe = np.where(scale > 0, scale, np.float32(1))
         quantised = np.rint(grid / safe[:, None]).astype(np.int8).reshape(-1)[: vector.size]
+        quantised[is_absent(vector)] = _MINUS_ZERO
         return [_view(scale), _view(np.ascontiguousarray(quantised))]
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
@@ -96,6 +100,7 @@ class Int8(Codec):
         full = elements // INT8_BLOCK * INT8_BLOCK
         out[:full].reshape(-1, INT8_BLOCK)[:] *= scale[: full // INT8_BLOCK, None]
         out[full:] *= scale[-1] if blocks else 1
+        out[quantised == _MINUS_ZERO] = ABSENT
         return out.astype(dtype, copy=False)
 
 
@@ -138,7 +143,9 @@ class Compressor:
         """Bytes of `vector` (which is elements `start:stop` of the whole), updating the residual."""
         if not self.codec.feedback:
             return self.codec.encode(vector)
-        wanted = vector + self.residual[start:stop]
+        residual = self.residual[start:stop]
+        wanted = vector + residual
+        wanted[is_absent(vector) & (residual == 0)] = ABSENT
         payload = self.codec.encode(wanted)
         got = self.codec.decode(memoryview(b"".join(payload)), self.dtype, stop - start)
         self.residual[start:stop] = wanted - got

@@ -1,9 +1,9 @@
 """What travels between workers: a fixed header and raw buffers. Never a pickle.
 
-The header says whose message it is (run, rank, attempt, iteration, shard), how to read it (kind, codec, dtype,
-elements) and what its sender has done (`applied`, `durable`), which is all that aggregators need to know when an
-object may be deleted. 128 bytes, little-endian; the payload that follows is aligned for NumPy. A checksum covers
-both: a flipped bit in `weight` or `durable` would do more harm than one in the vector.
+The header says how to read the vector (kind, codec, dtype, elements), who sent it (rank, attempt, iteration, shard) and what
+its sender has done (`applied`, `durable`), which is all that aggregators need to know when an object may be deleted. 64
+bytes, little-endian, behind the frame of 64 bytes that every object of a run has (`channels.frame`): that one binds
+the message to its key and has the checksum. The payload that follows both is aligned for NumPy.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import xxhash
 
 from ephemeron.channels.base import Buffer
+from ephemeron.channels.frame import FRAME_BYTES
 from ephemeron.errors import CorruptMessage
 from ephemeron.tensors.compression import Codec, codec_by_id
 
-MAGIC = b"EPHM"
-VERSION = 1
-_HEADER = struct.Struct("<4sBBBBQIIIIQdIIIIQd")
-_TRAILER = struct.Struct("<QQ")
-"""Length of what follows, and the checksum of what stands before and what follows."""
-HEADER_BYTES = 128
+_HEADER = struct.Struct("<BBBBIIIQdIIQdIf")
+HEADER_BYTES = FRAME_BYTES + _HEADER.size
+"""What a message has beside marks and vector, its frame included."""
 STOP = 1
 """Flag: the sender wants the run to stop at the next consistent iteration."""
 RELAY = 2
@@ -46,8 +43,6 @@ class Envelope:
     """Everything about a message but its vector."""
 
     kind: Kind
-    run: int
-    """64-bit hash of the run's name; see `run_hash`."""
     rank: int
     attempt: int
     iteration: int
@@ -61,13 +56,10 @@ class Envelope:
     flags: int = 0
     sent_at: float = 0.0
     """Run seconds at which the sender began its put: a hint for the next poll, nothing depends on it."""
+    busy_s: float = 0.0
+    """Seconds that the slowest iteration known to the sender took, without waiting for others."""
     marks: tuple[int, ...] = ()
     """Merged messages of asynchronous runs: per rank, iterations folded in so far."""
-
-
-def run_hash(run_id: str) -> int:
-    """64-bit hash that ties a message to its run."""
-    return int(xxhash.xxh3_64_intdigest(run_id.encode()))
 
 
 def pack(
@@ -76,47 +68,30 @@ def pack(
     """Header, marks and payload, ready for `Channel.put`. The payload is not copied."""
     marks = np.asarray(envelope.marks, dtype="<i8").tobytes()
     body: list[Buffer] = [marks, *payload] if marks else list(payload)
-    length = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in body)
     header = _HEADER.pack(
-        MAGIC, VERSION, _KINDS.index(envelope.kind), codec.id, _DTYPE_IDS[dtype], envelope.run, envelope.rank,
-        envelope.attempt, envelope.shard, envelope.flags, envelope.iteration, envelope.weight, envelope.applied,
-        envelope.durable, len(envelope.marks), 0, elements, envelope.sent_at,
+        _KINDS.index(envelope.kind), codec.id, _DTYPE_IDS[dtype], envelope.flags, envelope.rank, envelope.attempt,
+        envelope.shard, envelope.iteration, envelope.weight, envelope.applied, envelope.durable, elements,
+        envelope.sent_at, len(envelope.marks), envelope.busy_s,
     )  # fmt: skip
-    header = header.ljust(HEADER_BYTES - _TRAILER.size, b"\0")
-    return [header + _TRAILER.pack(length, _checksum(header, body)), *body]
+    return [header, *body]
 
 
-def unpack(data: memoryview, *, run: int, key: str) -> tuple[Envelope, np.ndarray]:
+def unpack(data: memoryview, *, key: str) -> tuple[Envelope, np.ndarray]:
     """The inverse of `pack`: envelope and decoded vector (a read-only view of `data` where the codec allows).
 
     Raises:
-        CorruptMessage: not ours, another run's, damaged or cut short.
+        CorruptMessage: not a message.
     """
-    if len(data) < HEADER_BYTES:
-        raise CorruptMessage(f"{len(data)} bytes are too few for a header", key=key)
-    (magic, version, kind, codec_id, dtype_id, run_id, rank, attempt, shard, flags, iteration, weight, applied,
-     durable, n_marks, _, elements, sent_at) = _HEADER.unpack_from(data)  # fmt: skip
-    if magic != MAGIC or version != VERSION:
-        raise CorruptMessage(f"magic {magic!r} version {version} is not a message of this release", key=key)
-    if run_id != run:
-        raise CorruptMessage("the message belongs to another run", key=key)
-    length, checksum = _TRAILER.unpack_from(data, HEADER_BYTES - _TRAILER.size)
-    body = data[HEADER_BYTES:]
-    if len(body) != length:
-        raise CorruptMessage(f"{len(body)} bytes of {length} arrived", key=key)
-    if _checksum(data[: HEADER_BYTES - _TRAILER.size], [body]) != checksum:
-        raise CorruptMessage("checksum differs", key=key)
-    marks = tuple(np.frombuffer(body[: 8 * n_marks], dtype="<i8").tolist()) if n_marks else ()
-    vector = codec_by_id(codec_id).decode(body[8 * n_marks :], _DTYPES[dtype_id], elements)
-    envelope = Envelope(
-        kind=_KINDS[kind], run=run_id, rank=rank, attempt=attempt, iteration=iteration, shard=shard, weight=weight,
-        applied=applied, durable=durable, flags=flags, sent_at=sent_at, marks=marks,
-    )  # fmt: skip
+    try:
+        (kind, codec_id, dtype_id, flags, rank, attempt, shard, iteration, weight, applied, durable, elements, sent_at,
+         n_marks, busy_s) = _HEADER.unpack_from(data)  # fmt: skip
+        body = data[_HEADER.size :]
+        marks = tuple(np.frombuffer(body[: 8 * n_marks], dtype="<i8", count=n_marks).tolist()) if n_marks else ()
+        vector = codec_by_id(codec_id).decode(body[8 * n_marks :], _DTYPES[dtype_id], elements)
+        envelope = Envelope(
+            kind=_KINDS[kind], rank=rank, attempt=attempt, iteration=iteration, shard=shard, weight=weight,
+            applied=applied, durable=durable, flags=flags, sent_at=sent_at, busy_s=busy_s, marks=marks,
+        )  # fmt: skip
+    except (struct.error, ValueError, IndexError, KeyError) as e:
+        raise CorruptMessage(f"not a message between workers: {e}", key=key) from None
     return envelope, vector
-
-
-def _checksum(header: Buffer, body: Sequence[Buffer]) -> int:
-    digest = xxhash.xxh3_64(header)
-    for part in body:
-        digest.update(part)
-    return digest.intdigest()

@@ -76,7 +76,13 @@ class TrainingWorld:
         wanted = job or self.job
         c = configure(wanted, **{**self.configured(channel), **how})
         result = train(
-            wanted, c, faults=[parse_fault(f) for f in faults], on_event=see, cloud=self.settings, patience_s=patience_s
+            wanted,
+            c,
+            faults=[parse_fault(f) for f in faults],
+            on_event=see,
+            cloud=self.settings,
+            patience_s=patience_s,
+            check=False,
         )
         return result, events
 

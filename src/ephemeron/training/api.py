@@ -2,82 +2,90 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
-import json
+import os
 import shutil
-import signal
-import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.channels import Channel, open_channel, public_address
+from ephemeron import blocking
+from ephemeron.channels import public_address
 from ephemeron.channels.credentials import environment
-from ephemeron.channels.keys import Keys
-from ephemeron.errors import EphemeronError, JobError, RunFailed, RunNotFound, UserError
-from ephemeron.events import Event, RunEnded, RunStarted, from_json, to_json
-from ephemeron.job import Configuration, Fault, Job, Simulation
+from ephemeron.errors import JobError, UserError
+from ephemeron.events import Event
+from ephemeron.job import Configuration, Fault, Job, Simulation, load_job
+from ephemeron.job.precedence import give_way
+from ephemeron.job.typed import build
 from ephemeron.performance.profile import Profile
 from ephemeron.planning import Plan
 from ephemeron.platforms.base import Limits
 from ephemeron.platforms.clouds import CLOUDS
 from ephemeron.platforms.clouds import cloud as cloud_of
-from ephemeron.prices import Prices, load_prices
-from ephemeron.tensors import Arrays, decode_state
-from ephemeron.training import home, live, parameter_server
-from ephemeron.training.bill import Ledger, summary
+from ephemeron.platforms.simulated import simulated_limits
+from ephemeron.prices import load_prices
+from ephemeron.training import driving, home, live
+from ephemeron.training.driver_lock import AlreadyDriven
+from ephemeron.training.driver_lock import driving as driving_lock
+from ephemeron.training.driving import OnEvent
 from ephemeron.training.home import PLAN_FILE, PROFILE_FILE, RunFolder
-from ephemeron.training.prepare import Prepared, prepare
-from ephemeron.training.trigger import Ending, Trigger, together
-from ephemeron.worker.spec import RunSpec
+from ephemeron.training.prepare import prepare, refuse_contradictions
+from ephemeron.training.result import Result, conclude, copy, open_run, record
 
 if TYPE_CHECKING:
     from ephemeron.platforms.recorded.cloud import Cloud, Settings
 
-OnEvent = Callable[[Event], None]
 SIMULATED_MEMORY_MB = 1769
 LOCAL_COLD_START_S = 3.0
 """Of a function of this machine: the lead that successors get."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A run that has ended."""
-
-    summary: dict[str, Any]
-    """What `--json` prints."""
-    folder: RunFolder
-    causes: tuple[str, ...] = ()
-    """Why it failed, if it did."""
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.summary["status"] == "finished")
-
-    def raise_if_failed(self) -> Result:
-        """This result.
-
-        Raises:
-            RunFailed: the run failed.
-        """
-        if self.summary["status"] == "failed":
-            raise RunFailed(self.folder.run_id, self.causes)
-        return self
+def _job(job: Job | str | Path) -> Job:
+    if isinstance(job, Job):
+        return job
+    if isinstance(job, (str, os.PathLike)):
+        return load_job(job)
+    raise JobError(f"job is a {type(job).__name__}", remedy="give a Job, or the path of a job file")
 
 
-def configure(job: Job, **overrides: Any) -> Configuration:
+def _checked_configuration(c: Configuration) -> Configuration:
+    """One that may have been built by hand."""
+    if not isinstance(c, Configuration):
+        raise JobError(f"configuration is a {type(c).__name__}", remedy="give what configure(job, …) returns")
+    checked: Configuration = build(Configuration, dataclasses.asdict(c), where="configuration")
+    return checked
+
+
+def configure(
+    job: Job | str | Path, *, on_note: Callable[[str], None] = warnings.warn, **overrides: Any
+) -> Configuration:
     """The job's own `[run]` values under explicit ones (None: not given), with defaults for the platform.
+
+    Args:
+        job: whose; or the path of its TOML file.
+        on_note: told which values of `[run]` were left out, because explicit ones contradict them.
+        overrides: the explicit ones, named as in `Configuration`.
 
     Raises:
         JobError: a value is out of range, or two values contradict each other.
     """
-    values = {**job.run, **{k: v for k, v in overrides.items() if v is not None}}
+    job = _job(job)
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    build(Configuration, explicit, where="configuration")
+    build(Configuration, job.run, where="the job's run")
+    values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(_configured(values)))
+    if left_out:
+        gone = ", ".join(f"{name} = {job.run[name]}" for name in left_out)
+        on_note(f"left out of the job's [run], because what was given now contradicts it: {gone}")
+    return _configured(values)
+
+
+def _configured(values: dict[str, Any]) -> Configuration:
+    values = dict(values)
     _count_stages(values)
-    c = Configuration(**values)
+    c: Configuration = build(Configuration, values, where="configuration")
     if c.pattern == "standalone" and "workers" not in values:
         c = dataclasses.replace(c, workers=1)
     c = c.resolved()
@@ -100,7 +108,10 @@ def configure(job: Job, **overrides: Any) -> Configuration:
         from ephemeron.platforms.local import default_memory_mb
 
         memory_mb = SIMULATED_MEMORY_MB if c.platform == "simulated" else default_memory_mb(c.workers)
-    return dataclasses.replace(c, channel=channel, memory_mb=memory_mb, lifetime_s=c.lifetime_s or limits.lifetime_s)
+    return dataclasses.replace(
+        c, channel=channel, memory_mb=memory_mb, memory_is_default=not c.memory_mb,
+        lifetime_s=c.lifetime_s or limits.lifetime_s,
+    )  # fmt: skip
 
 
 def _count_stages(values: dict[str, Any]) -> None:
@@ -117,10 +128,10 @@ def _count_stages(values: dict[str, Any]) -> None:
         values["workers"] = (values.get("stages") or 1) * (values.get("replicas") or 1)
 
 
-def platform_limits(name: str) -> Limits:
-    """What a platform allows."""
+def platform_limits(name: str, world: Simulation | None = None) -> Limits:
+    """What a platform allows; the simulated one as `world` has it."""
     if name == "simulated":
-        return Limits()
+        return simulated_limits(world or Simulation())
     if name in CLOUDS:
         return cloud_of(name).limits
     from ephemeron.platforms.local import default_limits
@@ -129,14 +140,14 @@ def platform_limits(name: str) -> Limits:
 
 
 def train(
-    job: Job, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
+    job: Job | str | Path, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None, cloud: Settings | None = None,
+    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
 ) -> Result:  # fmt: skip
-    """Trains a job on functions and waits for its end.
+    """Trains a job on functions and waits for its end. Also where an event loop runs, as in notebooks.
 
     Args:
-        job: what to train.
+        job: what to train, or the path of its TOML file.
         configuration: how; from `configure`. None: the job's own defaults.
         faults: to inject.
         prices_file: instead of the built-in prices.
@@ -146,17 +157,20 @@ def train(
         plan: that the configuration is from; kept beside the run and compared with it in the report.
         profile: that the plan is from; kept so that it can be refined by what the run took.
         cloud: where on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's own defaults.
+        check: raise where the run fails; False: its result says so.
 
     Raises:
         UserError: refused; nothing was started or paid for.
+        RunFailed: the run failed; has its `result`.
     """
-    c = configuration or configure(job)
+    job = _job(job)
+    c = configure(job) if configuration is None else _checked_configuration(configuration)
     run_id = home.new_run_id(job.name)
     world = job.simulation
     simulated = c.platform == "simulated"
     public, secrets = public_address(c.channel)
     c = dataclasses.replace(c, channel=public)
-    limits = platform_limits(c.platform)
+    limits = platform_limits(c.platform, world)
     cold_start_s = world.cold_start_s if simulated else LOCAL_COLD_START_S
     if c.platform in CLOUDS:
         where = cloud_of(c.platform)
@@ -170,28 +184,48 @@ def train(
         faults=faults, patience_s=patience_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
     )  # fmt: skip
-    folder = home.create(run_id)
-    run = _record(prepared.spec, folder, job)
-    if cloud is not None:
-        run[c.platform] = dataclasses.asdict(cloud)  # type: ignore[call-overload]
-    folder.write("run.json", run)
-    if plan is not None:
-        plan.save(folder.path / PLAN_FILE)
-    if profile is not None:
-        profile.save(folder.path / PROFILE_FILE)
-    try:
+    live.sweep(home.runs_folder())
+    with _new_run(run_id) as folder:
+        run = record(prepared.spec, folder, job)
+        if cloud is not None:
+            run[c.platform] = dataclasses.asdict(cloud)  # type: ignore[call-overload]
+        run["source"] = prepared.source
+        folder.write("run.json", run)
+        if plan is not None:
+            plan.save(folder.path / PLAN_FILE)
+        if profile is not None:
+            profile.save(folder.path / PROFILE_FILE)
         with environment(secrets):
             if simulated:
                 from ephemeron import simulation
 
-                ending, ledger = simulation.run(_simulate(prepared, folder, world, on_event))
+                ending, ledger = blocking.run(
+                    lambda _: driving.simulate(prepared, folder, world, on_event), runner=simulation.run
+                )
             else:
-                ending, ledger = asyncio.run(_live(folder, run, prepared.spec, on_event, secrets, prepared=prepared))
-    except EphemeronError:
-        if not folder.events.exists():  # refused before the run began: there is nothing to come back to
-            shutil.rmtree(folder.path)
+                ending, ledger = blocking.run(
+                    lambda interrupts: driving.drive(
+                        folder, run, prepared.spec, on_event, secrets, interrupts, prepared=prepared
+                    )
+                )
+        return _checked(conclude(folder, run, ledger, ending, out), check)
+
+
+@contextmanager
+def _new_run(run_id: str) -> Iterator[RunFolder]:
+    """The folder of a run that this process drives. Nothing is left of a run that never began."""
+    folder = home.create(run_id)
+    try:
+        with blocking.terminable(), driving_lock(folder):
+            yield folder
+    except BaseException:
+        if not folder.events.exists():
+            shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _conclude(folder, run, ledger, ending, out)
+
+
+def _checked(result: Result, check: bool) -> Result:
+    return result.raise_if_failed() if check else result
 
 
 def _settings(where: Cloud[Any], given: Settings | None) -> Settings:
@@ -204,31 +238,81 @@ def _settings(where: Cloud[Any], given: Settings | None) -> Settings:
     return located
 
 
-def attach(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
+def attach(
+    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True
+) -> Result:
     """Watches a run that is under way as if it had been started here; collects one that has ended meanwhile.
+
+    While another client drives the run, it is only watched: an interrupt ends the watching, and nothing else. When that
+    client is gone, this one takes its place.
 
     Raises:
         RunNotFound: no such run.
         UserError: it is not running and has no result: resume it.
+        RunFailed: the run failed, and `check` is not off.
     """
-    folder, run, spec = _open(run_id)
-    ending, ledger = asyncio.run(_live(folder, run, spec, on_event, {}, attach=True))
-    return _conclude(folder, run, ledger, ending, out)
+    folder, run, spec = open_run(run_id)
+    once = _Once(on_event)
+    while True:
+        try:
+            with driving_lock(folder):
+                ending, ledger = blocking.run(
+                    lambda interrupts: driving.drive(folder, run, spec, once.again(), {}, interrupts, attach=True)
+                )
+                return _checked(conclude(folder, run, ledger, ending, out), check)
+        except AlreadyDriven:
+            result = blocking.run(lambda _: driving.observe(folder, once.again()))
+            if result is not None:
+                copy(result.folder, out)
+                return _checked(result, check)
 
 
-def resume(run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None) -> Result:
-    """Starts a stopped or failed run again, every rank from its newest checkpoint.
+class _Once:
+    """Passes on every event of a stream that is read from its beginning several times."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._passed_on = 0
+
+    def again(self) -> OnEvent:
+        """For one more reading."""
+        seen = 0
+
+        def on_event(event: Event) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > self._passed_on:
+                self._passed_on = seen
+                self._on_event(event)
+
+        return on_event
+
+
+def resume(
+    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
+    keep_code: bool = False,
+) -> Result:  # fmt: skip
+    """Starts a stopped or failed run again, every rank from its newest checkpoint, with the code as it is now.
+
+    Args:
+        keep_code: go on with the code of the launch.
 
     Raises:
         RunNotFound: no such run.
-        UserError: the run has finished, or was simulated.
+        JobError: the code has changed, and checkpoints do not fit it.
+        UserError: the run has finished, was simulated, or another client drives it.
+        RunFailed: the run failed, and `check` is not off.
     """
-    folder, run, spec = _open(run_id)
-    result = folder.read("result.json")
-    if result is not None and result["status"] == "finished":
-        raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
-    ending, ledger = asyncio.run(_live(folder, run, spec, on_event, {}))
-    return _conclude(folder, run, ledger, ending, out)
+    folder, run, spec = open_run(run_id)
+    live.sweep(home.runs_folder())
+    with driving_lock(folder):
+        result = folder.read("result.json")
+        if result is not None and result["status"] == "finished":
+            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        ending, ledger = blocking.run(
+            lambda interrupts: driving.drive(folder, run, spec, on_event, {}, interrupts, keep_code=keep_code)
+        )
+        return _checked(conclude(folder, run, ledger, ending, out), check)
 
 
 def stop(run_id: str, *, now: bool = False) -> str:
@@ -237,223 +321,12 @@ def stop(run_id: str, *, now: bool = False) -> str:
     Returns:
         The run's full name.
     """
-    folder, run, _ = _open(run_id)
-    asyncio.run(_stop(folder, run, now=now))
+    folder, run, _ = open_run(run_id)
+    blocking.run(lambda _: driving.stop(folder, run, now=now))
     return folder.run_id
-
-
-async def _stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
-    try:
-        platform = await live.attach(folder, run)
-    except live.NotRunning:
-        raise UserError(f"run {folder.run_id} is not running") from None
-    async with platform:
-        if now:
-            await platform.cancel_all(folder.run_id)
-            return
-        with environment(_server_secrets(folder)):
-            channel = open_channel(run["address"])
-            await channel.put(Keys(folder.run_id).control, [b"stop"])
-            await channel.close()
-
-
-# -- living -------------------------------------------------------------------------------------------------
-
-
-async def _simulate(
-    prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent
-) -> tuple[Ending, Ledger]:
-    from ephemeron.platforms.simulated import SimulatedPlatform
-    from ephemeron.worker.loop import run_worker
-
-    platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
-    clock = asyncio.get_running_loop().time
-    trigger = Trigger(platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event)
-    await trigger.launch(prepared)
-    ending = await trigger.watch()
-    await platform.close()
-    return ending, trigger.ledger
-
-
-async def _live(
-    folder: RunFolder, run: dict[str, Any], spec: RunSpec, on_event: OnEvent, secrets: dict[str, str], *,
-    prepared: Prepared | None = None, attach: bool = False,
-) -> tuple[Ending, Ledger]:  # fmt: skip
-    """Launches (with `prepared`), attaches to, or resumes a run, and watches it to its end."""
-    async with contextlib.AsyncExitStack() as stack:
-        server = parameter_server.known(folder.path)
-        if run["configuration"]["channel"] == "parameter_server" and not attach:
-            server = parameter_server.start(folder.path)
-            run["address"] = server.address
-            folder.write("run.json", run)
-        if server is not None:
-            stack.callback(server.stop)
-            secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
-        stack.enter_context(environment(secrets))
-        channel = await stack.enter_async_context(open_channel(run["address"]))
-        if attach:
-            try:
-                platform = await live.attach(folder, run)
-            except live.NotRunning:
-                return await _already_over(folder, spec, channel, on_event)
-        else:
-            await _probe(channel, spec.run_id)
-            platform = await live.start(folder, run, secrets)
-        stack.push_async_callback(platform.shutdown)
-        trigger = Trigger(
-            platform, channel, spec, channel_address=run["address"], clock=time.time, on_event=on_event,
-            origin=run["wall_time"] if attach else None, session=_session(folder) if attach else 0.0,
-        )  # fmt: skip
-        with _interruptible(trigger):
-            if prepared is not None:
-                await trigger.launch(prepared)
-            elif not attach:
-                await trigger.resume(_last_t(folder))
-                run["wall_time"] = trigger.origin
-                folder.write("run.json", run)
-            return await trigger.watch(), trigger.ledger
-
-
-async def _probe(channel: Channel, run_id: str) -> None:
-    """Writes and deletes a small object, so that a wrong address fails before a function is paid for."""
-    key = f"{run_id}/probe"
-    await channel.put(key, [b"ephemeron"])
-    await channel.delete([key])
-
-
-async def _already_over(folder: RunFolder, spec: RunSpec, channel: Channel, on_event: OnEvent) -> tuple[Ending, Ledger]:
-    """The functions are gone: their result, if they left one."""
-    ledger = Ledger(spec.prices)
-    for event in _events(folder):
-        ledger.feed(event)
-        on_event(event)
-    data = await channel.fetch(Keys(spec.run_id).result)
-    if data is None:
-        status = (folder.read("result.json") or {}).get("status", "interrupted")
-        raise UserError(
-            f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}"
-        )
-    ended = RunEnded(t=ledger.ended_at, status="finished")
-    with folder.events.open("a") as log:
-        log.write(to_json(ended) + "\n")
-    on_event(ended)
-    ending = Ending("finished", [], *decode_state(data))
-    await together(ending, channel, Keys(spec.run_id))
-    return ending, ledger
-
-
-@contextmanager
-def _interruptible(trigger: Trigger) -> Iterator[None]:
-    """First Ctrl-C: stop at a checkpoint. Second: kill."""
-    loop = asyncio.get_running_loop()
-
-    def interrupt() -> None:
-        (trigger.kill_requested if trigger.stop_requested.is_set() else trigger.stop_requested).set()
-
-    handled = [signal.SIGINT, signal.SIGTERM]
-    try:
-        for number in handled:
-            loop.add_signal_handler(number, interrupt)
-    except (RuntimeError, ValueError, NotImplementedError):
-        handled = []  # not the main thread: whoever called us handles signals
-    try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-
-
-def _server_secrets(folder: RunFolder) -> dict[str, str]:
-    server = parameter_server.known(folder.path)
-    return {} if server is None else {"EPHEMERON_CHANNEL_TOKEN": server.token}
-
-
-# -- records ------------------------------------------------------------------------------------------------
-
-
-def _record(spec: RunSpec, folder: RunFolder, job: Job) -> dict[str, Any]:
-    c = spec.configuration
-    return {
-        "run_id": spec.run_id,
-        "job": job.name,
-        "platform": c.platform,
-        "address": folder.objects.resolve().as_uri() if c.channel == "folder" else c.channel,
-        "configuration": dataclasses.asdict(c),
-        "spec": json.loads(spec.to_bytes()),
-        "budget_usd": job.limits.budget_usd,
-        "wall_time": time.time(),
-    }
-
-
-def _open(run_id: str) -> tuple[RunFolder, dict[str, Any], RunSpec]:
-    folder = home.find(run_id)
-    run = folder.read("run.json")
-    if run is None:
-        raise RunNotFound(f"run {run_id!r} has no readable run.json")
-    if run["platform"] == "simulated":
-        raise UserError(f"run {folder.run_id} was simulated: its functions lived and ended inside one command")
-    return folder, run, RunSpec.from_bytes(json.dumps(run["spec"]).encode())
-
-
-def _events(folder: RunFolder) -> Iterator[Event]:
-    with folder.events.open() as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                yield from_json(line)
-
-
-def _session(folder: RunFolder) -> float:
-    """`wall_time` of the latest launch or resume."""
-    return max((e.wall_time for e in _events(folder) if isinstance(e, RunStarted)), default=0.0)
-
-
-def _last_t(folder: RunFolder) -> float:
-    return max((e.t for e in _events(folder)), default=0.0)
-
-
-def _conclude(folder: RunFolder, run: dict[str, Any], ledger: Ledger, ending: Ending, out: Path | None) -> Result:
-    """Writes result, weights and report, and copies them to `out`."""
-    value = summary(ledger, run, status=ending.status, final=ending.final)
-    folder.write("result.json", value)
-    written = [folder.path / "result.json"]
-    if ending.arrays is not None:
-        write_weights(folder.weights, ending.arrays, (ending.final or {}).get("bf16", ()))
-        written.append(folder.weights)
-    written += write_report(folder, ledger.prices)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for path in written:
-            shutil.copy2(path, out / path.name)
-    return Result(value, folder, tuple(ending.causes))
-
-
-def write_report(folder: RunFolder, prices: Prices, out: Path | None = None) -> list[Path]:
-    """`report.html` and, if matplotlib is there, `report.png`."""
-    from ephemeron import report
-
-    return report.write_report(folder.path, out, prices=prices)
-
-
-def write_weights(path: Path, arrays: Arrays, bf16: Sequence[str]) -> None:
-    """A safetensors file with the names of the module's `state_dict`, loadable by any tool."""
-    if bf16:
-        import torch
-        from safetensors.torch import save_file
-
-        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
-        save_file({n: t.view(torch.bfloat16) if n in bf16 else t for n, t in tensors.items()}, str(path))
-    else:
-        from safetensors.numpy import save_file as save_numpy
-
-        save_numpy(arrays, str(path))
 
 
 def _service(channel: str) -> str:
     if channel.startswith(("redis://", "rediss://")):
         return "cache"
     return "server" if channel.startswith(("ps://", "parameter_server")) else "objects"
-
-
-def prices_of(run: dict[str, Any]) -> Prices:
-    """The prices that a run was billed at."""
-    return Prices(**run["spec"]["prices"])

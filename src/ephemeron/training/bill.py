@@ -19,6 +19,7 @@ from ephemeron.events import (
     Started,
     Traffic,
 )
+from ephemeron.metrics import Metrics, means
 from ephemeron.prices import Prices
 
 
@@ -139,12 +140,6 @@ def summary(ledger: Ledger, run: Mapping[str, Any], *, status: str, final: Mappi
     }
 
 
-def latest_metrics(ledger: Ledger) -> dict[str, float | None]:
+def latest_metrics(ledger: Ledger) -> Metrics:
     """Of the last epoch that somebody evaluated."""
-    if not ledger.evaluations:
-        return {"loss": None, "accuracy": None}
-    parts = ledger.evaluations[max(ledger.evaluations)].values()
-    samples = sum(e.samples for e in parts)
-    if not samples:
-        return {"loss": None, "accuracy": None}
-    return {"loss": sum(e.loss_sum for e in parts) / samples, "accuracy": sum(e.correct for e in parts) / samples}
+    return means(ledger.evaluations[max(ledger.evaluations)].values() if ledger.evaluations else ())

@@ -8,11 +8,11 @@ run, and nothing that somebody else keeps there, is ever listed or deleted.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ephemeron import blocking
 from ephemeron.channels import Channel, open_channel
 from ephemeron.channels.sizes import SupportsSizes
 from ephemeron.errors import ChannelError, JobError, UserError
@@ -63,7 +63,7 @@ def left_by(folders: Sequence[RunFolder], *, force: bool = False) -> list[Leftov
                 if status == "running"
                 else f"run {name} may still go on ({status}); find out with: ephemeron attach {name}"
             )
-    return [asyncio.run(_look(folder)) for folder in folders]
+    return blocking.run(lambda _: _look_into(folders))
 
 
 def remove(leftover: Leftover, *, folder: bool = False) -> None:
@@ -73,9 +73,13 @@ def remove(leftover: Leftover, *, folder: bool = False) -> None:
         ChannelError: the store does not answer, or refuses.
     """
     if leftover.keys:
-        asyncio.run(_delete(leftover))
+        blocking.run(lambda _: _delete(leftover))
     if folder:
         shutil.rmtree(leftover.folder.path, ignore_errors=True)
+
+
+async def _look_into(folders: Sequence[RunFolder]) -> list[Leftover]:
+    return [await _look(folder) for folder in folders]
 
 
 async def _look(folder: RunFolder) -> Leftover:

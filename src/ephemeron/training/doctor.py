@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ephemeron import blocking
 from ephemeron.channels import Channel, open_channel, public_address
 from ephemeron.channels.credentials import environment
 from ephemeron.errors import ChannelError, EphemeronError, JobError, KeyExists, MissingExtra
@@ -91,12 +92,14 @@ def diagnose(
             return
         with environment(secrets), tempfile.TemporaryDirectory(prefix="ephemeron-") as folder:
             address = public if "://" in public else (Path(folder).resolve() / "objects").as_uri()
-            yield Finding(step=step, ok=True, text=asyncio.run(_object(address)))
+            yield Finding(step=step, ok=True, text=blocking.run(lambda _: _object(address)))
             step = "function"
             if call:
                 c = dataclasses.replace(c, channel=address)
                 yield Finding(
-                    step=step, ok=True, text=asyncio.run(_function(where, settings, c, Path(folder), secrets))
+                    step=step,
+                    ok=True,
+                    text=blocking.run(lambda _: _function(where, settings, c, Path(folder), secrets)),
                 )
     except EphemeronError as e:
         yield Finding(step=step, ok=False, text=" ".join(str(e).split()))

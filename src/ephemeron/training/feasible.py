@@ -27,7 +27,8 @@ def check_call(call: Call, *, workers: int, limits: Limits) -> None:
         raise PlanInfeasible(str(e), binding=e.binding) from None
     if workers > limits.concurrency:
         raise PlanInfeasible(
-            f"{workers} workers are more than the platform's {limits.concurrency}", binding="concurrency"
+            f"{workers} workers are more than the platform's {limits.concurrency}{limits.more and f': {limits.more}'}",
+            binding="concurrency",
         )
 
 

@@ -69,13 +69,18 @@ class RunFolder:
         return value if isinstance(value, dict) else None
 
 
+def runs_folder() -> Path:
+    """The folder of all runs; need not be there."""
+    return home() / "runs"
+
+
 def create(run_id: str) -> RunFolder:
     """A new run's folder.
 
     Raises:
         JobError: the home folder cannot be written.
     """
-    path = home() / "runs" / run_id
+    path = runs_folder() / run_id
     try:
         path.mkdir(parents=True, exist_ok=False)
     except OSError as e:
@@ -86,24 +91,24 @@ def create(run_id: str) -> RunFolder:
 
 
 def find(run_id: str) -> RunFolder:
-    """A run by its name, by an unambiguous beginning of it, or `last`.
+    """A run by its name, by an unambiguous beginning of it, or `last`: the newest that has begun.
 
     Raises:
         RunNotFound: none, or more than one.
     """
     everything = all_runs()
     if run_id == "last" and everything:
-        return everything[0]
+        return next((r for r in everything if r.events.exists()), everything[0])
     matches = [r for r in everything if r.run_id == run_id] or [r for r in everything if r.run_id.startswith(run_id)]
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(r.run_id for r in (matches or everything)[:5]) or "none yet"
-    problem = "is ambiguous" if matches else f"is not in {home() / 'runs'}"
+    problem = "is ambiguous" if matches else f"is not in {runs_folder()}"
     raise RunNotFound(f"run {run_id!r} {problem}; runs: {known}")
 
 
 def all_runs() -> list[RunFolder]:
     """All runs, newest first."""
-    folder = home() / "runs"
+    folder = runs_folder()
     found = [RunFolder(p) for p in folder.iterdir() if (p / "run.json").exists()] if folder.is_dir() else []
     return sorted(found, key=lambda r: (r.path / "run.json").stat().st_mtime, reverse=True)

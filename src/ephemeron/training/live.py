@@ -5,6 +5,7 @@ What a run was started on is in its record (`run.json`): `platform`, and for clo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.errors import JobError
@@ -33,11 +34,37 @@ async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str])
         return await _open(folder, run, starting=True)
     from ephemeron.platforms.local import LocalPlatform
 
-    return await LocalPlatform.start(folder.path, env=secrets)
+    return await LocalPlatform.start(folder.path, env=secrets, restart=True)
 
 
-async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | RecordedPlatform:
+def sweep(runs: Path) -> None:
+    """Removes what clients and daemons that were killed have left below the folder of all runs."""
+    from ephemeron.platforms import local
+    from ephemeron.training import driver_lock
+
+    local.sweep(runs)
+    driver_lock.sweep(runs)
+
+
+async def at_work(folder: RunFolder, run: dict[str, Any]) -> bool:
+    """Whether functions of the run are running on this machine."""
+    if run["platform"] in CLOUDS:
+        return False
+    from ephemeron.platforms.local import HostGone, LocalPlatform
+
+    try:
+        async with await LocalPlatform.attach(folder.path) as platform:
+            return bool((await platform.status())["running"])
+    except HostGone:
+        return False
+
+
+async def attach(folder: RunFolder, run: dict[str, Any], *, restart: bool = True) -> LocalPlatform | RecordedPlatform:
     """The platform that the run is on.
+
+    Args:
+        folder, run: of the run.
+        restart: replace the process that hosts local functions where it dies; for the client that drives the run.
 
     Raises:
         NotRunning: it is over.
@@ -49,7 +76,7 @@ async def attach(folder: RunFolder, run: dict[str, Any]) -> LocalPlatform | Reco
     from ephemeron.platforms.local import HostGone, LocalPlatform
 
     try:
-        return await LocalPlatform.attach(folder.path)
+        return await LocalPlatform.attach(folder.path, restart=restart)
     except HostGone:
         raise NotRunning from None
 

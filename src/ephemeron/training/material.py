@@ -12,7 +12,9 @@ from ephemeron.channels.base import Buffer
 from ephemeron.data import DataSets, encode, load
 from ephemeron.data.feed import Batch, Feed, Positions
 from ephemeron.data.flow.ahead import paired
+from ephemeron.data.flow.collate import Collator
 from ephemeron.data.flow.feed import encode_indices
+from ephemeron.data.flow.loading import Item
 from ephemeron.data.flow.named import NamedFlow, find_flow
 from ephemeron.data.flowspec import FlowSpec
 from ephemeron.data.shuffle import Indices
@@ -41,7 +43,7 @@ class Material(Protocol):
         """Bytes that a function with so many samples and this batch size holds at least."""
 
     def trial(self, most: int = TRIAL) -> Feed:
-        """One small batch, of `most` samples or as many as there are."""
+        """One small batch to train on, of `most` samples or as many as there are, and if there is a test set one to test."""
 
     def described(self) -> str:
         """The trial batch in words, for messages."""
@@ -89,7 +91,11 @@ class ArrayMaterial:
 
     def trial(self, most: int = TRIAL) -> Feed:
         first = self._data.train.take(np.arange(min(most, self.samples)))
-        return _Once(Batch(first.inputs, first.targets, len(first)))
+        tested = self._data.test.take(np.arange(min(most, self.test_samples)))
+        return _Once(
+            Batch(first.inputs, first.targets, len(first)),
+            Batch(tested.inputs, tested.targets, len(tested)) if len(tested) else None,
+        )
 
     def described(self) -> str:
         inputs, targets = self._data.train.inputs, self._data.train.targets
@@ -107,8 +113,7 @@ class FlowMaterial:
         self._named = named
         self.flow: FlowSpec | None = named.spec
         self.samples, self.test_samples = len(named.train_indices), len(named.test_indices)
-        tried = named.tried[:TRIAL]
-        self._trial = paired(tried, named.collate, named.train, int(named.train_indices[0]))
+        self._trial = self._first(TRIAL)
 
     def share(self, positions: Indices) -> list[Buffer]:
         return encode_indices(self._named.train_indices[positions])
@@ -120,7 +125,14 @@ class FlowMaterial:
         return min(owned, batch) * self._named.spec.sample_nbytes
 
     def trial(self, most: int = TRIAL) -> Feed:
-        return _Once(Batch(*self._trial, len(self._named.tried[:TRIAL])))
+        batch = Batch(*self._first(most), len(self._named.tried[:most]))
+        return _Once(batch, batch if self.test_samples else None)
+
+    def _first(self, most: int) -> tuple[Any, Any]:
+        named = self._named
+        tried = named.tried[:most]
+        items = [Item(index=int(i), seed=0) for i in named.train_indices[: len(tried)]]
+        return paired(tried, Collator(named.collate), named.train, items)
 
     def described(self) -> str:
         inputs, targets = map(_described, self._trial)
@@ -128,18 +140,20 @@ class FlowMaterial:
 
 
 class _Once:
-    """A feed of one batch."""
+    """A feed of one batch, and of at most one to test."""
 
-    test_samples = 0
+    def __init__(self, batch: Batch, test: Batch | None) -> None:
+        self._batch, self._test = batch, test
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    @property
+    def test_samples(self) -> int:
+        return 0 if self._test is None else self._test.samples
 
     def batch(self, positions: Positions, iteration: int) -> Batch:
         return self._batch
 
     def tests(self) -> Iterator[Batch]:
-        return iter(())
+        return iter(() if self._test is None else (self._test,))
 
     def close(self) -> None:
         pass

@@ -55,15 +55,25 @@ def known_or_measured(
     path = profile_path(job, f"{platform}-{_service(channel)}")
     if path.exists() and not fresh:
         try:
-            return load_profile(path)
+            known = load_profile(path)
         except JobError:
             pass  # of another release
+        else:
+            on_progress(f"using the profile of this job and code in {path}")
+            return known
     from ephemeron.profiling import profile_job
 
     profile = profile_job(job, platform=platform, channel=channel, fresh=fresh, on_progress=on_progress)
+    keep(job, profile, platform=platform, channel=channel)
+    return profile
+
+
+def keep(job: Job, profile: Profile, *, platform: str, channel: str) -> Path:
+    """Keeps a job's profile for whoever plans the same job and code next; returns where."""
+    path = profile_path(job, f"{platform}-{_service(channel)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     profile.save(path)
-    return profile
+    return path
 
 
 def platforms_for(name: str, measured: PlatformProfile) -> tuple[PlatformProfile, ...]:

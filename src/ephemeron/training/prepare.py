@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ephemeron.channels.base import Buffer
 from ephemeron.channels.keys import Keys
-from ephemeron.data import assign, bundle, resolve
-from ephemeron.errors import JobError, MissingExtra
+from ephemeron.data import assign
+from ephemeron.errors import JobError
 from ephemeron.job import Configuration, Fault, Job, check_limits, sync_name
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.prices import Prices
-from ephemeron.tensors import encode_state
 from ephemeron.training import stages
 from ephemeron.training.feasible import check_call, check_memory, check_time
-from ephemeron.training.material import TRIAL, Material, material
-from ephemeron.worker.build import rank_seed
+from ephemeron.training.material import Material, material
+from ephemeron.training.memory import estimate, quota_for
+from ephemeron.training.renewal import source_of
+from ephemeron.training.travel import bundled, check_travels
+from ephemeron.training.trial import Trial, trial_of
 from ephemeron.worker.spec import RunSpec
 
 
@@ -40,6 +41,10 @@ class Prepared:
     model_bytes: int
     """S_m: bytes of the exchanged vector."""
     test_samples: int = 0
+    source: dict[str, Any] = field(default_factory=dict)
+    """Where the code came from, for `training.renewal`."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the run should know."""
 
 
 def refuse_contradictions(c: Configuration) -> None:
@@ -123,8 +128,15 @@ def prepare(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
-        flow=data.flow,
+        flow=data.flow, last_batch=job.data.last_batch,
     )  # fmt: skip
+    idle = [r for r, n in enumerate(spec.split.counts) if n == 0]
+    if idle:
+        raise JobError(
+            f"{data.samples} training samples are fewer than {configuration.group} functions to share them: rank {idle[0]} "
+            "would have none",
+            remedy=f"use at most {min(data.samples, configuration.group - 1)} workers",
+        )
     call = Call(
         run=run_id,
         rank=0,
@@ -134,8 +146,11 @@ def prepare(
         channel=configuration.channel,
     )
     check_call(call, workers=configuration.workers, limits=limits)
-    initial, model_bytes, copies = _try_model(job, spec, data)
-    divided, bounded = None, configuration
+    tried = trial_of(job, data, smallest_batch(spec))
+    model_bytes, copies = tried.model_bytes, tried.optimizer_copies
+    code = bundled(job)
+    check_travels(job, code)
+    divided, bounded, note = None, configuration, ""
     if configuration.stages > 1:
         divided = stages.divide(
             job,
@@ -151,8 +166,9 @@ def prepare(
         bounded = dataclasses.replace(configuration, workers=configuration.group, stages=1)
         model_bytes = -(-model_bytes // configuration.stages)
     else:
+        spec, note = _with_memory(spec, tried, data, most_mb=limits.memory_max_mb)
         check_memory(
-            configuration.memory_mb,
+            spec.configuration.memory_mb,
             model_bytes=model_bytes,
             optimizer_copies=copies,
             data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size),
@@ -162,67 +178,53 @@ def prepare(
         job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
         bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
     )  # fmt: skip
-    objects = _objects(job, spec, data, initial) if divided is None else _stage_objects(job, spec, data, divided)
-    return Prepared(job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples)
+    objects = _objects(job, spec, data, tried.initial) if divided is None else stages.objects(job, spec, data, divided)
+    keys = Keys(run_id)
+    objects = {keys.code: [code], **objects, keys.spec: [spec.to_bytes()]}
+    return Prepared(
+        job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
+        source=source_of(job, tried.layout), notes=(note,) if note else (),
+    )  # fmt: skip
 
 
-def _stage_objects(job: Job, spec: RunSpec, data: Material, divided: stages.Divided) -> dict[str, list[Buffer]]:
-    keys = Keys(spec.run_id)
-    made: dict[str, list[Buffer]] = {keys.code: [bundle(job.code)], **stages.objects(job, spec, data, divided)}
-    made[keys.spec] = [spec.to_bytes()]
-    return made
+def _with_memory(spec: RunSpec, tried: Trial, data: Material, *, most_mb: int) -> tuple[RunSpec, str]:
+    """The specification with a quota that the model fits into, and what there is to say about it."""
+    c = spec.configuration
+    if c.platform == "simulated":
+        return spec, ""
+    tested = -(-data.test_samples // c.workers)
+    found = estimate(
+        c, activations=tried.activations, state_bytes=tried.state_bytes, vector_bytes=tried.model_bytes,
+        optimizer_copies=tried.optimizer_copies, data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size),
+        test_samples=tested,
+    )  # fmt: skip
+    quota_mb, note = quota_for(found, c, most_mb=most_mb)
+    return dataclasses.replace(spec, configuration=dataclasses.replace(c, memory_mb=quota_mb)), note
+
+
+def smallest_batch(spec: RunSpec) -> tuple[int, str]:
+    """The least samples that a function trains on at once, and where that is."""
+    c, split = spec.configuration, spec.split
+    found = [
+        (n // c.micro_batches if n >= c.micro_batches else 1, r, i)
+        for i in sorted({0, split.iterations - 1})
+        for r in range(c.group)
+        if (n := split.batch_at(r, i)) > 0
+    ]
+    n, rank, iteration = min(found, key=lambda f: (f[0], -f[2], f[1]))
+    who = f"rank {rank}" if c.stages == 1 else f"replica {rank}"
+    return (
+        n,
+        f"{who} has {n} in iteration {iteration} of every epoch ({spec.samples} samples, global batch {split.global_batch})",
+    )
 
 
 def _objects(job: Job, spec: RunSpec, data: Material, initial: bytes) -> dict[str, list[Buffer]]:
     keys = Keys(spec.run_id)
     world = spec.configuration.workers
-    objects: dict[str, list[Buffer]] = {keys.code: [bundle(job.code)], keys.init: [initial]}
+    objects: dict[str, list[Buffer]] = {keys.init: [initial]}
     for rank, indices in enumerate(assign(data.samples, spec.split, job.seed)):
         objects[keys.data(rank)] = data.share(indices)
     for rank, indices in enumerate(np.array_split(np.arange(data.test_samples), world)):
         objects[keys.test(rank)] = data.test_share(indices)
-    objects[keys.spec] = [spec.to_bytes()]
     return objects
-
-
-def _try_model(job: Job, spec: RunSpec, data: Material) -> tuple[bytes, int, int]:
-    """Builds the model and puts one small batch through it. Returns its state, S_m and the optimiser's copies."""
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise MissingExtra("PyTorch", "torch") from None
-    from ephemeron.worker.torch_trainer import TorchTrainer, make_loss, make_model, make_optimizer
-
-    find = partial(resolve, folders=job.code)
-    model = make_model(job.model, find, seed=job.seed, dtype=job.dtype)
-    fresh, notes = _weights(model)
-    trainer = TorchTrainer(
-        model=model, loss=make_loss(job.loss, find), optimizer=make_optimizer(job.optimizer, model),
-        feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0),
-    )  # fmt: skip
-    try:
-        step = trainer.compute(0)
-        trainer.apply(step.vector.copy())
-    except Exception as e:
-        raise JobError(
-            f"model {job.model.target} does not accept the data: {data.described()} "
-            f"raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
-            remedy="check the model's input size, the loss and the labels",
-        ) from e
-    held = sum(t.numel() for s in trainer.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor))
-    copies = round(held / max(1, trainer.size))
-    return encode_state(fresh, notes), trainer.size * trainer.dtype.itemsize, copies
-
-
-def _weights(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    from ephemeron.worker.torch_trainer import to_arrays
-
-    arrays, bf16 = to_arrays({n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]})
-    return arrays, {"bf16": bf16} if bf16 else {}
-
-
-class _First:
-    """Positions of the trial batch."""
-
-    def batch(self, iteration: int) -> np.ndarray:
-        return np.arange(TRIAL)

@@ -29,6 +29,8 @@ from ephemeron.units import MIB
 from ephemeron.worker.spec import RunSpec, Stages
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ephemeron.partition.tracing import Split, Traced
 
 EXAMPLE = 4
@@ -47,6 +49,8 @@ class Divided:
     """By stage: least memory of its functions."""
     dtype: Any
     """Of floating inputs."""
+    names: dict[str, str]
+    """By key of the model's `state_dict()`: the name that its stages have for the same tensor."""
 
 
 def placed_stages(path: str) -> tuple[int, Schedule]:
@@ -73,11 +77,13 @@ def divide(
 
     Raises:
         JobError: the model cannot be traced, divided, or sent; or the placement is not its.
+        NotEqual: the stages do not train as the whole model does.
         PlanInfeasible: a stage does not fit its function.
     """
     import torch
 
     from ephemeron.partition.measuring.estimating import estimated_s
+    from ephemeron.partition.running import check_stages
     from ephemeron.partition.running.micro_batches import sizes
     from ephemeron.partition.tracing import graph_of, operators, split, trace
     from ephemeron.worker.torch_trainer import as_tensors, make_model
@@ -96,7 +102,7 @@ def divide(
     if not tracing.splittable:
         raise JobError(
             f"model {job.model.target} cannot be looked into, so it cannot be divided: {'; '.join(tracing.failures)}",
-            remedy="train it with stages = 1",
+            remedy=f"{tracing.remedy}, or train it with stages = 1" if tracing.remedy else "train it with stages = 1",
         )
     replicas = c.group
     micro = [n for r in range(replicas) for n in sizes(c.batch_of(r), c.micro_batches)]
@@ -137,13 +143,15 @@ def divide(
                 "use more --stages, more --micro-batches or a larger --memory-mb",
                 binding="memory",
             )
+    schedule = Schedule(kind=c.schedule, micro_batches=c.micro_batches, recompute=c.recompute)  # type: ignore[arg-type]
+    check_stages(parts, schedule=schedule, original=model)
     stages = Stages(
         replicas=replicas, micro_batches=c.micro_batches, schedule=c.schedule, recompute=c.recompute, fed=_fed(parts, traced),
         shares=tuple(sum(forward_s[o.name] for o in own) / whole for own in by_device.values()),
         test_samples=tuple(len(part) for part in np.array_split(np.arange(data.test_samples), replicas)),
         evaluates=traced.evaluates and open_batch,
     )  # fmt: skip
-    return Divided(stages=stages, split=parts, needs_mb=needs, dtype=dtype)
+    return Divided(stages=stages, split=parts, needs_mb=needs, dtype=dtype, names=_names(model))
 
 
 def objects(job: Job, spec: RunSpec, data: Material, divided: Divided) -> dict[str, list[Buffer]]:
@@ -160,7 +168,9 @@ def objects(job: Job, spec: RunSpec, data: Material, divided: Divided) -> dict[s
     made: dict[str, list[Buffer]] = {}
     for k, device in enumerate(divided.split.devices):
         part = part_of(divided.split, device)
-        made[keys.stage(k)] = [stage_object(part.document, part.constants, dtype=divided.dtype)]
+        owned = set(part.document["owned"])
+        saved = {key: name for key, name in divided.names.items() if name in owned}
+        made[keys.stage(k)] = [stage_object({**part.document, "saved": saved}, part.constants, dtype=divided.dtype)]
         own = [s for s in divided.split.stages if s.spec.device == device]
         states = {n: t.detach() for s in own for n, t in (*s.named_parameters(), *s.named_buffers())}
         arrays, bf16 = to_arrays(states)
@@ -244,6 +254,13 @@ def _piece_of(graph: Graph, names: set[str]) -> Piece:
         enter_bytes=sum(t.nbytes for t in graph.tensors if t.producer not in names and names & set(t.consumers)),
         in_bytes=0, out_bytes=0,
     )  # fmt: skip
+
+
+def _names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    for name, t in (*model.named_parameters(), *model.named_buffers()):
+        first.setdefault(id(t), name)
+    return {key: first[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in first}
 
 
 def _fed(parts: Split, traced: Traced) -> tuple[bool, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ephemeron.events import RunEnded, RunStarted, from_json
 from ephemeron.platforms.clouds import CLOUDS
+from ephemeron.training.driver_lock import is_driven
 from ephemeron.training.home import RunFolder
 
 _TAIL_BYTES = 1 << 16
@@ -33,7 +34,7 @@ def standing(folder: RunFolder) -> str:
         return str(result.get("status") or ended)
     from ephemeron.platforms.local import is_hosted
 
-    if platform not in CLOUDS and is_hosted(folder.path):
+    if is_driven(folder) or (platform not in CLOUDS and is_hosted(folder.path)):
         return "running"
     return str(result.get("status") or "interrupted")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ephemeron.events import Ended, Event, Invoked, Loaded, Progress
+from ephemeron.training.failures import in_short
 
 MOST_LOSSES = 5
 """Times in a row that a rank may be lost without finishing an iteration."""
@@ -30,7 +31,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Every rank has stopped at a checkpoint."""
+    """Every rank has stopped at a checkpoint, or all functions were cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Supervisor:
     finished: set[int] = field(default_factory=set)
     _fruitless: dict[int, int] = field(default_factory=dict)
     _at: dict[int, int] = field(default_factory=dict)
+    _next: dict[int, int] = field(default_factory=dict)
+    """Per rank, the iteration that its newest function is at."""
 
     def feed(self, event: Event) -> list[Action]:
         """Takes one event in; returns what is to be done about it."""
@@ -67,6 +70,7 @@ class Supervisor:
                     self.stopped.discard(event.rank)
                     self._fruitless.pop(event.rank, None)
             case Progress() | Loaded():
+                self._next[event.rank] = event.iteration + isinstance(event, Progress)
                 if event.iteration > self._at.get(event.rank, -1):
                     self._at[event.rank] = event.iteration
                     self._fruitless.pop(event.rank, None)
@@ -85,14 +89,22 @@ class Supervisor:
                 self.stopped.add(rank)
                 return [Stopped()] if len(self.stopped | self.finished) == self.world else []
             return []  # relayed, duplicate or fenced: another invocation carries on
-        if event.status == "cancelled" or event.attempt < self.latest.get(rank, 0) or rank in self.finished:
+        if event.status == "cancelled":  # by whoever ends the run: this client, another one, or the platform
+            return [] if self.running else [Stopped()]
+        if event.attempt < self.latest.get(rank, 0) or rank in self.finished:
             return []
         if event.status == "error":
-            return [Fail(f"rank {rank}, attempt {event.attempt}: {event.error}")]
+            return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
         if event.status == "out_of_memory":
+            more = -(-event.memory_mb * 3 // 2 // 64) * 64
             return [Fail(f"rank {rank}, attempt {event.attempt}: out of memory: {event.error or 'the quota was exceeded'}; "
-                         f"the quota is {event.memory_mb} MB, use a larger --memory-mb or smaller batches")]  # fmt: skip
+                         f"it had taken {event.peak_memory_mb:.0f} MB and wanted more, its quota is {event.memory_mb} MB: use a larger "
+                         f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
         return self._lost(event)
+
+    def _place(self, event: Ended) -> str:
+        """The iteration that a rank had begun, or its attempt where none is known."""
+        return f"iteration {self._next[event.rank]}" if event.rank in self._next else f"attempt {event.attempt}"
 
     def _lost(self, event: Ended) -> list[Action]:
         rank = event.rank

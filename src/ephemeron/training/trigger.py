@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +17,23 @@ from typing import Any, Literal
 
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
-from ephemeron.channels.wrappers import Metered
-from ephemeron.errors import ChannelError, ChannelTimeout, InvocationRefused, KeyExists
+from ephemeron.channels.retry import RetryPolicy
+from ephemeron.channels.retrying import Outage
+from ephemeron.channels.run_channel import RunChannel, outage_text
+from ephemeron.collectives.chunking import best_chunk_bytes, measure_requests
+from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, PlatformError
 from ephemeron.events import Event, Note, RunEnded, RunStarted
+from ephemeron.job import parse_fault
 from ephemeron.platforms.base import Call, Platform, Reason
 from ephemeron.tensors import Arrays, decode_state, digest
 from ephemeron.training.bill import Ledger
 from ephemeron.training.prepare import Prepared
+from ephemeron.training.renewal import Renewal
 from ephemeron.training.supervisor import Action, Fail, Finish, Replace, Stopped, Supervisor
 from ephemeron.worker import lease
-from ephemeron.worker.life import RECOVER
+from ephemeron.worker.finish import clear, parts_of
+from ephemeron.worker.lease import Claim
+from ephemeron.worker.life import CHANNEL_RETRY, RECOVER
 from ephemeron.worker.spec import RunSpec
 
 STOP_GRACE_S = 15.0
@@ -32,6 +41,8 @@ STOP_GRACE_S = 15.0
 ROOM_S, ROOM_TRIES = 1.0, 60
 """How often a replacement is tried while the platform has no place for it: functions that end make room."""
 END_GRACE_S = 10.0
+RESULT_S = 10.0
+"""How long to look for the result of a run that was stopped or has failed."""
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -64,7 +75,10 @@ class Trigger:
         clock: Callable[[], float], origin: float | None = None, session: float = 0.0, on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:  # fmt: skip
         self.platform, self.spec, self.on_event = platform, spec, on_event
-        self.channel = Metered(channel)
+        self.retry = RetryPolicy(total_s=spec.configuration.channel_retry_s)
+        # In virtual time there is one client, and its jitter is a function of the run.
+        owner = f"client-{clock()!r}-{os.getpid() if channel.traits.shared else 0}"
+        self.channel = RunChannel(channel, owner=owner, retry=self.retry, told=self._outage, run=spec.run_id)
         self.address = channel_address
         self.keys = Keys(spec.run_id)
         self.supervisor = Supervisor(spec.configuration.workers)
@@ -72,6 +86,7 @@ class Trigger:
         self._clock = clock
         self.origin = clock() if origin is None else origin
         self.session = session
+        self.notes: tuple[str, ...] = ()
         self._current = False
         self.stop_requested = asyncio.Event()
         self.kill_requested = asyncio.Event()
@@ -80,21 +95,43 @@ class Trigger:
 
     async def launch(self, prepared: Prepared) -> None:
         """Puts the objects and starts one function per rank."""
-        spec = self.spec
-        *objects, last = prepared.objects.items()
+        self.notes = prepared.notes
+        self.spec = spec = await self._with_chunks(prepared)
+        objects = [(key, buffers) for key, buffers in prepared.objects.items() if key != self.keys.spec]
         await asyncio.gather(*(self.channel.put(key, buffers) for key, buffers in objects))
-        await self.channel.put(*last)
+        await self.channel.put(self.keys.spec, [spec.to_bytes()])
         await self._announce()
+        if not spec.chunk_bytes:
+            text = (
+                "pipelined: at what requests take here, whole shards are faster than chunks, so shards are sent whole"
+            )
+            await self.platform.emit(spec.run_id, Note(t=self.now(), level="info", text=text))
         await asyncio.gather(*(self._invoke(rank, 0, "start") for rank in range(spec.configuration.workers)))
 
-    async def resume(self, last_t: float) -> None:
-        """Starts every rank again, from its newest checkpoint. The run's clock goes on from `last_t`."""
+    async def _with_chunks(self, prepared: Prepared) -> RunSpec:
+        """The specification with the chunk size of the pipelined form, measured where objects are asked for one by one."""
+        spec, c = self.spec, self.spec.configuration
+        polled = self.channel.traits.service == "objects" and self.platform.name != "simulated"
+        if c.pattern != "pipelined" or not polled:
+            return spec
+        cost = await measure_requests(self.channel, self.keys.probe("requests"))
+        chunk = best_chunk_bytes(c.group, c.aggregators, model_bytes=prepared.model_bytes, cost=cost)
+        return dataclasses.replace(spec, chunk_bytes=chunk)
+
+    async def resume(self, last_t: float, renewal: Renewal | None = None) -> None:
+        """Starts every rank again, from its newest checkpoint, with new code if there is any. The run's clock goes on from
+        `last_t`."""
         self.origin = self._clock() - last_t
         await self.channel.delete([self.keys.control])
+        if renewal is not None:
+            await self.channel.put(self.keys.code, [renewal.bundle])
+        await lease.restore(self.channel, self.keys)
         await self._announce()
+        if renewal is not None:
+            await self.platform.emit(self.spec.run_id, Note(t=self.now(), text=str(renewal)))
         for rank in range(self.spec.configuration.workers):
             attempt = await lease.latest_attempt(self.channel, self.keys, rank) + 1
-            if await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.now():.3f}"):
+            if await lease.claim(self.channel, self.keys, rank, attempt, Claim(at_s=self.now())):
                 await self._invoke(rank, attempt, "resume")
 
     async def _announce(self) -> None:
@@ -115,7 +152,7 @@ class Trigger:
                 configuration=describe(spec),
                 platform=self.platform.name,
                 wall_time=self.session,
-                notes=list(self.platform.unenforced),
+                notes=[*self.platform.unenforced, *self.notes],
                 traffic=self.channel.traffic,
             ),
         )
@@ -126,8 +163,9 @@ class Trigger:
     def call(self, rank: int, attempt: int, reason: Reason) -> Call:
         """What a function of this run is told."""
         c = self.spec.configuration
-        options: dict[str, Any] = {"origin": self.origin}
-        if attempt == 0 and any(f.startswith(f"duplicate:rank={rank}") for f in self.spec.faults):
+        options: dict[str, Any] = {"origin": self.origin, CHANNEL_RETRY: c.channel_retry_s}
+        faults = map(parse_fault, self.spec.faults)
+        if attempt == 0 and any(f.kind == "duplicate" and f.rank == rank for f in faults):
             options["duplicate"] = True
         return Call(
             run=self.spec.run_id,
@@ -139,6 +177,10 @@ class Trigger:
             reason=reason,
             options=options,
         )
+
+    def interrupt(self) -> None:
+        """First time: stop at a checkpoint. Second time: kill."""
+        (self.kill_requested if self.stop_requested.is_set() else self.stop_requested).set()
 
     def now(self) -> float:
         """Seconds of the run."""
@@ -170,13 +212,17 @@ class Trigger:
                     ending = ending or stopper.result()
                     stopper = loop.create_future()  # asked once; this one never comes
                 if upcoming in done:
-                    event = upcoming.result()
+                    try:
+                        event = upcoming.result()
+                    except PlatformError as e:  # nothing more will be heard of the functions
+                        ending = ending or self._given_up(e)
+                        break
                     upcoming = asyncio.ensure_future(anext(events))
                     actions = self._read(event)
                     try:
                         ending = ending or await self._act(actions)
-                    except (ChannelError, InvocationRefused) as e:
-                        ending = Ending("failed", [f"{type(e).__name__}: {e}"])
+                    except (ChannelError, PlatformError) as e:
+                        ending = self._given_up(e)
                         await self.platform.cancel_all(self.spec.run_id)
                 if ending is not None and deadline is None:
                     deadline = loop.time() + END_GRACE_S
@@ -184,10 +230,22 @@ class Trigger:
             upcoming.cancel()
             stopper.cancel()
         assert ending is not None
+        if ending.status != "finished" and await self._has_result():
+            ending = Ending("finished", [])  # it was over before it was to be stopped
         if ending.status == "finished":
             await self.collect(ending)
+            with contextlib.suppress(ChannelError):  # those who were ended now could not do it themselves
+                await clear(self.channel, self.keys, parts=parts_of(self.spec))
         await self._end(ending)
         return ending
+
+    def _given_up(self, e: Exception) -> Ending:
+        remedy = f"once that is mended, go on with: ephemeron resume {self.spec.run_id}"
+        return Ending("failed", [f"{type(e).__name__}: {e}; {remedy}"])
+
+    def _outage(self, outage: Outage) -> None:
+        text = outage_text(outage, who="client", policy=self.retry)
+        self.on_event(Note(t=self.now(), level="info" if outage.over else "warning", text=text))
 
     def _read(self, event: Event) -> list[Action]:
         """Earlier sessions of a run count for its bill, and decide nothing any more."""
@@ -210,7 +268,10 @@ class Trigger:
                     await self.platform.cancel_all(self.spec.run_id)
                     return Ending("failed", [cause])
                 case Replace(rank, attempt):
-                    if await lease.take(self.channel, self.keys.claim(rank, attempt), f"{self.now():.3f}"):
+                    most = self.spec.most_replacements
+                    await lease.check_left(self.channel, self.keys, most, rank=rank, iteration=None)
+                    if await lease.claim(self.channel, self.keys, rank, attempt, Claim(at_s=self.now())):
+                        await lease.spend(self.channel, self.keys, most, rank=rank, iteration=None)
                         await self._replace(rank, attempt)
                     else:  # its own successor waits to be told where to go on
                         with contextlib.suppress(KeyExists):
@@ -232,26 +293,31 @@ class Trigger:
     async def _stop_when_asked(self) -> Ending:
         """First request: stop at a checkpoint; second one, or no answer in time: kill. Either can be resumed."""
         await self.stop_requested.wait()
-        try:
-            await self.channel.put(self.keys.control, [b"stop"])
+        telling = asyncio.ensure_future(self.channel.put(self.keys.control, [b"stop"]))
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await self.kill_requested.wait()
-        except (TimeoutError, ChannelError):
-            pass
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
         await self.platform.cancel_all(self.spec.run_id)
         return Ending("stopped", [])
+
+    async def _has_result(self) -> bool:
+        with contextlib.suppress(ChannelError, TimeoutError):
+            async with asyncio.timeout(RESULT_S):
+                return await self.channel.fetch(self.keys.result) is not None
+        return False
 
     async def collect(self, ending: Ending) -> None:
         """Fetches the result of a finished run."""
         try:
             deadline = asyncio.get_running_loop().time() + 30
             received = await self.channel.get(self.keys.result, deadline=deadline)
-        except ChannelTimeout:
-            ending.status = "failed"
-            ending.causes.append("rank 0 ended, but its result is not in the channel")
-            return
-        ending.arrays, ending.final = decode_state(received.data, key=self.keys.result)
-        await together(ending, self.channel, self.keys)
+            ending.arrays, ending.final = decode_state(received.data, key=self.keys.result)
+            await together(ending, self.channel, self.keys)
+        except ChannelError as e:
+            ending.status, ending.arrays, ending.final = "failed", None, None
+            ending.causes.append(f"rank 0 ended, but its result cannot be read: {e}")
 
     async def _end(self, ending: Ending) -> None:
         for cause in ending.causes:

@@ -58,7 +58,17 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Fe
         from ephemeron.worker.synthetic_trainer import SyntheticTrainer
 
         return SyntheticTrainer(seed=rank_seed(spec.seed, rank), split=spec.split, rank=rank, **spec.trainer_options)
-    from ephemeron.worker.torch_trainer import TorchTrainer, make_loss, make_model, make_optimizer
+    if spec.trainer == "counting":
+        from ephemeron.worker.synthetic_trainer import CountingTrainer
+
+        c = spec.configuration
+        adds, asynchronous = c.pattern == "parameter-server", c.sync == "asp"
+        return CountingTrainer(
+            rank=rank, world=c.workers, iterations=spec.iterations, tables=c.aggregators,
+            weighted=adds and not asynchronous, replaces=adds and asynchronous,
+        )  # fmt: skip
+    from ephemeron.worker.losses import make_loss
+    from ephemeron.worker.torch_trainer import TorchTrainer, make_model, make_optimizer
 
     find = partial(resolve, folders=folders)
     model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)

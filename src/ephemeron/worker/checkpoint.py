@@ -1,8 +1,9 @@
-"""A rank's whole state in the channel: written beside the computation, two kept, the older one counted on.
+"""A rank's whole state in the channel: written beside the computation, at least two kept, the oldest one counted on.
 
 A replacement starts from the newest checkpoint it finds and repeats the iterations since then from the merged
-objects that are still there. What a rank declares durable is what its *second* newest checkpoint needs, so even a
-checkpoint whose put was lost costs nothing but repeated work.
+objects that are still there. What a rank declares durable is what the oldest of them needs, so even a
+checkpoint whose put was lost costs nothing but repeated work. Where peers run ahead of each other, checkpoints are kept
+back to the last iteration of which everything has arrived: what is lost later can be sent again.
 """
 
 from __future__ import annotations
@@ -41,15 +42,25 @@ class Checkpoints:
     @property
     def durable(self) -> int:
         """Versions that no replacement would need again."""
-        return self.saved[-2].applied if len(self.saved) > 1 else 0
+        return self.saved[0].applied if len(self.saved) > 1 else 0
 
-    async def write(self, arrays: Arrays, meta: dict[str, Any], *, iteration: int, applied: int) -> int:
-        """Stores a checkpoint and returns its bytes. `forget` deletes what it makes superfluous."""
+    async def write(
+        self, arrays: Arrays, meta: dict[str, Any], *, iteration: int, applied: int, acknowledged: int
+    ) -> int:
+        """Stores a checkpoint and returns its bytes. `forget` deletes what it makes superfluous.
+
+        Args:
+            arrays, meta: the state.
+            iteration: the next one to compute.
+            applied: versions that the parameters have seen.
+            acknowledged: iterations of which everything that this rank sent has arrived. What is lost of a later one
+                can only be sent again from a checkpoint before it.
+        """
         began = asyncio.get_running_loop().time()
-        if self.saved and self.saved[-1].iteration == iteration:
-            self.saved.pop()
-        kept = [*self.saved[-1:], Saved(iteration, applied)]
-        self.superfluous += [self.keys.state(self.rank, s.iteration) for s in self.saved[:-1]]
+        before = [s for s in self.saved if s.iteration < iteration]
+        first = max(0, min(len(before) - 1, sum(s.iteration <= acknowledged for s in before) - 1))
+        kept = [*before[first:], Saved(iteration, applied)]
+        self.superfluous += [self.keys.state(self.rank, s.iteration) for s in before[:first]]
         data = encode_state(arrays, {**meta, "saved": [[s.iteration, s.applied] for s in kept]})
         await self.channel.put(self.keys.state(self.rank, iteration), [data])
         self.saved = kept
@@ -57,7 +68,7 @@ class Checkpoints:
         return len(data)
 
     async def forget(self) -> None:
-        """Deletes all checkpoints but the two newest."""
+        """Deletes the checkpoints that later ones have made superfluous."""
         gone, self.superfluous = self.superfluous, []
         if gone:
             await self.channel.delete(gone)

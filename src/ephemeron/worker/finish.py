@@ -1,20 +1,30 @@
 """How a run ends: every rank says it is done, rank 0 waits for all, writes the result and clears the channel.
 
-Rank 1 stays until the result is there: if rank 0 dies at the very end, somebody is left to replace it.
+Rank 1 stays until the result is there: if rank 0 dies at the very end, rank 1 is left to replace it. All others stay until one of
+these two is known to live: rank 1 is done, or, where ranks do not wait for each other, one of them has come further since. A rank that
+finds the result on leaving clears the channel again, of what it has put meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ephemeron.collectives import Blame, Collective
-from ephemeron.errors import ChannelTimeout
+from ephemeron.channels.base import Channel
+from ephemeron.channels.keys import Keys
+from ephemeron.collectives import Blame, Collective, all_of, ask_for
+from ephemeron.errors import ChannelTimeout, KeyExists
+from ephemeron.metrics import means
 from ephemeron.tensors import digest, encode_state
 from ephemeron.worker.life import Life
 from ephemeron.worker.load import Loaded
+from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Evaluation
+
+LOOK_EVERY_S = 1.0
+"""How often a rank that is done looks whether the run is over: what it waits for is deleted then."""
 
 
 async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation: Evaluation) -> dict[str, Any]:
@@ -29,55 +39,99 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
         if replica == 0:
             await life.channel.put(life.keys.part(stage), [encode_state(*loaded.trainer.weights())])
     if life.rank != 0:
-        await life.dismiss_successor()
+        repeated = life.channel.retrying.repeated
         await life.channel.put(life.keys.done(life.rank), [json.dumps(list(evaluation)).encode()])
+        if life.channel.retrying.repeated > repeated and await life.channel.fetch(life.keys.result) is not None:
+            await life.channel.delete([life.keys.done(life.rank)])  # the first put was served, and all is cleared since
         if life.rank == 1:
-            await _wait_for(life, life.keys.result, Blame(loaded.spec.iterations, [0]))
+            await _wait_for(life, life.keys.result, lambda: _blame_result(life, loaded.spec))
+        else:
+            await clear_if_over(life)
+            await _until_a_closer_lives(life, collective, loaded.spec.iterations)
+        # Not before: the successor may have to wait on in our place.
+        if await life.dismiss_successor() or life.rank == 1:
+            await clear_if_over(life)
         return {}
     iterations, world = loaded.spec.iterations, loaded.spec.configuration.workers
-    slices = await asyncio.gather(*(_done(life, rank, iterations) for rank in range(1, world)))
+    slices = await all_of(_done(life, collective, rank, iterations) for rank in range(1, world))
     final = await collective.final()
     if final is not None:
         loaded.trainer.apply(final)
         evaluation = loaded.trainer.evaluate()
-    summary: dict[str, Any] = {"iterations": iterations, "metrics": metrics([evaluation, *slices])}
+    summary: dict[str, Any] = {"iterations": iterations, "metrics": means([evaluation, *slices])}
     if stages is None:
         arrays, notes = loaded.trainer.weights()
         summary["weights_sha256"] = digest(arrays)
     else:  # no function may be large enough for all of them: whoever collects the result puts them together
         arrays, notes = {}, {"parts": stages.count}
-    await life.channel.put(life.keys.result, [encode_state(arrays, {**summary, **notes})])
+    with contextlib.suppress(KeyExists):  # another attempt of this rank was first: its result stands
+        await life.channel.put(life.keys.result, [encode_state(arrays, {**summary, **notes})], create=True)
     await life.dismiss_successor()  # not before: whoever has to wait for the others may need it
-    await clear(life, parts=0 if stages is None else stages.count)
+    await clear(life.channel, life.keys, parts=parts_of(loaded.spec))
     return summary
 
 
-async def _done(life: Life, rank: int, iterations: int) -> Evaluation:
-    return Evaluation(*json.loads(bytes(await _wait_for(life, life.keys.done(rank), Blame(iterations, [rank])))))
+async def _until_a_closer_lives(life: Life, collective: Collective, iterations: int) -> None:
+    """Waits until rank 0 or 1 is known to live, or the run is over; replaces rank 1 if that takes too long."""
+
+    async def positions() -> list[int]:
+        if not collective.paces_itself:  # no rank is further than one that is done
+            return []
+        return [await collective.latest(rank) or 0 for rank in (0, 1)]
+
+    before, began = await positions(), life.now()
+    while True:
+        patience_s = life.patience()
+        try:
+            await life.channel.get(life.keys.done(1), deadline=life.now() + min(LOOK_EVERY_S, patience_s))
+            return
+        except ChannelTimeout as e:
+            came = any(now > then for now, then in zip(await positions(), before, strict=True))
+            if came or await life.channel.fetch(life.keys.result) is not None:
+                return
+            if life.now() - began >= patience_s:
+                await ask_for(life.overdue, Blame(iterations, [1]), e)
+                began = life.now()
 
 
-async def _wait_for(life: Life, key: str, blame: Blame) -> memoryview:
+def parts_of(spec: RunSpec | None) -> int:
+    """In how many parts the weights of a run lie beside its result; 0: they are in it."""
+    return 0 if spec is None or spec.stages is None else spec.stages.count
+
+
+async def _blame_result(life: Life, spec: RunSpec) -> Blame:
+    """Rank 0 may be waiting itself, for others that are not done."""
+    done = await life.channel.list(life.keys.dones)
+    missing = [r for r in range(2, spec.configuration.workers) if life.keys.done(r) not in done]
+    return Blame(spec.iterations, missing or [0])
+
+
+async def _done(life: Life, collective: Collective, rank: int, iterations: int) -> Evaluation:
+    async def blame() -> Blame:
+        lost = await collective.lost(rank, iterations)
+        return Blame(iterations, [rank]) if lost is None else Blame(lost, [life.rank])
+
+    return Evaluation(*json.loads(bytes(await _wait_for(life, life.keys.done(rank), blame))))
+
+
+async def _wait_for(life: Life, key: str, blame: Callable[[], Awaitable[Blame]]) -> memoryview:
     while True:
         try:
             return (await life.channel.get(key, deadline=life.now() + life.patience())).data
-        except ChannelTimeout:
-            await life.overdue(blame)
+        except ChannelTimeout as e:
+            await ask_for(life.overdue, await blame(), e)
 
 
-def metrics(slices: list[Evaluation]) -> dict[str, float | None]:
-    """Mean loss and accuracy over all slices of the test set; None without one."""
-    samples = sum(e.samples for e in slices)
-    if samples == 0:
-        return {"loss": None, "accuracy": None}
-    return {
-        "loss": sum(e.loss_sum for e in slices) / samples,
-        "accuracy": sum(e.correct for e in slices) / samples,
-    }
+async def clear_if_over(life: Life) -> None:
+    """For whoever leaves late, superseded or not needed: what it has put since the run ended is deleted again."""
+    if await life.channel.fetch(life.keys.result) is not None:
+        await clear(life.channel, life.keys, parts=parts_of(life.spec))
 
 
-async def clear(life: Life, *, parts: int = 0) -> None:
+async def clear(channel: Channel, keys: Keys, *, parts: int = 0) -> None:
     """Deletes everything of the run but its result, with so many parts, and its specification. Listing is allowed here:
-    once per run."""
-    keep = {life.keys.result, life.keys.spec, *(life.keys.part(s) for s in range(parts))}
-    everything = await life.channel.list(f"{life.keys.run}/")
-    await life.channel.delete([key for key in everything if key not in keep])
+    once per run, and once by whoever is late."""
+    keep = {keys.result, keys.spec, *(keys.part(s) for s in range(parts))}
+    gone = [key for key in await channel.list(f"{keys.run}/") if key not in keep]
+    if gone:
+        await channel.delete(gone)

@@ -7,16 +7,21 @@ import contextlib
 import dataclasses
 
 from ephemeron.channels.keys import Keys
-from ephemeron.channels.wrappers import Faulty, Metered
+from ephemeron.channels.retry import CHANNEL_RETRY_S, RetryPolicy
+from ephemeron.channels.retrying import Outage
+from ephemeron.channels.run_channel import RunChannel, outage_text
 from ephemeron.collectives import Blame
-from ephemeron.errors import ChannelTimeout, EphemeronError
+from ephemeron.errors import CorruptMessage, EphemeronError
 from ephemeron.events import Event, FaultFired, Note
 from ephemeron.job import Fault, parse_fault
 from ephemeron.platforms.base import Reason
 from ephemeron.platforms.context import Compute, Context
 from ephemeron.worker import lease
 from ephemeron.worker.faults import Delayed, FaultInjector
+from ephemeron.worker.lease import Claim
+from ephemeron.worker.replacing import NOT_AFTER, Replacing
 from ephemeron.worker.spec import RunSpec
+from ephemeron.worker.timeouts import Timeouts
 from ephemeron.worker.trace import PhaseTrace
 from ephemeron.worker.waiting import Waiting
 
@@ -24,12 +29,16 @@ RECOVER = b"recover"
 """Handed to a successor whose predecessor cannot say where it stood."""
 OVER = b"over"
 """Handed to a successor that is not needed: the run has ended."""
-NOT_AFTER = "not_after"
-"""Option of a replacement: the iteration whose objects somebody misses, so that it starts no later."""
+CHANNEL_RETRY = "channel_retry_s"
+"""Option of a call: see `channels.retry`."""
+REACHED = "reached"
+"""Option of a successor: the latest iteration that its predecessors have come to."""
+SEEN = "seen"
+"""Option of a successor: ranks, each with the latest iteration at which its predecessor has seen it."""
 WARM_START_S = 0.3
+CLOSING_REQUESTS = 12
+"""Requests in a row that whoever waits until its end may make, to find out for whom, and to have a successor."""
 CONTROL_EVERY_S = 2.0
-MOST_REVIVALS = 3
-"""Times one worker revives the same peer for the same iteration before it calls the run broken."""
 
 
 class Leave(EphemeronError):
@@ -59,22 +68,27 @@ class Life:
         self._cpu_began = ctx.cpu_time()
         self._started_after_s = self.run_now()
         self.faults = FaultInjector((), rank=self.rank, attempt=self.attempt, die=ctx.die, fired=self._fired)
-        self.channel = Metered(Faulty(ctx.channel, drops=lambda key: self.faults.drops(key)))
+        self.retry = RetryPolicy(total_s=float(ctx.call.options.get(CHANNEL_RETRY, CHANNEL_RETRY_S)))
+        self.channel = RunChannel(
+            ctx.channel, owner=ctx.invocation, retry=self.retry, told=self._outage, damaged=self._damaged,
+            latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=lambda key: self.faults.drops(key),
+        )  # fmt: skip
         self.trace = PhaseTrace(ctx.origin, self.faults)
         self.compute: Compute = ctx.compute
         self.spec: RunSpec | None = None
         self.wants_stop = False
         self.spent_before_usd = 0.0
+        self.request_s = 0.0
+        """About what a request takes."""
         self.load_s = 0.0
         self.write_s = 0.0
-        self._slowest = 0.0
-        self.typical_s = 0.0
-        """Of an iteration; handed on in checkpoints, so that a successor knows from its first one."""
-        self._iteration_began: float | None = None
+        self.timeouts = Timeouts(least_s=0.0)
+        self.timeouts.load(ctx.call.options)
+        self._outages_before = 0.0
         self.at_end = contextlib.ExitStack()
         """What the invocation has to let go of."""
         self._successor = False
-        self._revived: dict[tuple[int, int], int] = {}
+        self._iteration = -1
         self._waiting = Waiting(self.channel, self.keys, rank=self.rank, now=self.run_now, patience_s=self.patience)
 
     # -- clock and bill -----------------------------------------------------------------------------------
@@ -98,6 +112,12 @@ class Life:
         faults = [parse_fault(f) for f in spec.faults]
         self.faults = FaultInjector(faults, rank=self.rank, attempt=self.attempt, die=self.ctx.die, fired=self._fired)
         self.trace = PhaseTrace(self.ctx.origin, self.faults)
+        self.timeouts.least_s = spec.patience_s
+        self.replacing = Replacing(
+            self.channel, self.keys, spec, self.timeouts, rank=self.rank, lifetime_s=self.call.lifetime_s, now=self.now,
+            run_now=self.run_now, patience_s=self.patience, invoke=self._replacement, note=self._warn,
+        )  # fmt: skip
+        self.replacing.seen.update(map(tuple, self.call.options.get(SEEN, [])))
         if self.faults.delay != 1:
             self.compute = Delayed(self.ctx.compute, self.faults.delay)
 
@@ -121,22 +141,31 @@ class Life:
         return budget is not None and self.spent_usd() * self.spec.configuration.workers >= budget
 
     def begin_iteration(self, iteration: int) -> None:
-        now = self.now()
-        if self._iteration_began is not None:
-            took = now - self._iteration_began
-            self._slowest = max(0.9 * self._slowest, took)
-            self.typical_s = 0.7 * (self.typical_s or took) + 0.3 * took
-        self._iteration_began = now
-        self.faults.iteration = iteration
+        self.timeouts.begin(self.now())
+        self._outages_before = self.channel.outages_s
+        self.faults.iteration = self._iteration = iteration
+
+    def end_iteration(self) -> None:
+        """It is over, with all that this rank had to wait for."""
+        outages_s = self.channel.outages_s - self._outages_before
+        self.timeouts.end(self.now() - outages_s, busy_s=max(0.0, self.trace.busy_s - outages_s))
+
+    @property
+    def typical_s(self) -> float:
+        """Of an iteration; 0: none is known."""
+        return self.timeouts.typical_s
 
     def patience(self, times: float = 1) -> float:
         """How long a peer may keep us waiting before it is suspected, or before our own life is too short to wait."""
         assert self.spec is not None
         left = self.ctx.deadline - self.now() - 0.95 * self._closing()
-        usual = max(self.spec.patience_s, 10 * self._slowest)
         # Nobody can be suspected by functions that never live long enough to lose patience.
-        within_a_life = max(0.2 * self.call.lifetime_s, 2 * self._slowest + self.spec.cold_start_s)
-        return min(times * usual, within_a_life, max(left, 0.01))
+        within_a_life = max(0.2 * self.call.lifetime_s, 2 * self.timeouts.slowest_s + self.spec.cold_start_s)
+        return min(times * self.timeouts.usual_s(), within_a_life, max(left, 0.01))
+
+    def heard(self, rank: int, busy_s: float) -> None:
+        """Something new of a peer is there."""
+        self.timeouts.heard(rank, self.now(), busy_s)
 
     async def watch_control(self) -> None:
         """Looks every two seconds whether the user wants the run to stop. One rank does it for all."""
@@ -148,7 +177,7 @@ class Life:
 
     def _closing(self) -> float:
         """Seconds that handing over may take."""
-        return max(min(0.5, 0.03 * self.call.lifetime_s), 2 * self.write_s)
+        return max(min(0.5, 0.03 * self.call.lifetime_s), 2 * self.write_s, CLOSING_REQUESTS * self.request_s)
 
     def _reserve(self) -> float:
         """Seconds that another iteration and handing over may take."""
@@ -190,11 +219,11 @@ class Life:
         """
         if self._successor:
             return
-        if not await self._claim(self.rank, self.attempt + 1):
+        if not await self._claim(self.attempt + 1):
             raise Leave("fenced")
         self._successor = True
         left = self.ctx.deadline - self.now()  # by then we have handed over, or were killed
-        await self._invoke(self.rank, self.attempt + 1, "relay", hand_within_s=round(left, 3))
+        await self._invoke(self.rank, self.attempt + 1, "relay", hand_within_s=round(left, 3), **self._reached())
 
     async def forget_predecessor(self) -> None:
         """Deletes the traces of the attempt before ours, so that relays leave nothing behind."""
@@ -208,13 +237,18 @@ class Life:
         """Tells the successor where to go on."""
         await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [str(iteration).encode()])
 
-    async def dismiss_successor(self) -> None:
-        """Lets a successor that waits for us go, since there is nothing left to do."""
+    async def dismiss_successor(self) -> bool:
+        """Lets a successor that waits for us go, since there is nothing left to do; whether there is one."""
         if self._successor:
             await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [OVER])
+        return self._successor
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: float) -> None:
-        options = {k: v for k, v in self.call.options.items() if k != NOT_AFTER} | more
+        own = {"duplicate", NOT_AFTER, SEEN} | (set() if rank == self.rank else {REACHED, "tries"})
+        options = {k: v for k, v in self.call.options.items() if k not in own}
+        options |= self.timeouts.state() | more
+        if rank == self.rank and self.replacing.seen:
+            options[SEEN] = [list(pair) for pair in sorted(self.replacing.seen.items())]
         await self.ctx.invoke(
             dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options)
         )
@@ -232,8 +266,9 @@ class Life:
 
         Raises:
             Leave: superseded, stopped, finished, or at the end of our own lifetime.
-            ChannelTimeout: replacing did not help.
+            ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
+        self.timeouts.disturbed()
         await self.check_fence()
         if await self.channel.fetch(self.keys.result) is not None:
             raise Leave("finished")
@@ -241,65 +276,53 @@ class Life:
             raise Leave("stopped")
         if self._is_closing():
             # Our state is in the middle of an iteration: the next attempt recovers from a checkpoint.
+            if blame.iteration <= self.call.options.get(REACHED, -1):
+                await self.replacing.spend(self.rank, blame.iteration)  # a life that has brought nothing
             if self._successor:
                 await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [RECOVER])
             else:
                 still = self.call.options.get(NOT_AFTER, -1.0)
                 told = still if blame.iteration <= still else None
-                if await self._claim(self.rank, self.attempt + 1, not_after=told):
-                    more = {} if told is None else {NOT_AFTER: told}
+                if await self._claim(self.attempt + 1, not_after=told):
+                    more = self._reached(blame.iteration) | ({} if told is None else {NOT_AFTER: told})
                     await self._invoke(self.rank, self.attempt + 1, "replacement", **more)
             raise Leave("relayed")
+        await self.suspect(blame)
+
+    async def suspect(self, blame: Blame) -> None:
+        """Replaces whoever is to blame.
+
+        Raises:
+            ReplacementsFailed: replacing does not help, or the run has used up its replacements.
+        """
         late = [(rank, blame.iteration) for rank in blame.ranks]
         if self.spec is not None and self.spec.stages is not None:
             late = await self._waiting.culprits(blame)
         for rank, iteration in late:
-            await self._revive(rank, iteration)
+            await self.replacing.replace(rank, iteration)
+        if any(rank == self.rank for rank, _ in late):  # what we had sent was lost: our replacement sends it again
+            await self.check_fence()
 
-    async def _revive(self, rank: int, iteration: int) -> None:
-        tries = self._revived.get((rank, iteration), 0)
-        latest = await lease.latest_attempt(self.channel, self.keys, rank)
-        claimed, told = await self._claimed(rank, latest)
-        # What its checkpoint counts on is gone, and it does not know: it would wait for us, and we for it.
-        astray = (told is None or told > iteration) and await self._is_past(rank, iteration)
-        grace = max(0.9 * self.patience() * 2**tries, self._catching_up())
-        if claimed is not None and self.run_now() - claimed < (0.0 if astray else grace):
-            return  # it has just been replaced, and has to start and repeat some iterations: give it time
-        if tries == MOST_REVIVALS:
-            raise ChannelTimeout(f"rank {rank} has not delivered iteration {iteration} after {tries} replacements")
-        self._revived[rank, iteration] = tries + 1
-        if await self._claim(rank, latest + 1, not_after=iteration):
-            text = f"rank {self.rank} waited in vain for rank {rank} at iteration {iteration} and replaces it"
-            self.emit(Note(t=self.run_now(), level="warning", text=text))
-            # A checkpoint behind that iteration is of no use: what is missing was put before it, and lost.
-            await self._invoke(rank, latest + 1, "replacement", **{NOT_AFTER: iteration})
+    def _reached(self, awaited: int = -1) -> dict[str, float]:
+        return {REACHED: max(self._iteration, awaited, self.call.options.get(REACHED, -1))}
 
-    def _catching_up(self) -> float:
-        """Seconds that a replacement may take to repeat what its checkpoints do not hold, within one life.
+    async def _replacement(self, rank: int, attempt: int, options: dict[str, float]) -> None:
+        await self._invoke(rank, attempt, "replacement", **options)
 
-        Without this, workers that live hardly longer than that would replace each other for ever.
-        """
-        assert self.spec is not None
-        repeated = 2 * self.spec.configuration.checkpoint_every * (self.typical_s or self.call.lifetime_s)
-        return min(self.call.lifetime_s, self.spec.cold_start_s + repeated)
+    async def _claim(self, attempt: int, *, not_after: float | None = None) -> bool:
+        """Whether we may launch this attempt of our own rank."""
+        said = Claim(at_s=self.run_now(), not_after=not_after, tries=int(self.call.options.get("tries", 0)))
+        return await lease.claim(self.channel, self.keys, self.rank, attempt, said)
 
-    async def _claimed(self, rank: int, attempt: int) -> tuple[float | None, float | None]:
-        """When an attempt was claimed, and the iteration that it was told to start no later than."""
-        claim = await self.channel.fetch(self.keys.claim(rank, attempt))
-        if claim is None:
-            return None, None
-        when, _, told = bytes(claim).decode().partition(" ")
-        return float(when), float(told) if told else None
+    def _warn(self, text: str) -> None:
+        self.emit(Note(t=self.run_now(), level="warning", text=text))
 
-    async def _is_past(self, rank: int, iteration: int) -> bool:
-        """Whether a rank has a checkpoint behind an iteration. Lists: somebody has waited in vain."""
-        saved = await self.channel.list(self.keys.states(rank))
-        return any(key > self.keys.state(rank, iteration) for key in saved)
+    def _outage(self, outage: Outage) -> None:
+        text = outage_text(outage, who=f"rank {self.rank}", policy=self.retry)
+        self.emit(Note(t=self.run_now(), level="info" if outage.over else "warning", text=text))
 
-    async def _claim(self, rank: int, attempt: int, *, not_after: float | None = None) -> bool:
-        """Whether we may launch this attempt. The claim says when it was made, and where the attempt has to start."""
-        text = f"{self.run_now():.3f}" + ("" if not_after is None else f" {not_after:g}")
-        return await lease.take(self.channel, self.keys.claim(rank, attempt), text)
+    def _damaged(self, error: CorruptMessage) -> None:
+        self.emit(Note(t=self.run_now(), level="warning", text=f"rank {self.rank}: {error}; it is read again"))
 
     def _fired(self, fault: Fault, iteration: int) -> None:
         self.emit(

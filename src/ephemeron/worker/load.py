@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ephemeron.collectives import all_of
 from ephemeron.data import Samples, unbundle
 from ephemeron.data.feed import ArrayFeed
 from ephemeron.errors import ChannelTimeout
@@ -17,11 +17,14 @@ from ephemeron.tensors import Arrays, decode_state
 from ephemeron.worker import lease
 from ephemeron.worker.build import build_trainer, open_feed
 from ephemeron.worker.checkpoint import Checkpoints
-from ephemeron.worker.life import NOT_AFTER, OVER, RECOVER, Leave, Life
+from ephemeron.worker.life import OVER, RECOVER, Leave, Life
+from ephemeron.worker.replacing import NOT_AFTER
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
 
 LOAD_TIMEOUT_S = 60.0
+LOOK_EVERY_S = 5.0
+"""How often whoever waits for its predecessor, or for what the trigger has put, looks whether the run is over."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,10 +54,12 @@ async def load(life: Life) -> Loaded:
     mine = life.keys.start(life.rank, life.attempt)
     if not await lease.take(life.channel, mine, life.ctx.invocation):
         raise Leave("duplicate")
-    if life.call.reason == "start" and await life.channel.fetch(life.keys.result) is not None:
-        # A second delivery that comes when the run is over, and all marks of it have been cleared.
-        await life.channel.delete([mine])
-        raise Leave("duplicate")
+    asked = life.now()
+    over = await life.channel.fetch(life.keys.result) is not None
+    life.request_s = min(asked - life.began, life.now() - asked)  # of two: a single one may have been late
+    if over:
+        # Nothing is left to do, or a second delivery comes when all marks of the first have been cleared.
+        raise Leave("duplicate" if life.call.reason == "start" else "finished")
     life.emit(
         Started(
             t=life.run_now(), rank=life.rank, attempt=life.attempt, invocation=life.ctx.invocation, cold=life.ctx.cold
@@ -62,12 +67,12 @@ async def load(life: Life) -> Loaded:
     )
     spec = RunSpec.from_bytes(await _get(life, life.keys.spec))
     life.adopt(spec)
-    if life.attempt > 0 and life.call.reason != "relay" and await _is_over(life, spec):
+    if life.attempt > 0 and life.call.reason != "relay" and await _is_over(life):
         raise Leave("finished")
     trainer, test_samples = await _trainer(life, spec)
     life.at_end.callback(trainer.close)
     checkpoints = Checkpoints(life.channel, life.keys, life.rank)
-    life.load_s = life.now() - life.began
+    life.load_s = life.now() - life.began - life.channel.outages_s
     arrays, meta, replaying = await _state(life, checkpoints)
     life.trace.record("load", life.began, life.now())
     if meta is None:
@@ -77,7 +82,7 @@ async def load(life: Life) -> Loaded:
     else:
         trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
         life.spent_before_usd = meta["spent_usd"]
-        life.typical_s = meta["typical_s"]
+        life.timeouts.load(meta["timeouts"])
         life.write_s = life.load_s / 2
     position = meta or {"iteration": 0, "applied": 0}
     life.emit(
@@ -98,14 +103,35 @@ async def load(life: Life) -> Loaded:
 
 
 async def _get(life: Life, key: str) -> memoryview:
-    return (await life.channel.get(key, deadline=life.now() + LOAD_TIMEOUT_S)).data
+    # Sooner than the platform would kill us: an error that names the key says more than a lifetime that was too short.
+    deadline = min(life.now() + LOAD_TIMEOUT_S, life.ctx.deadline - 0.1 * life.call.lifetime_s)
+    return await _unless_over(life, key, deadline)
 
 
-async def _is_over(life: Life, spec: RunSpec) -> bool:
-    # The last letter of a stage that is done may have been lost: whoever misses it says so, and it is sent again.
-    missed = spec.stages is not None and NOT_AFTER in life.call.options
-    mine = life.keys.result if life.rank == 0 or missed else life.keys.done(life.rank)
-    return await life.channel.fetch(mine) is not None
+async def _unless_over(life: Life, key: str, deadline: float) -> memoryview:
+    """An object that is about to be there.
+
+    Raises:
+        Leave: the run has ended meanwhile.
+        ChannelTimeout: it is not there at the deadline.
+    """
+    while True:
+        try:
+            return (await life.channel.get(key, deadline=min(deadline, life.now() + LOOK_EVERY_S))).data
+        except ChannelTimeout:
+            if life.attempt > 0 and await life.channel.fetch(life.keys.result) is not None:
+                raise Leave("finished") from None
+            if life.now() >= deadline:
+                raise
+
+
+async def _is_over(life: Life) -> bool:
+    # The last message of a rank that is done may have been lost: whoever misses it says so, and it is sent again.
+    missed = NOT_AFTER in life.call.options
+    if missed or life.rank <= 1:  # rank 1 has to stay until there is a result
+        return False
+    done = [await life.channel.fetch(life.keys.done(rank)) for rank in (life.rank, 1)]
+    return None not in done  # else it has to stay until rank 1 is known to live
 
 
 async def _trainer(life: Life, spec: RunSpec) -> tuple[Trainer, int]:
@@ -116,9 +142,7 @@ async def _trainer(life: Life, spec: RunSpec) -> tuple[Trainer, int]:
 
         return await stage_trainer(life, spec, lambda key: _get(life, key))
     keys = life.keys
-    code, data, test = await asyncio.gather(
-        _get(life, keys.code), _get(life, keys.data(life.rank)), _get(life, keys.test(life.rank))
-    )
+    code, data, test = await all_of(_get(life, k) for k in (keys.code, keys.data(life.rank), keys.test(life.rank)))
     folders = [] if life.ctx.scratch is None else unbundle(bytes(code), life.ctx.scratch / "code")
     feed = open_feed(spec, data, test, folders=folders, own_process=life.ctx.own_process)
     return build_trainer(spec, life.rank, folders=folders, feed=feed), feed.test_samples
@@ -131,15 +155,14 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
     if life.call.reason == "relay":
         try:
             deadline = life.now() + float(life.call.options["hand_within_s"])
-            received = await life.channel.get(life.keys.hand(life.rank, life.attempt), deadline=deadline)
-            if bytes(received.data) == OVER:
+            told = bytes(await _unless_over(life, life.keys.hand(life.rank, life.attempt), deadline))
+            if told == OVER:
                 raise Leave("finished")
-            if bytes(received.data) != RECOVER:
-                arrays, meta = await checkpoints.read(int(bytes(received.data)), life.now() + LOAD_TIMEOUT_S)
+            if told != RECOVER:
+                arrays, meta = await checkpoints.read(int(told), life.now() + LOAD_TIMEOUT_S)
                 return arrays, meta, False
-        except ChannelTimeout:  # the predecessor died before it could hand over, or after everything was over
-            if await life.channel.fetch(life.keys.result) is not None:
-                raise Leave("finished") from None
+        except ChannelTimeout:  # the predecessor died before it could hand over
+            pass
     not_after = life.call.options.get(NOT_AFTER)
     return *(await checkpoints.newest(not_after) or ({}, None)), True
 

@@ -19,7 +19,8 @@ from ephemeron.events import Checkpointed, Evaluated, Note, Progress
 from ephemeron.platforms.context import Context
 from ephemeron.sync import Policy, policy_for
 from ephemeron.tensors import RELAY, STOP
-from ephemeron.worker.finish import finish
+from ephemeron.worker.finish import clear_if_over, finish
+from ephemeron.worker.finite import FiniteCheck
 from ephemeron.worker.life import Leave, Life, first_leaf
 from ephemeron.worker.load import Loaded, load
 from ephemeron.worker.spec import RunSpec
@@ -62,6 +63,8 @@ async def run_worker(ctx: Context) -> dict[str, Any]:
         if not isinstance(cause, Leave):
             raise cause from None
         outcome = cause.outcome
+        if outcome in ("finished", "fenced", "duplicate"):
+            await clear_if_over(life)
     return {"outcome": outcome, "traffic": life.traffic_dict(), **value}
 
 
@@ -82,11 +85,13 @@ class Worker:
         self.configuration = self.spec.configuration
         self.split = self.spec.split
         self.member = self._member()
+        self.finite = FiniteCheck(spec=self.spec, rank=life.rank, member=self.member)
         self.iterations = self.spec.iterations
         self.t = self.first = loaded.iteration
         self.replaying = loaded.replaying
         self.status = Status(applied=loaded.applied, durable=self.checkpoints.durable)
-        self.policy = policy_for(self.configuration.sync)
+        # One rank has nobody to wait for and nobody to run ahead of: every protocol is BSP.
+        self.policy = policy_for(self.configuration.sync if self.configuration.group > 1 else "bsp")
         self.collective = self._make_collective()
         if self.collective.paces_itself:
             self.policy = policy_for("bsp")
@@ -102,10 +107,11 @@ class Worker:
 
     def _make_collective(self) -> Collective:
         c = self.configuration
-        policy: Policy = policy_for(c.sync)
-        group = self._group(policy)
+        group = self._group(self.policy)
         alone = self.spec.stages is not None and group.world == 1
-        collective = Alone(group) if alone else collective_for(c.pattern, group, asynchronous=policy.name == "asp")
+        collective = Alone(group) if alone else collective_for(
+            c.pattern, group, asynchronous=c.sync == "asp", chunk_bytes=self.spec.chunk_bytes
+        )  # fmt: skip
         if self.loaded.collective is not None:
             collective.load(*self.loaded.collective)
         return collective
@@ -117,11 +123,13 @@ class Worker:
             keys=life.keys, rank=life.rank, world=c.workers, aggregators=c.aggregators, channel=life.channel,
             policy=policy, size=self.trainer.size, dtype=self.trainer.dtype, attempt=life.attempt,
             compression=c.compression, iterations=self.iterations, status=self.status, trace=life.trace,
-            poll_worth_s=poll_worth_s(self.spec), patience_s=life.patience, overdue=life.overdue,
+            poll_worth_s=poll_worth_s(self.spec), patience_s=life.patience,
+            timeout_s=life.timeouts.usual_s, heard=life.heard, suspect=life.suspect, overdue=life.overdue,
         )  # fmt: skip
 
     async def run(self) -> dict[str, Any]:
         """Trains from where the state stands to the end, and closes the run."""
+        self.life.replacing.latest = self.collective.latest
         await self.collective.setup(self.trainer.parameters())
         if self.life.call.reason == "relay" and not self.replaying:
             self._start("forget", self.life.forget_predecessor())
@@ -130,7 +138,7 @@ class Worker:
         while True:
             await self._catch_up()
             self._emit_progress()
-            if self.t > self.first and self.t % self.split.iterations == 0:
+            if self.t % self.split.iterations == 0 and (self.t > self.first or self.t == self.iterations):
                 await self._evaluate()
             if self.t == self.iterations:
                 break
@@ -139,12 +147,14 @@ class Worker:
                 await self.checkpoints.forget()
                 await self.life.dismiss_successor()
                 raise Leave("stopped")
+            self.life.end_iteration()
             await self._checkpoint_or_relay()
             await self._iterate()
             self.t += 1
         await self._settle("aggregate")
         await self._settle("tidy")
         self._cancel("control")
+        await self._check_parameters()
         final = await finish(self.life, self.loaded, self.collective, self.evaluation)
         self._cancel("checkpoint")
         return final
@@ -172,7 +182,8 @@ class Worker:
 
     async def _step(self) -> tuple[Step, int]:
         """This rank's contribution to iteration `t`, and what it tells the others."""
-        step = await self._compute(lambda: self.trainer.compute(self.t), samples=self._batch())
+        t = self.t
+        step = await self._compute(lambda: self.finite.step(self.trainer.compute(t), t), samples=self._batch())
         return step, self._flags()
 
     def _flags(self) -> int:
@@ -201,6 +212,10 @@ class Worker:
         must = self.t if last else self.policy.must_have_applied(self.t, aggregator=role)
         while self.status.applied < must:
             await self._apply()
+            if last and self.status.applied < must and self.life.must_hand_over():
+                # Whoever may run ahead waits for several versions at the end, each as long as an iteration.
+                self._emit_progress()
+                await self._relay()
         if not self.policy.exact:
             while self._may_apply(role) and await self.collective.peek(self.status.applied):
                 await self._apply()
@@ -211,7 +226,8 @@ class Worker:
     async def _apply(self) -> None:
         merged = await self.collective.collect(self.status.applied)
         await self._settle("upload")  # it reads the memory that the step is about to write
-        await self._compute(lambda: self.trainer.apply(merged.vector), samples=0)
+        version = self.status.applied
+        await self._compute(lambda: self.trainer.apply(self.finite.merged(merged.vector, version)), samples=0)
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
         self.relaying = bool(merged.flags & RELAY)
@@ -220,6 +236,8 @@ class Worker:
         began = self.life.now()
         result = await self.life.compute(work, samples=samples)
         self.life.trace.record("compute", began, self.life.now())
+        self.life.timeouts.computed(self.life.now() - began)
+        self.status.busy_s = self.life.timeouts.slowest_s
         return result
 
     def _batch(self) -> int:
@@ -241,6 +259,7 @@ class Worker:
                 loss_sum=e.loss_sum,
                 correct=e.correct,
                 samples=e.samples,
+                counted=e.counted,
             )
         )
 
@@ -281,21 +300,28 @@ class Worker:
     async def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         await self._settle("upload")
         await self._settle("aggregate")  # or a replacement would start past a version that nobody has made
+        await self._check_parameters()
         arrays, meta = await self.life.compute(self.trainer.state, samples=0)
         more, lists = self.collective.state()
         arrays.update({f"c/{name}": array for name, array in more.items()})
         meta["collective"] = lists
         meta.update(iteration=self.t, applied=self.status.applied, spent_usd=self.life.spent_usd())
-        meta.update(typical_s=self.life.typical_s)
+        meta["timeouts"] = self.life.timeouts.state()
         return arrays, meta
+
+    async def _check_parameters(self) -> None:
+        if self.finite.stops:
+            await self.life.compute(lambda: self.finite.parameters(self.trainer.parameters(), self.t), samples=0)
 
     async def _checkpoint(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
         await self._write(arrays, meta, t, applied)
         await self.checkpoints.forget()
 
     async def _write(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
-        nbytes = await self.checkpoints.write(arrays, meta, iteration=t, applied=applied)
-        self.life.write_s = self.checkpoints.last_write_s
+        acknowledged = self.collective.acknowledged(t)
+        before = self.life.channel.outages_s
+        nbytes = await self.checkpoints.write(arrays, meta, iteration=t, applied=applied, acknowledged=acknowledged)
+        self.life.write_s = max(0.0, self.checkpoints.last_write_s - (self.life.channel.outages_s - before))
         self.status.durable = self.checkpoints.durable
         self.life.emit(
             Checkpointed(

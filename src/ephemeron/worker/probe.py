@@ -31,10 +31,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ephemeron.channels.base import Channel
+from ephemeron.channels.frame import Framed, opened, sealed
 from ephemeron.channels.keys import Keys
 from ephemeron.data import Sampler, plan_split, unbundle
 from ephemeron.platforms.context import Context
-from ephemeron.tensors import Envelope, codec_by_name, decode_state, encode_state, pack, run_hash, unpack
+from ephemeron.tensors import Envelope, codec_by_name, decode_state, encode_state, pack, unpack
 from ephemeron.units import MB, MIB
 from ephemeron.worker.build import build_trainer, open_feed
 from ephemeron.worker.spec import RunSpec
@@ -160,7 +161,7 @@ class _Steps:
         began = time.perf_counter()
         step, cpu = await self.ctx.compute(lambda: _timed(partial(self.trainer.compute, iteration)), samples=0)
         took = time.perf_counter() - began
-        vector = step.vector * 0  # weights stay: a diverging model would measure something else
+        vector = np.zeros_like(step.vector)  # weights stay: a diverging model would measure something else
         _, applying = await self.ctx.compute(lambda: _timed(partial(self.trainer.apply, vector)), samples=0)
         return took, cpu, applying
 
@@ -175,19 +176,20 @@ class _Steps:
 
     def _fold(self, repeats: int) -> dict[str, Any]:
         vector = np.ones(self.trainer.size, dtype=self.trainer.dtype)
-        run, codec = run_hash(self.ctx.call.run), codec_by_name("none")
+        codec = codec_by_name("none")
         envelope = Envelope(
-            kind="contribution", run=run, rank=0, attempt=0, iteration=0, shard=0, weight=1.0, applied=0, durable=0
+            kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1.0, applied=0, durable=0
         )
         total, packing, adding = np.zeros_like(vector), [], []
         for _ in range(repeats):
             began = time.thread_time()
             payload = codec.encode(vector)
-            buffers = pack(envelope, payload, codec=codec, dtype=self.trainer.dtype, elements=len(vector))
+            message = pack(envelope, payload, codec=codec, dtype=self.trainer.dtype, elements=len(vector))
+            buffers = sealed(message, key="run/fold")
             packed = time.thread_time()
             data = memoryview(b"".join(bytes(b) for b in buffers))
             joined = time.thread_time()
-            total += unpack(data, run=run, key="fold")[1]
+            total += unpack(opened(data, key="run/fold"), key="run/fold")[1]
             adding.append(time.thread_time() - joined)
             packing.append(packed - began)
         return {"mb": vector.nbytes / MB, "pack_s": packing, "unpack_add_s": adding}
@@ -202,7 +204,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
 
 async def _transfers(ctx: Context, sizes_mb: list[float], repeats: int, parallel: int) -> dict[str, Any]:
     """`rows` of {size_mb, up_s, down_s}, `together` of the same with `parallel` objects at once, and `polls_s`."""
-    channel, prefix = ctx.channel, f"{ctx.call.run}/probe.{ctx.invocation}"
+    channel, prefix = Framed(ctx.channel, owner=ctx.invocation), f"{ctx.call.run}/probe.{ctx.invocation}"
     polls = []
     for _ in range(3 + repeats):
         began = time.perf_counter()
@@ -247,7 +249,8 @@ async def _both(channel: Channel, key: str, data: bytes) -> tuple[float, float]:
 
 
 async def _get(ctx: Context, key: str) -> memoryview:
-    return (await ctx.channel.get(key, deadline=asyncio.get_running_loop().time() + LOAD_TIMEOUT_S)).data
+    channel = Framed(ctx.channel, owner=ctx.invocation)
+    return (await channel.get(key, deadline=asyncio.get_running_loop().time() + LOAD_TIMEOUT_S)).data
 
 
 def peak_mb() -> float:

@@ -7,8 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from ephemeron.collectives.chunking import CHUNK_BYTES
 from ephemeron.data import Split, plan_split
 from ephemeron.data.flowspec import FlowSpec
+from ephemeron.data.split import LastBatch
 from ephemeron.errors import CorruptMessage
 from ephemeron.job import Configuration, Target
 from ephemeron.prices import Prices
@@ -70,18 +72,28 @@ class RunSpec:
     cold_start_s: float = 3.0
     """How long before its end a function starts its successor."""
     trainer: str = "torch"
-    """`torch`, or `synthetic` for studies in which gradients do not matter."""
+    """`torch`; `synthetic` or `counting` for studies in which gradients do not matter."""
     trainer_options: dict[str, Any] = field(default_factory=dict)
+    last_batch: LastBatch = "keep"
+    """What becomes of the partial iteration of an epoch."""
     flow: FlowSpec | None = None
     """Where functions read their samples; None: they get them."""
     stages: Stages | None = None
     """None: every function holds the whole model."""
+    chunk_bytes: int = CHUNK_BYTES
+    """Of the pipelined form, from what requests take at the store; 0: the plain form is faster."""
 
     @property
     def split(self) -> Split:
         """Which rank, or replica, owns how many samples."""
         c = self.configuration
-        return plan_split(self.samples, [c.batch_of(r) for r in range(c.group)])
+        return plan_split(self.samples, [c.batch_of(r) for r in range(c.group)], last=self.last_batch)
+
+    @property
+    def most_replacements(self) -> int:
+        """Functions that may be replaced in the run."""
+        c = self.configuration
+        return c.max_replacements or max(100, 20 * c.workers)
 
     @property
     def iterations(self) -> int:

@@ -62,3 +62,55 @@ class SyntheticTrainer:
 
     def close(self) -> None:
         pass
+
+
+class CountingTrainer:
+    """Counts how often each contribution was used: rank r adds one at place r·T + t of the vector in iteration t.
+
+    The vector holds one such table of W × T places for each aggregator, so that each shard is counted by itself.
+    After the last version every place of every rank's copy is 1. See `ephemeron.worker.trainer.Trainer`.
+
+    Args:
+        rank: this rank.
+        world: ranks that contribute.
+        iterations: of the whole run.
+        tables: K.
+        weighted: whether the means that arrive are over one sample from each rank; else they are plain sums.
+        replaces: whether what arrives are the counts themselves.
+    """
+
+    def __init__(
+        self, *, rank: int, world: int, iterations: int, tables: int, weighted: bool = False, replaces: bool = False
+    ) -> None:
+        self.size = tables * world * iterations
+        self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
+        self._rank, self._iterations, self._table = rank, iterations, world * iterations
+        self._weight, self._replaces = world if weighted else 0, replaces
+        self._counts: np.ndarray = np.zeros(self.size, dtype=np.float32)
+
+    def compute(self, iteration: int) -> Step:
+        vector = np.zeros(self.size, dtype=np.float32)
+        vector[self._rank * self._iterations + iteration :: self._table] = 1
+        return Step(vector, 1 if self._weight else 0, 0.0)
+
+    def apply(self, mean: np.ndarray) -> None:
+        self._counts = mean.copy() if self._replaces else self._counts + mean * np.float32(self._weight or 1)
+
+    def evaluate(self) -> Evaluation:
+        """As loss: by how much the counts are off."""
+        return Evaluation(float(np.abs(self._counts - 1).sum()), 0, 1)
+
+    def parameters(self) -> np.ndarray:
+        return self._counts.copy()
+
+    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+        return {"counts": self._counts.copy()}, {}
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        return {"counts": self._counts.copy()}, {}
+
+    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        self._counts = arrays["counts"]
+
+    def close(self) -> None:
+        pass

@@ -1,6 +1,7 @@
 """Any `nn.Module` with any optimiser of `torch.optim`, behind the trainer port.
 
-Gradients live in one flat tensor of which each parameter's `.grad` is a view: nothing is copied to send them.
+Gradients live in one flat tensor of which each parameter's `.grad` is a view: nothing is copied to send them. A parameter
+that took no part in a step has none, here as in PyTorch, and its part of the tensor is minus zero (`tensors.absence`).
 Parameters of mixed dtypes are exchanged in the widest of them and keep their own.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,9 @@ from torch import nn
 from ephemeron.data.feed import Feed, Positions
 from ephemeron.errors import JobError
 from ephemeron.job import Target
-from ephemeron.tensors import Arrays
+from ephemeron.tensors import ABSENT, Arrays, absent_parts
+from ephemeron.worker.eager import eager_optimizers
+from ephemeron.worker.losses import evaluated
 from ephemeron.worker.trainer import Evaluation, Step
 
 
@@ -50,10 +54,15 @@ class TorchTrainer:
         self.flat = torch.zeros(self.size, dtype=wide)
         self.dtype = self.flat.numpy().dtype
         self.views = []
+        self._bounds: list[tuple[int, int]] = []
+        self._took_part: set[int] = set()
+        """Numbers of the parameters that have a gradient."""
         start = 0
-        for _, p in self.named:
+        for i, (_, p) in enumerate(self.named):
+            self._bounds.append((start, start + p.numel()))
             self.views.append(self.flat[start : start + p.numel()].view(p.shape))
             start += p.numel()
+            p.register_post_accumulate_grad_hook(partial(_add, self._took_part, i))  # type: ignore[no-untyped-call]
         self._random = _RandomState(seed)
 
     # -- training -----------------------------------------------------------------------------------------
@@ -62,7 +71,7 @@ class TorchTrainer:
         batch = self.feed.batch(self.sampler, iteration)
         n = batch.samples
         if n == 0:
-            self.flat.zero_()
+            self.flat.fill_(ABSENT)
             return Step(self.flat.numpy(), 0, 0.0, batch.skipped, batch.failure)
         with self._random.in_use():
             self.model.train()
@@ -81,25 +90,41 @@ class TorchTrainer:
         with self._random.in_use():
             if self.exchange == "gradients":
                 self.flat.copy_(torch.from_numpy(mean) if mean.flags.writeable else torch.from_numpy(mean.copy()))
-                for (_, p), view in zip(self.named, self.views, strict=True):
-                    p.grad = view if p.dtype == view.dtype else view.to(p.dtype)
-                self.optimizer.step()
+                none = absent_parts(mean, self._bounds)
+                for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
+                    p.grad = None if i in none else view if p.dtype == view.dtype else view.to(p.dtype)
+                with eager_optimizers():
+                    self.optimizer.step()
             else:
                 self._write(np.asarray(mean))
 
     def _zero(self) -> None:
         self.flat.zero_()
+        self._took_part.clear()
         for (_, p), view in zip(self.named, self.views, strict=True):
             p.grad = view if p.dtype == view.dtype else None
 
+    def _has_gradient(self, i: int) -> bool:
+        p, view = self.named[i][1], self.views[i]
+        if i in self._took_part:
+            return p.grad is not None
+        # Written by hand: PyTorch did not accumulate it.
+        return p.grad is not None and (p.grad.data_ptr() != view.data_ptr() or bool(view.any()))
+
     def _gather_gradients(self) -> None:
-        for (_, p), view in zip(self.named, self.views, strict=True):
-            if p.grad is not None and p.grad.data_ptr() != view.data_ptr():
-                view.copy_(p.grad)
+        for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
+            if not self._has_gradient(i):
+                view.fill_(ABSENT)
+            elif p.grad is not None and p.grad.data_ptr() != view.data_ptr():
+                view.copy_(p.grad).add_(0.0)  # minus zero becomes zero
 
     def _step_locally(self, *, delta: bool) -> None:
         before = self.parameters() if delta else None
-        self.optimizer.step()
+        for i, (_, p) in enumerate(self.named):
+            if not self._has_gradient(i):
+                p.grad = None
+        with eager_optimizers():
+            self.optimizer.step()
         self._read()
         if before is not None:
             self.flat.sub_(torch.from_numpy(before))
@@ -122,17 +147,15 @@ class TorchTrainer:
 
     def evaluate(self) -> Evaluation:
         self.model.eval()
-        loss_sum, correct, samples = 0.0, 0, 0
+        total = Evaluation(0.0, 0, 0)
         with torch.no_grad(), self._random.in_use():
             for part in self.feed.tests():
                 if part.samples == 0:
                     continue
                 targets = self._tensor(part.targets)
                 output = self.model(self._tensor(part.inputs))
-                loss_sum += float(self.loss(output, targets)) * part.samples
-                correct += correct_of(output, targets)
-                samples += part.samples
-        return Evaluation(loss_sum, correct, samples)
+                total = total.plus(evaluated(self.loss, output, targets, part.samples))
+        return total
 
     def close(self) -> None:
         self.feed.close()
@@ -143,15 +166,15 @@ class TorchTrainer:
     # -- state --------------------------------------------------------------------------------------------
 
     def weights(self) -> tuple[Arrays, dict[str, Any]]:
-        tensors = {n: t.detach() for n, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
-        arrays, bf16 = to_arrays(tensors)
+        arrays, bf16 = to_arrays({n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)})
         return arrays, {"bf16": bf16} if bf16 else {}
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
-        arrays, meta = self.weights()
+        arrays, meta = everything(self.model)
         arrays = {f"w/{n}": a for n, a in arrays.items()}
         meta = {"bf16": [f"w/{n}" for n in meta.get("bf16", [])]}
-        inner = self.optimizer.state_dict()
+        with eager_optimizers():
+            inner = self.optimizer.state_dict()
         plain: dict[str, dict[str, Any]] = {}
         tensors: dict[str, torch.Tensor] = {}
         for index, values in inner["state"].items():
@@ -171,7 +194,7 @@ class TorchTrainer:
         bf16 = set(meta.get("bf16", ()))
         prefix = "w/" if "optimizer" in meta else ""
         with torch.no_grad():
-            for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            for name, tensor in _named(self.model):
                 tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
         if "optimizer" not in meta:
             return
@@ -181,7 +204,8 @@ class TorchTrainer:
                 _, index, key = name.split("/", 2)
                 state.setdefault(int(index), {})[key] = to_tensor(array, name in bf16)
         groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in meta["optimizer"]["groups"]]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        with eager_optimizers():
+            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self._random.restore(arrays["random/torch"], meta["random"])
 
 
@@ -200,13 +224,8 @@ def as_tensors(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def correct_of(output: Any, targets: Any) -> int:
-    """Samples whose class was found; 0 where outputs are no scores of classes."""
-    if not isinstance(output, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        return 0
-    if targets.is_floating_point() or output.ndim != targets.ndim + 1:
-        return 0
-    return int((output.argmax(dim=1) == targets).sum())
+def _add(found: set[int], number: int, _: torch.Tensor) -> None:
+    found.add(number)
 
 
 class _RandomState:
@@ -267,6 +286,16 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
     return arrays, bf16
 
 
+def everything(model: nn.Module) -> tuple[Arrays, dict[str, Any]]:
+    """What a replacement needs of a model: each parameter and buffer once, also buffers that `state_dict()` leaves out."""
+    arrays, bf16 = to_arrays({n: t.detach() for n, t in _named(model)})
+    return arrays, {"bf16": bf16} if bf16 else {}
+
+
+def _named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
     """The inverse, for one."""
     tensor = torch.from_numpy(np.array(array))
@@ -278,23 +307,6 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     if not named:
         raise JobError("the model has no trainable parameter", remedy="leave requires_grad of some of them True")
     return named
-
-
-def make_loss(target: Target, resolve: Callable[[str], Any]) -> Callable[..., torch.Tensor]:
-    """A name of `torch.nn.functional`, or `module:function`, with its options bound.
-
-    Raises:
-        JobError: no such loss.
-    """
-    if ":" in target.target:
-        function = resolve(target.target)
-    else:
-        function = getattr(nn.functional, target.target, None)
-        if function is None:
-            raise JobError(
-                f"loss {target.target!r} is not in torch.nn.functional", remedy="name one, or module:function"
-            )
-    return lambda output, wanted: function(output, wanted, **target.options)
 
 
 def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
@@ -319,7 +331,8 @@ def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.opti
             "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
         )
     try:
-        return cls(parameters, **target.options)
+        with eager_optimizers():
+            return cls(parameters, **target.options)
     except (TypeError, ValueError) as e:
         raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
 
@@ -328,7 +341,7 @@ def make_model(target: Target, resolve: Callable[[str], Any], *, seed: int, dtyp
     """The user's module, initialised under the job's seed, in the job's dtype.
 
     Raises:
-        JobError: the function does not return a module, or raises.
+        JobError: the function does not return a module, or raises; or a parameter is complex.
     """
     function = resolve(target.target)
     outside = torch.get_rng_state()
@@ -341,4 +354,10 @@ def make_model(target: Target, resolve: Callable[[str], Any], *, seed: int, dtyp
         torch.set_rng_state(outside)
     if not isinstance(model, nn.Module):
         raise JobError(f"model {target.target} returned {type(model).__name__}", remedy="return a torch.nn.Module")
+    for name, p in model.named_parameters():
+        if p.is_complex():  # as part of a vector of real numbers it would lose its imaginary part
+            raise JobError(
+                f"parameter {name} of {target.target} is {p.dtype}, and functions exchange real numbers only",
+                remedy="keep real and imaginary parts in one real parameter, and use torch.view_as_complex of it",
+            )
     return model.double() if dtype == "float64" else model

@@ -17,6 +17,8 @@ class PhaseTrace:
         self._origin = origin
         self._faults = faults
         self._spans: list[Span] = []
+        self.busy_s = 0.0
+        """Spent on anything but waiting, between the last two flushes."""
 
     def record(self, phase: Phase, start: float, end: float) -> None:
         self._spans.append((phase, start - self._origin, end - self._origin))
@@ -27,8 +29,9 @@ class PhaseTrace:
 
     def flush(self) -> list[Span]:
         """Spans since the last flush: merged per phase, and waiting only where nothing else went on."""
-        spans, self._spans = self._spans, []
-        return exclusive(spans)
+        spans, self._spans = exclusive(self._spans), []
+        self.busy_s = sum(end - start for phase, start, end in spans if phase != "wait")
+        return spans
 
 
 def exclusive(spans: list[Span]) -> list[Span]:

@@ -31,8 +31,20 @@ class Evaluation(NamedTuple):
     """Sums over a slice of the test set."""
 
     loss_sum: float
-    correct: int
+    """Mean loss times samples."""
+    correct: int | None
+    """Right answers; None where outputs and targets are no classes."""
     samples: int
+    counted: int | None = None
+    """Answers that could be right, such as the positions of sequences; None: one of each sample."""
+
+    def plus(self, other: Evaluation) -> Evaluation:
+        """The sums over both slices. An empty slice changes nothing."""
+        if not (self.samples and other.samples):
+            return self if self.samples else other
+        correct = None if self.correct is None or other.correct is None else self.correct + other.correct
+        counted = sum(e.samples if e.counted is None else e.counted for e in (self, other))
+        return Evaluation(self.loss_sum + other.loss_sum, correct, self.samples + other.samples, counted)
 
 
 class Trainer(Protocol):
@@ -55,13 +67,13 @@ class Trainer(Protocol):
         """The parameters as one vector (a copy)."""
 
     def weights(self) -> tuple[Arrays, dict[str, Any]]:
-        """Parameters and buffers by name, and notes on dtypes that NumPy lacks."""
+        """The result: exactly what the model's `state_dict()` holds, by its names, and notes on dtypes that NumPy lacks."""
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Everything needed to go on exactly here: parameters, buffers, optimiser, random states."""
 
     def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """The inverse of `state`; also accepts what `weights` gave, for a fresh start."""
+        """The inverse of `state`; also accepts all initial parameters and buffers, for a fresh start."""
 
     def close(self) -> None:
         """Ends what loads samples. Idempotent."""

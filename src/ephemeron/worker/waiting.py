@@ -36,6 +36,7 @@ class Waiting:
         self, channel: Channel, keys: Keys, *, rank: int, now: Callable[[], float], patience_s: Callable[[float], float]
     ) -> None:
         self._channel, self._keys, self._rank, self._now, self._patience_s = channel, keys, rank, now, patience_s
+        self._ahead: dict[float, float] = {}
         self._waits: dict[tuple[int, ...], tuple[float, int]] = {}
         """Ranks that this one waits for, since when it says so, and the iteration; several waits may go on at once."""
 
@@ -70,7 +71,10 @@ class Waiting:
         return [(t, i, ranks) for ranks, (t, i) in self._waits.items()]
 
     def _counts(self, since: float) -> bool:
-        return self._now() - since <= FRESH * self._patience_s(1)
+        age_s = self._now() - since
+        if age_s < 0:  # said by a clock that is ahead of ours: it counts from when we first hear it
+            age_s = self._now() - self._ahead.setdefault(since, self._now())
+        return age_s <= FRESH * self._patience_s(1)
 
     async def _heard(self, rank: int) -> list[Blame]:
         data = await self._channel.fetch(self._keys.wait(rank))

@@ -24,6 +24,7 @@ plain_json = st.recursive(
     max_leaves=6,
 )
 sizes = st.integers(0, 2**40)
+pins = st.none() | st.sampled_from(['etag:"a-1"', "xxh3:0123456789abcdef", "xxh3:0123456789abcdef@17"])
 
 
 @st.composite
@@ -32,13 +33,14 @@ def refs(draw: st.DrawFn) -> DataRef:
     path, form = draw(paths), draw(st.sampled_from(["whole", "range", "packed", "row"]))
     if form == "row":
         pair, column = draw(st.tuples(sizes, sizes)), draw(st.none() | st.text(max_size=5))
-        return DataRef(path=path, length=draw(sizes), unpack="parquet", row=pair, column=column)
+        return DataRef(path=path, length=draw(sizes), unpack="parquet", row=pair, column=column, pin=draw(pins))
     length = draw(sizes)
     offset = None if form == "whole" else draw(sizes)
     if form != "packed":
-        return DataRef(path=path, offset=offset, length=length)
+        return DataRef(path=path, offset=offset, length=length, pin=draw(pins))
     how = draw(st.sampled_from(["gzip", "deflate", "cifar-python"]))
-    return DataRef(path=path, offset=offset, length=length, unpack=how, inner=draw(st.none() | st.tuples(sizes, sizes)))
+    inner = draw(st.none() | st.tuples(sizes, sizes))
+    return DataRef(path=path, offset=offset, length=length, unpack=how, inner=inner, pin=draw(pins))
 
 
 @st.composite

@@ -178,8 +178,8 @@ def test_samples_that_do_not_fit_together_are_named():
 def test_a_loader_that_dies_costs_nothing_but_time(tmp_path: Path):
     plain = loading_of(flow())
     here = Ahead(loading=plain, way=Here(plain))
-    harmed = loading_of(DataLoadFlow("test/numbers").dataset(Numbers(SAMPLES)).map_data("noisy", noisy))
-    harmed.flow.map("once", Once(tmp_path, 8))
+    noise = DataLoadFlow("test/numbers").dataset(Numbers(SAMPLES)).map_data("noisy", noisy)
+    harmed = loading_of(noise.map("once", Once(tmp_path, 8)))
     ahead = Ahead(loading=harmed, way=Processes(harmed, 1, Stacking()))
     assert [data(ahead.get(i, wanted)) for i in range(5)] == [data(here.get(i, wanted)) for i in range(5)]
     assert len(list(tmp_path.iterdir())) == 1
@@ -230,3 +230,7 @@ def test_object_stores_are_read_in_a_thread_and_folders_in_processes(tmp_path: P
         assert type(way_of(loading, loaders=1, own_process=False, collate=Stacking())) is Here
         assert type(way_of(loading, loaders=0, own_process=True, collate=Stacking())) is Here
     assert batches[0] == batches[1]
+    own = DatasetReader.open("a/b", "train", store=bucket, decoders={"mine": noisy})
+    chosen = way_of(loading_of(DataLoadFlow("a/b").dataset(own)), loaders=1, own_process=True, collate=Stacking())
+    assert type(chosen) is Processes, "a decoder may draw, which it must not do in a thread beside the model"
+    chosen.close()

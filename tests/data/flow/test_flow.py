@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,11 @@ from ephemeron.errors import JobError, SampleFailed
 
 def test_steps_see_what_their_transform_shows():
     f = DataLoadFlow("a/b").dataset(Numbers(5))
-    f.map_data("double", lambda x: x * 2).map_target("name", lambda t: f"no {t}").map("swap", lambda s: (s[1], s[0]))
+    f = (
+        f.map_data("double", lambda x: x * 2)
+        .map_target("name", lambda t: f"no {t}")
+        .map("swap", lambda s: (s[1], s[0]))
+    )
     name, data = f.prepare_read().to_mapped()[3]
     assert name == "no 3"
     assert data.tolist() == [6, 6, 6]
@@ -28,11 +33,14 @@ def test_a_clone_goes_its_own_way():
     assert (other.name, other.version) == ("test/numbers", 2)
 
 
-def test_what_was_read_does_not_change_with_the_flow():
-    f = DataLoadFlow("a/b").dataset(Numbers(5))
-    before = f.prepare_read()
-    f.map_data("double", lambda x: x * 2)
-    assert before.to_mapped()[2][0].tolist() == [2, 2, 2]
+def test_flows_with_a_common_beginning_do_not_disturb_each_other():
+    base = DataLoadFlow("a/b").dataset(Numbers(5))
+    double, triple = base.map_data("by", lambda x: x * 2), base.map_data("by", lambda x: x * 3)
+    other = base.dataset(Numbers(3))
+    assert [f.prepare_read().to_mapped()[2][0].tolist()[0] for f in (base, double, triple)] == [2, 4, 6]
+    assert [len(f.prepare_read()) for f in (base, other)] == [5, 3]
+    with pytest.raises(FrozenInstanceError):
+        base.version = 2
 
 
 @pytest.mark.parametrize(
@@ -119,10 +127,7 @@ def test_without_a_seed_random_steps_draw_as_anywhere():
 
 def test_what_may_be_cached_is_the_same_in_every_epoch_and_job():
     f = flow().map_data("again", noisy)
-    cached = flow().clone()
-    cached.steps = tuple(
-        s.__class__(name=s.name, function=s.function, transform=s.transform, cache="can-cache") for s in f.steps[:1]
-    )
+    cached = replace(flow(), steps=(replace(f.steps[0], cache="can-cache"),))
     view = cached.prepare_read()
     assert cached.cached_steps == 1
     assert np.array_equal(view.to_mapped(seed=1, epoch=0)[3][0], view.to_mapped(seed=2, epoch=5)[3][0])
@@ -136,6 +141,68 @@ def test_views_of_views():
         view.to_mapped()[2]
     with pytest.raises(IndexError):
         view.subset([2])
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "torch"])
+def test_a_mask_chooses_those_that_are_true(kind):
+    import torch
+
+    mask = [False, True, True, False, True]
+    given = {"list": mask, "numpy": np.array(mask), "torch": torch.tensor(mask)}[kind]
+    view = read(5).subset(given)
+    assert [view.index(i) for i in range(len(view))] == [1, 2, 4]
+    again = view.subset([True, False, True])
+    assert [again.index(i) for i in range(len(again))] == [1, 4]
+    assert len(read(5).subset([])) == 0
+    whole = read(5).subset({"list": [3, 1], "numpy": np.array([3, 1]), "torch": torch.tensor([3, 1])}[kind])
+    assert [whole.index(i) for i in range(2)] == [3, 1]
+
+
+def test_what_is_neither_places_nor_a_mask_is_refused():
+    for given, match in (
+        ([True, False], "a mask of 2 for a view of 5"),
+        ([True, 2, 3], "1 of 3 indices are True or False"),
+    ):
+        with pytest.raises(JobError, match=match):
+            read(5).subset(given)
+    with pytest.raises(TypeError, match="float"):
+        read(5).subset([1.5])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_local_map_draws_by_seed_epoch_and_sample_and_leaves_the_generators_alone(workers):
+    import torch
+
+    def drawn(view, state, batch):
+        random.seed(state)
+        np.random.seed(state)
+        torch.manual_seed(state)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        with view.to_shuffled(batch, seed=3) as loader:
+            epochs = [dict(pairs(loader)), dict(pairs(loader))]
+        assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+        return epochs
+
+    view = read(24, workers).local_map(lambda s: (noisy(s[0]), s[1]))
+    one, other = drawn(view, 1, 4), drawn(view, 2, 5)
+    assert one == other
+    assert len({one[0][i] for i in range(24)}) == 24
+    assert all(one[0][i] != one[1][i] for i in range(24))
+    twice = read(24).local_map(lambda s: (noisy(s[0]), s[1])).local_map(lambda s: (noisy(s[0]), s[1]))
+    data = {int(t): d for d, t in map(twice.to_mapped(seed=3).__getitem__, range(24))}
+    plain = {int(t): d for d, t in map(read(24).to_mapped(seed=3).__getitem__, range(24))}
+    steps = [np.asarray(data[i] - plain[i]) for i in range(24)]
+    once = {i: np.frombuffer(one[0][i], dtype=np.float32) - plain[i] for i in range(24)}
+    assert not any(np.allclose(steps[i], 2 * once[i]) for i in range(24)), "each function has numbers of its own"
+
+
+def test_local_map_hands_out_a_generator_and_seeds_those_that_are_kept():
+    kept = np.random.default_rng()
+    view = read(8).local_map(lambda s, rng: (s[0], s[1], rng.random())).local_map(lambda s: (*s, kept.random()))
+    one, other = ([view.to_mapped(seed=3)[i][2:] for i in order] for order in (range(8), range(7, -1, -1)))
+    assert one == other[::-1]
+    assert len({x for pair in one for x in pair}) == 16
+    assert view.to_mapped()[0][2:] != view.to_mapped()[0][2:], "without a seed, drawn anew"
 
 
 def test_local_map_runs_here():
@@ -157,8 +224,12 @@ def test_random_split_is_disjoint_and_whole():
 
 
 def test_random_split_of_one_flow_gives_every_part():
-    parts = random_split([read()], [0.5, 0.25, 0.25])
-    assert [len(p[0]) for p in parts] == [20, 10, 10]
+    for flows in ([read()], read()):
+        parts = random_split(flows, [0.5, 0.25, 0.25], seed=3)
+        assert [len(part) for part in parts] == [20, 10, 10]
+        assert sorted(part.index(i) for part in parts for i in range(len(part))) == list(range(40))
+    with pytest.raises(JobError, match="2 flows for 3 lengths"):
+        random_split([read(), read()], [0.5, 0.25, 0.25])
     for lengths in ([0.5, 0.6], [], [-0.5, 1.5]):
         with pytest.raises(JobError):
             random_split([read()], lengths)

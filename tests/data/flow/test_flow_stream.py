@@ -43,7 +43,7 @@ sizes = st.tuples(st.integers(0, 200), st.integers(1, 20), st.integers(1, 7)).fi
 @given(sizes, st.integers(0, 5), st.booleans())
 def test_every_sample_once_and_equally_many_batches(size, seed, shuffle):
     samples, batch, world = size
-    got = epoch(group(world, samples=samples, batch_size=batch, seed=seed, shuffle=shuffle))
+    got = epoch(group(world, samples=samples, batch_size=batch, seed=seed, shuffle=shuffle, remainder="keep"))
     assert sorted(i for mine in got for b in mine for i in b) == list(range(samples))
     assert len({len(mine) for mine in got}) == 1
     assert all(b for mine in got for b in mine) or batch == 1
@@ -54,7 +54,7 @@ def test_every_sample_once_and_equally_many_batches(size, seed, shuffle):
 @given(sizes, st.integers(1, 7), st.integers(1, 20), st.integers(0, 10), st.integers(0, 10))
 def test_resumed_twice_with_other_ranks_and_batches(size, other_world, other_batch, first, second):
     samples, batch, world = size
-    values = {"samples": samples, "seed": 3}
+    values = {"samples": samples, "seed": 3, "remainder": "keep"}
     a = group(world, batch_size=batch, **values)
     got = epoch(a, first)
     states = [s.state_dict() for s in a]
@@ -73,7 +73,7 @@ def test_resumed_twice_with_other_ranks_and_batches(size, other_world, other_bat
 def test_fewer_samples_left_than_ranks_are_still_dealt_out_once():
     (one,) = group(1, samples=10, batch_size=3)
     got = epoch([one], 3)
-    three = group(3, samples=10, batch_size=3)
+    three = group(3, samples=10, batch_size=3, remainder="keep")
     for s in three:
         s.load_state_dict(one.state_dict())
     rest = [s.next() for s in three]
@@ -89,6 +89,34 @@ def test_the_order_depends_on_seed_and_epoch_only():
     assert np.array_equal(
         Stream(samples=50, batch_size=1, rank=2, world_size=3).order(), Stream(samples=50, batch_size=9).order()
     )
+
+
+@given(st.integers(0, 200), st.integers(1, 20), st.integers(1, 7), st.integers(0, 10))
+def test_by_default_all_ranks_get_equally_large_batches_also_when_resumed(samples, batch, world, steps):
+    """Nothing is left out, and no more comes twice than it takes to make the shares equal."""
+    first = group(2, samples=samples, batch_size=3)
+    before = {i for mine in epoch(first, steps) for b in mine for i in b}
+    ranks = group(world, samples=samples, batch_size=batch)
+    for s in ranks:
+        s.load_state_dict(first[0].state_dict())
+        assert s.length == -(-samples // (batch * world)), "the length is that of a whole epoch"
+    got = epoch(ranks)
+    assert len({tuple(map(len, mine)) for mine in got}) == 1
+    assert all(0 < len(b) <= batch for mine in got for b in mine)
+    after = [i for mine in got for b in mine for i in b]
+    assert before | set(after) == set(range(samples))
+    assert len(after) - (samples - min(samples, len(before))) < world
+
+
+@given(st.integers(0, 100), st.integers(1, 9), st.integers(1, 5), st.sampled_from(["even", "keep", "drop", "pad"]))
+def test_the_share_of_a_rank(samples, batch, world, remainder):
+    if remainder == "keep" and samples < world:
+        return
+    for stream in group(world, samples=samples, batch_size=batch, remainder=remainder):
+        share, length = stream.share, stream.length
+        sizes = [len(stream.next()) for _ in range(stream.steps_left())]
+        assert stream.next() is None
+        assert (len(sizes), sum(sizes)) == (length, share)
 
 
 def test_drop_leaves_out_and_pad_fills():
@@ -108,7 +136,7 @@ def test_drop_leaves_out_and_pad_fills():
     [
         ({"samples": 5, "batch_size": 0}, "batch_size = 0"),
         ({"samples": 5, "batch_size": 1, "rank": 2, "world_size": 2}, "rank 2"),
-        ({"samples": 2, "batch_size": 1, "world_size": 3}, "2 samples for 3 ranks"),
+        ({"samples": 2, "batch_size": 1, "world_size": 3, "remainder": "keep"}, "2 samples for 3 ranks"),
     ],
 )
 def test_nonsense_is_refused(values, match):
@@ -121,3 +149,10 @@ def test_a_state_of_something_else_is_refused(other):
     state = Stream(samples=5, batch_size=2).state_dict()
     with pytest.raises(JobError, match=next(iter(other))):
         Stream(**{"samples": 5, "batch_size": 2, **other}).load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{"epoch": None}, {"consumed": 6}, {"consumed": -1}, {"epoch": -1}, {"epoch": "0"}])
+def test_a_damaged_state_is_refused(damage):
+    state = {**Stream(samples=5, batch_size=2).state_dict(), **damage}
+    with pytest.raises(JobError, match=f"{next(iter(damage))} = "):
+        Stream(samples=5, batch_size=2).load_state_dict(state)

@@ -6,14 +6,24 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from flows import Numbers, Once, flow, pairs, read
 
 from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
-from ephemeron.errors import JobError, SampleFailed
+from ephemeron.data.flow.epoch import Epoch
+from ephemeron.errors import LoadersLost, SampleFailed
+
+
+def pids(shuffled):
+    """Of its loader processes."""
+    return [pid for pool in shuffled._pools._all() for pid in pool.pids]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +70,7 @@ def test_killing_every_loader_at_every_batch(undisturbed):
         got = []
         for batch in shuffled:
             got += pairs([batch])
-            for pid in shuffled._pool.pids:
+            for pid in pids(shuffled):
                 with suppress(ProcessLookupError):  # killed after an earlier batch, and not yet replaced
                     os.kill(pid, signal.SIGKILL)
         assert got == undisturbed[0]
@@ -86,27 +96,46 @@ def test_resumed_in_mid_epoch_with_other_loaders_ranks_and_batches(workers, undi
         state = json.loads(json.dumps(first.state_dict()))
     assert state["consumed"] == 40
     for rank in range(3):
-        with read(101, 2 - workers).to_shuffled(4, seed=5, rank=rank, world_size=3) as other:
+        with read(101, 2 - workers).to_shuffled(4, seed=5, rank=rank, world_size=3, remainder="keep") as other:
             other.load_state_dict(state)
-            steps = len(other)
+            steps = other.batches_left
             mine = list(other)
-            assert len(mine) == steps
+            assert len(mine) == steps == 6
+            assert len(other) == other.batches_left == 9
             got += pairs(mine)
     assert sorted(got) == sorted(undisturbed[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_for_which_nothing_is_left_gets_none(workers):
+@pytest.mark.parametrize("remainder", ["even", "keep"])
+def test_fewer_samples_left_than_ranks(remainder, workers):
     with read(10).to_shuffled(9) as first:
-        next(iter(first))
-        state = first.state_dict()
+        for _ in itertools.islice(first, 1):
+            state = first.state_dict()
     got = []
     for rank in range(3):
-        with read(10, workers).to_shuffled(4, rank=rank, world_size=3) as other:
+        with read(10, workers).to_shuffled(4, rank=rank, world_size=3, remainder=remainder) as other:
+            assert f"remainder={remainder!r}" in repr(other)
             other.load_state_dict(state)
             got.append(list(other))
     assert [len(mine) for mine in got] == [1, 1, 1]
-    assert [mine[0] is None for mine in got] == [False, True, True]
+    assert [mine[0] is None for mine in got] == [False, remainder == "keep", remainder == "keep"]
+
+
+@pytest.mark.parametrize("samples", [5, 9, 10, 11])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_documented_loop_ends_on_all_ranks_together(samples, batch):
+    seen = []
+    for rank in range(3):
+        shuffled = read(samples).to_shuffled(batch, rank=rank, world_size=3)
+        sizes = []
+        for data, targets in shuffled:
+            assert len(data) == len(targets) > 0
+            sizes.append(len(targets))
+        assert len(sizes) == len(shuffled)
+        assert sum(sizes) == len(list(shuffled.sampler)) == len(shuffled.sampler)
+        seen.append(sizes)
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_whole_epoch_resumed_begins_the_next_one(undisturbed):
@@ -118,30 +147,97 @@ def test_a_whole_epoch_resumed_begins_the_next_one(undisturbed):
     assert pairs(second) == undisturbed[1]
 
 
-def test_an_iteration_that_was_left_goes_on_where_it_was_left(undisturbed):
-    with read(101, 2).to_shuffled(8, seed=5) as shuffled:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_was_left_is_followed_by_the_next_epoch_and_its_state_goes_on(workers, undisturbed):
+    with read(101, workers).to_shuffled(8, seed=5) as shuffled, read(101).to_shuffled(8, seed=5) as other:
         got = []
         for batch in shuffled:
             got += pairs([batch])
             if len(got) == 24:
                 break
-        got += pairs(shuffled)
-        assert got == undisturbed[0]
+        state = shuffled.state_dict()
+        assert (shuffled.epoch, shuffled.batches_left, len(shuffled)) == (0, 10, 13)
+        assert pairs(shuffled) == undisturbed[1]
+        other.load_state_dict(state)
+        assert got + pairs(other) == undisturbed[0]
+        assert pairs(other) == undisturbed[1]
 
 
-def test_two_iterations_at_once_are_refused():
-    shuffled = read(40).to_shuffled(8)
-    one, two = iter(shuffled), iter(shuffled)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_iterations_at_once_do_not_meet(workers, undisturbed):
+    with read(101, workers).to_shuffled(8, seed=5) as shuffled:
+        one, two = iter(shuffled), iter(shuffled)
+        first, second = [], []
+        for a, b in zip(one, two, strict=True):
+            first.append(a)
+            second.append(b)
+            assert shuffled.epoch == 1, "the state is that of the latest one"
+        assert [pairs(first), pairs(second)] == undisturbed
+        assert shuffled.epoch == 2
+        assert len(pids(shuffled)) == workers, "those of one iteration have been ended"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_closing_in_the_middle_ends_all_loaders(workers, undisturbed):
+    shuffled = read(101, workers).to_shuffled(8, seed=5)
+    one = iter(shuffled)
     next(one)
-    next(two)
-    with pytest.raises(JobError, match="another iteration"):
-        next(one)
+    assert len(pids(shuffled)) == workers
+    shuffled.close()
+    assert pids(shuffled) == []
+    if workers:
+        with pytest.raises(LoadersLost, match="closed"):
+            list(one)
+    assert pairs(shuffled) == undisturbed[1], "another iteration starts new ones"
+    shuffled.close()
+
+
+def test_where_loaders_cannot_be_started_no_epoch_is_used_up(monkeypatch, undisturbed):
+    with read(101, 2).to_shuffled(8, seed=5) as shuffled:
+        make = shuffled.read.loaders.pool
+
+        def refused(*args, **options):
+            monkeypatch.setattr(shuffled.read.loaders, "pool", make)
+            raise LoadersLost("no loader process can be started")
+
+        monkeypatch.setattr(shuffled.read.loaders, "pool", refused)
+        with pytest.raises(LoadersLost):
+            next(iter(shuffled))
+        assert pairs(shuffled) == undisturbed[0]
+
+
+@pytest.mark.parametrize("kept", ["loader", "iterator"])
+def test_a_program_that_ends_in_mid_epoch_leaves_no_loaders(tmp_path, kept):
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "from flows import read\n"
+        "loader = read(101, 2).to_shuffled(8)\n"
+        "iterator = iter(loader)\n"
+        "next(iterator)\n"
+        "print(*[pid for pool in loader._pools._all() for pid in pool.pids], flush=True)\n"
+        f"del {'iterator' if kept == 'loader' else 'loader'}\n"
+    )
+    paths = [str(Path(__file__).parent), *sys.path]
+    ended = subprocess.run(
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=60, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stderr == ""
+    assert len(ended.stdout.split()) == 2
+    assert not any(psutil.pid_exists(int(pid)) and is_loader(int(pid)) for pid in ended.stdout.split())
+
+
+def is_loader(pid):
+    """Whether this process lives, and is no zombie."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_ranks_share_an_epoch(undisturbed):
     got = []
     for rank in range(2):
-        got += pairs(read(101).to_shuffled(4, seed=5, rank=rank, world_size=2))
+        got += pairs(read(101).to_shuffled(4, seed=5, rank=rank, world_size=2, remainder="keep"))
     assert sorted(got) == sorted(undisturbed[0])
 
 
@@ -191,18 +287,10 @@ def test_what_is_loaded_ahead_is_bounded_in_bytes():
 
     f = DataLoadFlow("a/b").dataset(Numbers(64)).map_data("large", large)
     with f.prepare_read(LocalDataLoadFlowReader(2)).to_shuffled(4, prefetch=16, prefetch_mb=9) as shuffled:
-        batches = shuffled._batches(shuffled._iteration)
-        most = 0
-        plan = shuffled._plan
-
-        def watched(ahead, window):
-            nonlocal most
-            plan(ahead, window)
-            most = max(most, window.nbytes)
-
-        shuffled._plan = watched
-        assert sum(len(targets) for _, targets in batches) == 64
-    assert most <= 9e6 + 4 * 1.1e6  # the next batch is loaded in any case
+        epoch = Epoch(shuffled._terms, shuffled._cursor.begin()[1], shuffled._pools.lend(shuffled._pool))
+        held = [(len(targets), epoch.nbytes) for (_, targets), _ in epoch]
+    assert sum(samples for samples, _ in held) == 64
+    assert 0 < max(nbytes for _, nbytes in held) <= 9e6 + 4 * 1.1e6  # the next batch is loaded in any case
 
 
 def test_tensors_keep_their_types():

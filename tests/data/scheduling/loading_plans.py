@@ -46,7 +46,7 @@ def draw_jobs(rng: random.Random) -> list[JobPlan]:
             samples=rng.choice([0, 1, 2, 3, 5, 7, 11, 13, 17, 23, rng.randint(1, 30)]),
             seed=rng.randrange(2**32),
             epochs=rng.randint(1, 2),
-            remainder=rng.choice(["keep", "keep", "keep", "drop", "pad"]),
+            remainder=rng.choice(["keep", "keep", "even", "drop", "pad"]),
             shapes=tuple((rng.randint(1, 3), rng.randint(1, 6)) for _ in range(rng.randint(1, 3))),
             random_flow=rng.random() < 0.3,
         )

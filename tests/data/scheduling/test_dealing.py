@@ -57,6 +57,17 @@ def test_pad_fills_the_last_step(count, batch, world_size):
     assert all(size == batch for step in sizes(count, batch, world_size, "pad") for size in step)
 
 
+@given(counts, batches, worlds)
+def test_even_gives_every_rank_equally_large_batches_and_never_an_empty_one(count, batch, world_size):
+    deal = Deal(count=count, batch=batch, world_size=world_size, remainder="even")
+    used = [p for step in range(deal.batches) for rank in range(world_size) for p in deal.part(rank, step)]
+    assert used == list(range(len(used)))
+    assert 0 <= len(used) - count < world_size
+    assert deal.batches == -(-count // (batch * world_size))
+    assert all(len(set(step)) == 1 and 0 < step[0] <= batch for step in sizes(count, batch, world_size, "even"))
+    assert all(step[0] == batch for step in sizes(count, batch, world_size, "even")[:-1])
+
+
 def test_examples():
     assert sizes(20, 3, 2) == [[3, 3], [3, 3], [3, 3], [1, 1]]
     assert sizes(11, 3, 2) == [[3, 3], [3, 2]]
@@ -65,6 +76,9 @@ def test_examples():
     assert sizes(5, 1, 4) == [[1, 1, 1, 1], [1, 0, 0, 0]], "unavoidable, and explicit"
     assert sizes(2, 4, 3) == [[1, 1, 0]]
     assert sizes(0, 4, 3) == []
+    assert sizes(11, 3, 2, "even") == [[3, 3], [3, 3]]
+    assert sizes(9, 2, 4, "even") == [[2, 2, 2, 2], [1, 1, 1, 1]]
+    assert sizes(11, 3, 1, "even") == [[3], [3], [3], [2]]
     assert sizes(9, 2, 4, "drop") == [[2, 2, 2, 2]]
     assert sizes(9, 2, 4, "pad") == [[2, 2, 2, 2], [2, 2, 2, 2]]
 

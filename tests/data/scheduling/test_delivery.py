@@ -180,7 +180,9 @@ shapes = st.lists(
 )  # (world size, batch, steps before the next resumption)
 
 
-@given(st.integers(0, 40), shapes, st.integers(0, 2**32), st.sampled_from(["keep", "drop", "pad"]), st.booleans())
+@given(
+    st.integers(0, 40), shapes, st.integers(0, 2**32), st.sampled_from(["keep", "even", "drop", "pad"]), st.booleans()
+)
 def test_every_position_of_every_epoch_is_used_once_over_any_number_of_resumptions(
     samples, shapes, seed, remainder, in_step
 ):

@@ -61,7 +61,8 @@ def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[.
     """Its router does not come back, so nobody says that nobody reads it."""
     world = own_world(idle_s=1.0)
     with world.read(mixed()).to_shuffled(4, plain) as shuffled:
-        next(iter(shuffled))
+        iterator = iter(shuffled)
+        next(iterator)
         until(lambda: state_of(world, "test/mixed") == "accessed", "accessed")
         [payload] = (world.folder / "payloads").iterdir()
         payload.unlink()
@@ -86,7 +87,8 @@ def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
     read = world.read(mixed())
     assert state_of(world, "test/mixed") == "created"
     with read.to_shuffled(4, plain) as shuffled:
-        next(iter(shuffled))
+        iterator = iter(shuffled)
+        next(iterator)
         until(lambda: state_of(world, "test/mixed") == "accessed", "accessed")
     until(lambda: state_of(world, "test/mixed") == "ready", "ready: its reader has said goodbye")
     until(lambda: state_of(world, "test/mixed") == "idle", "idle")
@@ -163,7 +165,8 @@ def test_shards_of_an_older_version_are_not_adopted(own_world: Callable[..., Wor
     world = own_world(shards=2)
     old = mixed(20, "test/raised")
     with world.read(old).to_shuffled(4, plain) as shuffled:
-        next(iter(shuffled))
+        iterator = iter(shuffled)
+        next(iterator)
         world.coordinator.kill()
         world.router("test/raised").kill()
         assert world.shard("test/raised", 0).alive

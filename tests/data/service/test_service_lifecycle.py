@@ -85,9 +85,18 @@ def test_reading_puts_off_idleness() -> None:
     registry = in_state("accessed")
     registry.seen("a/b", readers=1, now=100)
     registry.seen("a/b", readers=0, now=105)
-    assert registry.tick(now=100 + IDLE_S - 0.1) == ()
-    assert registry.tick(now=100 + IDLE_S) == ("a/b",)
+    assert registry.tick(now=105 + IDLE_S - 0.1) == ()
+    assert registry.tick(now=105 + IDLE_S) == ("a/b",)
     assert registry.tick(now=1000) == (), "it is said once"
+
+
+def test_a_flow_is_ready_for_a_while_however_long_its_router_was_silent() -> None:
+    registry = in_state("accessed")
+    gone = 3 * IDLE_S  # a busy machine: nothing was heard of the router, and then that its readers have left
+    registry.seen("a/b", readers=0, now=gone)
+    assert registry.tick(now=gone) == ()
+    assert registry["a/b"].state == "ready"
+    assert registry.tick(now=gone + IDLE_S) == ("a/b",)
 
 
 def test_versions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -181,6 +182,31 @@ def test_drawn_together_and_resumed_twice_with_other_counts(world: World) -> Non
     assert sorted(following) == list(range(3, 30))
 
 
+def test_drawn_together_each_iteration_is_an_epoch_of_its_own(world: World) -> None:
+    """Also after one that was left, after a state, and after an epoch that was set."""
+    with world.read(mixed(), job="left").to_shuffled(4, plain, sampling="shared") as shuffled:
+
+        def numbers(batches: Any) -> list[int]:
+            return [i for batch in batches for i, _ in batch]
+
+        assert len(shuffled) == 8
+        begun = numbers(itertools.islice(shuffled, 2))
+        state = shuffled.state_dict()
+        assert (len(begun), state["count"], shuffled.epoch, shuffled.batches_left) == (8, 8, 0, 6)
+        assert sorted(numbers(shuffled)) == list(range(SAMPLES))
+        assert sorted(numbers(b for _, b in zip(range(8), shuffled, strict=False))) == list(range(SAMPLES))
+        assert sorted(numbers(shuffled)) == list(range(SAMPLES))
+        shuffled.set_epoch(9)
+        assert (shuffled.epoch, sorted(numbers(shuffled))) == (9, list(range(SAMPLES)))
+        shuffled.load_state_dict(state)
+        shuffled.set_epoch(0)
+        assert sorted(begun + numbers(shuffled)) == list(range(SAMPLES)), "the rest"
+        shuffled.load_state_dict(state)
+        shuffled.set_epoch(1)
+        assert sorted(numbers(shuffled)) == list(range(SAMPLES)), "another epoch, from its beginning"
+        assert len(shuffled) == 8
+
+
 def test_a_view_that_repeats_cannot_be_shared(world: World) -> None:
     shuffled = world.read(mixed()).subset([1, 1, 2]).to_shuffled(2, plain, sampling="shared")
     with pytest.raises(JobError, match="a sample twice"):
@@ -194,5 +220,5 @@ def test_an_abandoned_iteration(remote: DataLoadFlowRead) -> None:
             for number, _ in enumerate(each):
                 if number == 2:
                     break
-        assert list(there) == list(here), "the rest of the epoch"
+        assert list(there) == list(here), "the next epoch"
         assert list(there) == list(here)

@@ -197,7 +197,8 @@ def test_another_definition_of_a_version(one_shard: World) -> None:
 
 def test_a_flow_in_use_is_not_deleted(one_shard: World) -> None:
     with one_shard.read(mixed()).to_shuffled(4, plain) as shuffled:
-        next(iter(shuffled))
+        iterator = iter(shuffled)
+        next(iterator)
         with pytest.raises(JobError, match=r"test/mixed is (ready|accessed) and cannot be deleted"):
             one_shard.service.call("delete", {"flow": "test/mixed"})
     with pytest.raises(JobError, match="no flow 'test/unheard-of'"):

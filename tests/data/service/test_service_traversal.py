@@ -76,7 +76,7 @@ def opened(folder: Path, window: int = 8, now: float = 0.0) -> Traversals:
 JOBS = st.lists(
     st.fixed_dictionaries({
         "samples": st.sampled_from([1, 2, 5, 7, 12, 13, 31]), "batch": st.integers(1, 9), "world_size": st.integers(1, 3),
-        "remainder": st.sampled_from(["keep", "drop", "pad"]), "seed": st.integers(0, 3),
+        "remainder": st.sampled_from(["keep", "even", "drop", "pad"]), "seed": st.integers(0, 3),
         "view": st.sampled_from(["all", "some", "turned"]),
     }),
     min_size=1, max_size=3,
@@ -321,3 +321,19 @@ def test_the_journal_stays_short(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         sizes.append(sum(file.stat().st_size for file in folder.iterdir()))
     assert len(list(folder.iterdir())) == 2
     assert max(sizes[10:]) <= 1.2 * max(sizes[2:10])
+
+
+@pytest.mark.parametrize("remainder", ["even", "drop", "pad"])
+def test_ranks_that_draw_together_get_equally_many_samples(folder: Path, remainder: str) -> None:
+    """Of 23 in steps of 12: with `even`, one comes twice."""
+    where = opened(folder)
+    three = Ranks("three", samples=23, batch=4, world_size=3, remainder=remainder)
+    for epoch in range(2):
+        for rank in range(3):
+            while three.step(where, rank):
+                pass
+        sizes = [[len(batch) for e, r, batch in three.got if (e, r) == (epoch, rank)] for rank in range(3)]
+        assert sizes[0] == sizes[1] == sizes[2]
+        assert sizes[0] == ([4] if remainder == "drop" else [4, 4])
+        counted = three.counted(epoch)
+        assert sorted(counted.values()) == [1] * (12 if remainder == "drop" else 22) + [2] * (remainder != "drop")

@@ -59,7 +59,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
         with LambdaService(concurrency=10, environment=s3) as service:
             settings = deployed(
                 service, entry="ephemeron.worker.loop:run_worker", memory_mb=MEMORY_MB, timeout_s=120,
-                preload="torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer",
+                preload="torch,ephemeron.worker.loop,ephemeron.worker.torch_trainer",
             )  # fmt: skip
             yield World(
                 platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,

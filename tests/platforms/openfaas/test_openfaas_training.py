@@ -52,7 +52,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
             settings = deployed(
                 gateway, tmp_path_factory.mktemp("image"), entry="ephemeron.worker.loop:run_worker", memory_mb=MEMORY_MB,
                 lifetime_s=120, replicas=8,
-                preload="torch,torch._dynamo,ephemeron.worker.loop,ephemeron.worker.torch_trainer",
+                preload="torch,ephemeron.worker.loop,ephemeron.worker.torch_trainer",
             )  # fmt: skip
             assert (settings.every_s, settings.callback) == (EVERY_S, CALLBACK)
             yield World(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,35 @@ def picky(path: Path, above: int = 40) -> DataLoadFlow:
 
     flow = DataLoadFlow("test/picky").dataset("test/digits", variant="train", store=str(path))
     return flow.map_data("check", check).map_data("scale", scale)
+
+
+class Cropped:
+    """Random in its own `__getitem__`, by every global generator and one of its own."""
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 150
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        drawn = random.random() + np.random.random() + float(torch.rand(())) + self.own.random()
+        return np.full((8, 8), i % 8 + 0.1 * drawn, dtype=np.float32), i % 8
+
+
+def cropped() -> DataLoadFlow:
+    return DataLoadFlow("test/cropped").dataset(Cropped())
+
+
+def of_the_system() -> DataLoadFlow:
+    """Draws what nobody can seed."""
+    return cropped().map_data("salt", lambda image: image + os.urandom(1)[0])
+
+
+def mixed_up(samples: list[Any]) -> Any:
+    """A random collate function."""
+    inputs, targets = torch.utils.data.default_collate(samples)
+    return inputs * float(np.random.beta(2.0, 2.0)) + random.random(), targets
 
 
 class Ragged:

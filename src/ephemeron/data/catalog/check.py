@@ -113,6 +113,7 @@ def unreferenced(store: DatasetStore, name: str) -> dict[str, int]:
     named = {
         v.shard_path(variant, i) for v in versions for variant, s in v.variants.items() for i in range(len(s.shards))
     }
+    named |= {f"{meta_folder(name)}/{s.defects['file']}" for v in versions for s in v.variants.values() if s.defects}
     found = run(store.files.tree(meta_folder(name)))
     return {
         path: n

@@ -38,12 +38,15 @@ class Variant:
     """What holds for all samples: names of classes, columns, …"""
     source: Mapping[str, Any] = field(default_factory=dict)
     """What it was imported from, and how."""
+    defects: Mapping[str, Any] = field(default_factory=dict)
+    """Of what was left out of it: `count`, and the `file` that lists it, in the metadata folder. Empty: nothing was."""
 
     def to_json(self) -> dict[str, Any]:
         """As in the document."""
         out: dict[str, Any] = {"samples": self.samples, "shard_size": self.shard_size, "root": self.root}
         decoders = {name: dict(options) for name, options in self.decoders.items()}
-        return out | {"decoders": decoders, "info": self.info, "source": self.source, "shards": list(self.shards)}
+        out |= {"decoders": decoders, "info": self.info, "source": self.source}
+        return out | ({"defects": dict(self.defects)} if self.defects else {}) | {"shards": list(self.shards)}
 
     @classmethod
     def from_json(cls, value: Any) -> Variant:
@@ -62,6 +65,8 @@ class Variant:
         if root is not None and not isinstance(root, str):
             raise ValueError(f"root = {root!r} is no URL")
         info, source = typed(value, "info", dict, {}), typed(value, "source", dict, {})
+        if defects := typed(value, "defects", dict, {}):
+            typed(defects, "file", str)
         return cls(
             samples=samples,
             shard_size=size,
@@ -70,6 +75,7 @@ class Variant:
             root=root,
             info=info,
             source=source,
+            defects=defects,
         )
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from ephemeron.data.catalog.cache import BoundedCache
 from ephemeron.data.catalog.dataset import Dataset, data_folder
-from ephemeron.data.catalog.files import FileRange, Files, open_files
+from ephemeron.data.catalog.files import FileChanged, FileRange, Files, open_files
 from ephemeron.data.catalog.loop import unpackers
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.catalog.pins import changed, etag_of, file_pin, not_imported
 from ephemeron.data.catalog.ranges import coalesce
 from ephemeron.data.catalog.shards import DatasetShardMeta, digest
 from ephemeron.data.catalog.unpack import Table, row_group, unpack_bytes
@@ -82,6 +83,8 @@ class Fetcher:
         self._data, self._prefix = data_place(files, dataset, variant)
         self.shards: BoundedCache[int, DatasetShardMeta] = BoundedCache(limits.meta_cache_bytes)
         self.unpacked: BoundedCache[tuple[Any, ...], bytes | Table] = BoundedCache(limits.unpack_cache_bytes)
+        self._sound: set[str] = set()
+        """Files whose time of change is another one, and whose content is the same."""
         self._loading: dict[Any, asyncio.Task[Any]] = {}
         self._slots = asyncio.Semaphore(_SHARDS_AT_ONCE)
         self._openers = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -184,12 +187,13 @@ class Fetcher:
         for path in sorted(by_file):
             for i in by_file[path]:
                 if refs[i].offset is None:
-                    requests.append(FileRange(self._prefix + path))
+                    requests.append(FileRange(self._prefix + path, pin=etag_of(refs[i])))
                     served.append([(i, 0)])
             members = [i for i in by_file[path] if refs[i].offset is not None]
             bounds = [(refs[i].offset or 0, (refs[i].offset or 0) + (refs[i].length or 0)) for i in members]
             for span in coalesce(bounds, gap=self._limits.gap_bytes, largest=self._limits.request_bytes):
-                requests.append(FileRange(self._prefix + path, span.start, span.stop - span.start))
+                etag = etag_of(refs[members[span.members[0]]])
+                requests.append(FileRange(self._prefix + path, span.start, span.stop - span.start, etag))
                 served.append([(members[m], bounds[m][0] - span.start) for m in span.members])
         found = await self._fetch(self._data, requests, [indices[group[0][0]] for group in served])
         out: dict[int, bytes] = {}
@@ -199,6 +203,8 @@ class Fetcher:
                 out[i] = data if ref.offset is None else data[start : start + (ref.length or 0)]
                 if ref.length is not None and len(out[i]) != ref.length:
                     raise self._damaged(_cut_short(ref, len(data)), self._data, self._prefix + ref.path, indices[i])
+                if problem := changed(ref, out[i]):
+                    raise self._damaged(problem, self._data, self._prefix + ref.path, indices[i])
         return [out[i] for i in range(len(refs))]
 
     async def _inside(self, ref: DataRef, index: int) -> Any:
@@ -232,6 +238,7 @@ class Fetcher:
                 size = await self._data.size(path)
                 if size is None:
                     raise self._damaged("the file is absent", self._data, path, index)
+                await self._check_file(ref, path, index)
                 thread = asyncio.get_running_loop().run_in_executor
                 table = await thread(unpackers(), row_group, self._data, ref, path, size)
                 self.unpacked.put(key, table, table.nbytes)
@@ -239,6 +246,20 @@ class Fetcher:
 
         found: bytes | Table = await self._once(key, load)
         return found
+
+    async def _check_file(self, ref: DataRef, path: str, index: int) -> None:
+        """Whether a file that is read in parts is the one that was imported, by its identity; else by its content."""
+        if ref.pin is None or path in self._sound:
+            return
+        now = await self._data.identity(path)
+        was, _, time = ref.pin.partition("@")
+        if now == (time or was):
+            return
+        if time:
+            now = await asyncio.get_running_loop().run_in_executor(unpackers(), file_pin, self._data, path)
+            self._sound.update([path] if now == was else [])
+        if now != was:
+            raise self._damaged(not_imported(was, now), self._data, path, index)
 
     async def _once(self, key: Any, load: Any) -> Any:
         """What `load` yields; whoever asks while it is under way waits for the same."""
@@ -257,6 +278,10 @@ class Fetcher:
             path = str(e.args[0])
             index = next((i for r, i in zip(requests, indices, strict=True) if r.path == path), indices[0])
             raise self._damaged("the file is absent", files, path, index) from None
+        except FileChanged as e:
+            path, was, now = e.args
+            index = next((i for r, i in zip(requests, indices, strict=True) if r.path == path), indices[0])
+            raise self._damaged(not_imported(was, now), files, path, index) from None
         except DatasetUnreachable as e:
             raise DatasetUnreachable(e.problem, file=e.file, index=indices[0], **self._place()) from e
 

@@ -3,7 +3,7 @@
 Two implementations: a folder (plain system calls) and any store that obstore speaks to. A folder has its own because
 of what was measured on the development machine (2 cores): 64 reads of 3 kB take 7 ms through obstore's LocalStore and
 0.06 ms by `pread`; and because obstore's runtime does not survive `fork`, with which PyTorch starts DataLoader workers
-on Linux: its first read in such a worker hangs.
+on Linux: there another process has to be asked (`store_process`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ class FileRange:
     offset: int = 0
     length: int | None = None
     """Bytes; None: up to the end."""
+    pin: str | None = None
+    """Of an object: its `identity`, which has to be that of now."""
+
+
+class FileChanged(Exception):
+    """A file is another one: its path, the identity that was wanted, and the one that it has."""
 
 
 class Files(ABC):
@@ -45,6 +51,8 @@ class Files(ABC):
     """Names the place, for messages and metadata; without secrets."""
     survives_fork: bool = True
     """Whether a forked child can read, also where its parent has done so."""
+    local: bool = True
+    """Whether reading takes this machine's system calls alone, and no other process or network client."""
 
     @abstractmethod
     async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
@@ -52,12 +60,21 @@ class Files(ABC):
 
         Raises:
             FileNotFoundError: a file is absent; its only argument is the path.
+            FileChanged: an object's identity is not the one that the range names.
             DatasetUnreachable: the store fails.
         """
 
     @abstractmethod
     async def size(self, path: str) -> int | None:
         """Bytes of a file, or None where there is none."""
+
+    @abstractmethod
+    async def identity(self, path: str) -> str | None:
+        """What changes with a file's content: an object's ETag, a local file's time of change; None where there is none."""
+
+    async def identities(self, prefix: str) -> dict[str, str]:
+        """The identities of everything below a folder, as far as a listing tells them."""
+        return {}
 
     @abstractmethod
     async def tree(self, prefix: str) -> dict[str, int]:

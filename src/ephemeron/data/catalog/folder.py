@@ -69,6 +69,15 @@ class FolderFiles(Files):
         except OSError as e:
             raise self._unreachable(e, path) from e
 
+    async def identity(self, path: str) -> str | None:
+        def of() -> str | None:
+            try:
+                return str((self.root / path).stat().st_mtime_ns)
+            except FileNotFoundError:
+                return None
+
+        return await asyncio.to_thread(of)
+
     async def tree(self, prefix: str) -> dict[str, int]:
         return await asyncio.to_thread(lambda: dict(sorted(self._walk(prefix))))
 

@@ -40,6 +40,8 @@ class DataRef:
     """Parquet: row group, and row within it."""
     column: str | None = None
     """Parquet: the column that is the part, with dots for fields of structures; None: the whole row."""
+    pin: str | None = None
+    """By which a change of the stored bytes is noticed (`pins`); None: by their number alone."""
 
     def __post_init__(self) -> None:
         parts = self.path.split("/")
@@ -51,6 +53,8 @@ class DataRef:
             raise ValueError(f"offset {self.offset} with length {self.length}")
         if (self.unpack == "parquet") != (self.row is not None) or (self.inner is not None and self.unpack is None):
             raise ValueError("`row` goes with parquet, `inner` with what is unpacked")
+        if self.pin is not None and not self.pin.startswith(("etag:", "xxh3:")):
+            raise ValueError(f"pin = {self.pin!r} is neither an etag nor an xxh3")
         for pair in (self.inner, self.row):
             if pair is not None and min(pair) < 0:
                 raise ValueError(f"negative position {pair}")
@@ -69,7 +73,7 @@ class DataRef:
     def to_json(self) -> dict[str, Any]:
         """As in a shard."""
         out: dict[str, Any] = {"path": self.path}
-        for name in ("offset", "length", "unpack", "column"):
+        for name in ("offset", "length", "unpack", "column", "pin"):
             if (value := getattr(self, name)) is not None:
                 out[name] = value
         for name in ("inner", "row"):
@@ -96,7 +100,11 @@ class DataRef:
 
 _REF_FIELDS: dict[str, type] = {
     "path": str, "offset": int, "length": int, "unpack": str, "inner": list, "row": list, "column": str,
+    "pin": str,
 }  # fmt: skip
+
+
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +134,18 @@ class SampleMeta:
         return out
 
     @classmethod
-    def from_json(cls, value: Any) -> SampleMeta:
-        """Raises ValueError where it is none."""
+    def from_json(cls, value: Any, pins: Mapping[str, str] = _NONE) -> SampleMeta:
+        """The sample of a line.
+
+        Args:
+            value: of the line.
+            pins: by path, of what several samples share.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if pins:
+            value = _with_pins(value, pins)
         parts = typed(value, "data", dict)
         if not parts:
             raise ValueError("it has no data")
@@ -143,6 +161,17 @@ class SampleMeta:
     def refs(self) -> dict[str, DataRef]:
         """Everything to be read, by part; a target that lies somewhere is the part `target`."""
         return dict(self.data) if self.target_at is None else {**self.data, "target": self.target_at}
+
+
+def _with_pins(value: Any, pins: Mapping[str, str]) -> Any:
+    def filled(ref: Any) -> Any:
+        known = pins.get(str(ref.get("path"))) if isinstance(ref, dict) and "pin" not in ref else None
+        return ref if known is None else {**ref, "pin": known}
+
+    if not isinstance(value, dict) or not isinstance(value.get("data"), dict):
+        return value
+    out = {**value, "data": {name: filled(ref) for name, ref in value["data"].items()}}
+    return out | {"target_at": filled(value["target_at"])} if value.get("target_at") is not None else out
 
 
 _REQUIRED = object()

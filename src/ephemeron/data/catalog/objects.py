@@ -7,12 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from ephemeron.channels.stores import explain, is_missing_bucket
-from ephemeron.data.catalog.files import FileRange, Files, open_files
+from ephemeron.data.catalog.files import FileChanged, FileRange, Files, open_files
+from ephemeron.data.catalog.store_process import call
 from ephemeron.errors import DatasetError, DatasetUnreachable, JobError
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ _REQUESTS = 32
 _LARGEST_PUT = 5 * 10**9
 
 _first_used_by = 0
-"""Process id of whoever used an object store first: its forked children cannot."""
+"""Process id of whoever used an object store first: its forked children cannot, and ask another process."""
+_SCHEMES = ("s3", "gs", "az")
 
 
 class ObjectFiles(Files):
@@ -35,10 +38,12 @@ class ObjectFiles(Files):
         requests: most requests at once, per call.
     """
 
-    survives_fork = False
+    local = False
 
     def __init__(self, store: ObjectStore, *, url: str, requests: int = _REQUESTS) -> None:
         self.url = url
+        self.survives_fork = urlsplit(url).scheme in _SCHEMES
+        """By asking a process that was never forked (`store_process`), where that one can open the same store."""
         self._store: Any = store
         self._requests = requests
 
@@ -49,7 +54,8 @@ class ObjectFiles(Files):
         return open_files, (self.url,)
 
     async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
-        _refuse_in_forked_child()
+        if self._is_forked():
+            return list(await call(self.url, "fetch", list(ranges)))
         slots = asyncio.Semaphore(self._requests)
 
         async def one(wanted: FileRange) -> bytes:
@@ -61,12 +67,18 @@ class ObjectFiles(Files):
     async def _fetch(self, wanted: FileRange) -> bytes:
         try:
             if wanted.length is None and not wanted.offset:
-                found = await obstore.get_async(self._store, wanted.path)
+                found = await obstore.get_async(self._store, wanted.path, options=_if_match(wanted))
                 return bytes(await found.bytes_async())
             end = await self._end(wanted) if wanted.length is None else wanted.offset + wanted.length
             if end <= wanted.offset:
                 return b""
-            return bytes(await obstore.get_range_async(self._store, wanted.path, start=wanted.offset, end=end))
+            if wanted.pin is None:
+                return bytes(await obstore.get_range_async(self._store, wanted.path, start=wanted.offset, end=end))
+            options: Any = {**_if_match(wanted), "range": (wanted.offset, end)}
+            found = await obstore.get_async(self._store, wanted.path, options=options)
+            return bytes(await found.bytes_async())
+        except PreconditionError:
+            raise FileChanged(wanted.path, wanted.pin, await self.identity(wanted.path)) from None
         except _FAILURES as e:
             if _is_absent(e):
                 raise FileNotFoundError(wanted.path) from None
@@ -83,7 +95,9 @@ class ObjectFiles(Files):
         return size
 
     async def size(self, path: str) -> int | None:
-        _refuse_in_forked_child()
+        if self._is_forked():
+            told: int | None = await call(self.url, "size", path)
+            return told
         try:
             return int((await obstore.head_async(self._store, path))["size"])
         except _FAILURES as e:
@@ -91,8 +105,31 @@ class ObjectFiles(Files):
                 return None
             raise self._unreachable(e, path) from e
 
+    async def identity(self, path: str) -> str | None:
+        if self._is_forked():
+            told: str | None = await call(self.url, "identity", path)
+            return told
+        try:
+            return _identity(await obstore.head_async(self._store, path))
+        except _FAILURES as e:
+            if _is_absent(e):
+                return None
+            raise self._unreachable(e, path) from e
+
+    async def identities(self, prefix: str) -> dict[str, str]:
+        if self._is_forked():
+            told: dict[str, str] = await call(self.url, "identities", prefix)
+            return told
+        try:
+            found = await obstore.list(self._store, prefix.strip("/") or None).collect_async()
+        except _FAILURES as e:
+            raise self._unreachable(e, prefix) from e
+        return {str(meta["path"]): pin for meta in found if (pin := _identity(meta)) is not None}
+
     async def tree(self, prefix: str) -> dict[str, int]:
-        _refuse_in_forked_child()
+        if self._is_forked():
+            told: dict[str, int] = await call(self.url, "tree", prefix)
+            return told
         try:
             found = await obstore.list(self._store, prefix.strip("/") or None).collect_async()
         except _FAILURES as e:
@@ -100,7 +137,9 @@ class ObjectFiles(Files):
         return dict(sorted((str(meta["path"]), int(meta["size"])) for meta in found))
 
     async def folders(self, prefix: str) -> list[str]:
-        _refuse_in_forked_child()
+        if self._is_forked():
+            told: list[str] = await call(self.url, "folders", prefix)
+            return told
         try:
             found = await obstore.list_with_delimiter_async(self._store, prefix.strip("/") or None)
         except _FAILURES as e:
@@ -108,7 +147,9 @@ class ObjectFiles(Files):
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def create(self, path: str, data: bytes | Path) -> bool:
-        _refuse_in_forked_child()
+        if self._is_forked():
+            told: bool = await call(self.url, "create", path, data)
+            return told
         if isinstance(data, Path) and data.stat().st_size > _LARGEST_PUT:
             raise JobError(
                 f"{data} has more than 5 GB, the most that stores take create-only",
@@ -122,19 +163,38 @@ class ObjectFiles(Files):
             raise self._unreachable(e, path) from e
         return True
 
+    def _is_forked(self) -> bool:
+        """Whether obstore's threads are not there, so that whoever asks them anything waits for ever.
+
+        Raises:
+            DatasetError: they are not, and no other process can open this store.
+        """
+        global _first_used_by
+        _first_used_by = _first_used_by or os.getpid()
+        if not is_forked():
+            return False
+        if not self.survives_fork:
+            raise DatasetError(
+                f"{self.url} cannot be read in a process forked after object stores were used; start workers otherwise, "
+                "e.g. DataLoader(multiprocessing_context='forkserver')"
+            )
+        return True
+
     def _unreachable(self, e: Exception, path: str) -> DatasetUnreachable:
         return DatasetUnreachable(explain(e), file=f"{self.url}/{path}".rstrip("/"))
 
 
-def _refuse_in_forked_child() -> None:
-    """obstore's threads are not there after a fork, and whoever asks them anything waits for ever."""
-    global _first_used_by
-    _first_used_by = _first_used_by or os.getpid()
-    if _first_used_by != os.getpid():
-        raise DatasetError(
-            "object stores cannot be read in a process forked after they were used; start workers otherwise, "
-            "e.g. DataLoader(multiprocessing_context='forkserver')"
-        )
+def _identity(meta: Any) -> str | None:
+    return None if meta["e_tag"] is None else f"etag:{meta['e_tag']}"
+
+
+def _if_match(wanted: FileRange) -> Any:
+    return {} if wanted.pin is None else {"if_match": wanted.pin.removeprefix("etag:")}
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had used an object store."""
+    return _first_used_by not in (0, os.getpid())
 
 
 def _is_absent(e: Exception) -> bool:

@@ -1,8 +1,8 @@
 """The unified dataset reader (DPFlow, section 3.3.1, UDR): numbers in, decoded samples out, whatever lies where.
 
 A reader is bound to one version and carries its document, so that all who get a copy read the same samples even while
-newer versions appear. It may be pickled, forked (datasets in folders) and used from many threads: reading happens on one
-event loop per process (`loop`), decoding in the thread that asked.
+newer versions appear. It may be pickled, forked and used from many threads: reading happens on
+one event loop per process (`loop`), decoding in the thread that asked.
 
 It is a map-style dataset for PyTorch: `reader[i]` is `(data, target)`, and `DataLoader` fetches a batch in one go.
 """
@@ -118,10 +118,15 @@ class DatasetReader:
         return self._spec.samples
 
     @property
-    def survives_fork(self) -> bool:
-        """Whether a forked child can read; false where metadata or data lie in an object store."""
+    def is_local(self) -> bool:
+        """Whether metadata and data lie in folders; false where either is in an object store."""
         data, _ = data_place(self._files, self.dataset, self.variant)
-        return self._files.survives_fork and data.survives_fork
+        return self._files.local and data.local
+
+    @property
+    def has_own_decoders(self) -> bool:
+        """Whether somebody gave decoders, of which nothing is known; the others draw no random numbers."""
+        return bool(self._more)
 
     @property
     def info(self) -> Mapping[str, Any]:

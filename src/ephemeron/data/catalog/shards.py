@@ -34,7 +34,7 @@ class DatasetShardMeta:
         ValueError: they are not.
     """
 
-    __slots__ = ("_data", "_ends", "count", "first", "header", "nbytes")
+    __slots__ = ("_data", "_ends", "_pins", "count", "first", "header", "nbytes")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -44,6 +44,10 @@ class DatasetShardMeta:
         self.header: dict[str, Any] = json.loads(data[: int(self._ends[0])] + _END)
         if self.header.get("format") != SHARD_FORMAT:
             raise ValueError(f"shard of format {self.header.get('format')!r}; this version reads {SHARD_FORMAT}")
+        pins = self.header.get("pins", {})
+        if not isinstance(pins, dict):
+            raise ValueError("pins are no table")
+        self._pins: dict[str, str] = pins
         self.first = int(self.header["first"])
         """Number of its first sample within the variant."""
         self.count = len(self._ends) - 2
@@ -64,7 +68,7 @@ class DatasetShardMeta:
         if not 0 <= position < self.count:
             raise IndexError(f"position {position} in a shard of {self.count} samples")
         line = self._data[int(self._ends[position]) + 1 : int(self._ends[position + 1])]
-        return SampleMeta.from_json(json.loads(line.removesuffix(b",")))
+        return SampleMeta.from_json(json.loads(line.removesuffix(b",")), self._pins)
 
 
 def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, shard: int, first: int) -> bytes:
@@ -73,9 +77,34 @@ def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, s
     Raises:
         ValueError: something in a sample is no JSON, or not finite.
     """
-    header = {"format": SHARD_FORMAT, "dataset": dataset, "variant": variant, "shard": shard, "first": first}
-    lines = [_compact(sample.to_json()) for sample in samples]
+    header: dict[str, Any] = {
+        "format": SHARD_FORMAT,
+        "dataset": dataset,
+        "variant": variant,
+        "shard": shard,
+        "first": first,
+    }
+    rows = [sample.to_json() for sample in samples]
+    if pins := _hoisted(rows):
+        header["pins"] = pins
+    lines = [_compact(row) for row in rows]
     return (_compact(header)[:-1] + ',"samples":[\n' + ",\n".join(lines) + "\n").encode() + _END
+
+
+def _hoisted(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Takes pins that several references to one file share out of them, so that they are said once."""
+    refs = [ref for row in rows for ref in (*row["data"].values(), row.get("target_at")) if ref is not None]
+    by_path: dict[str, list[dict[str, Any]]] = {}
+    for ref in refs:
+        by_path.setdefault(ref["path"], []).append(ref)
+    out = {}
+    for path, its in by_path.items():
+        pins = {ref.get("pin") for ref in its}
+        if len(its) > 1 and len(pins) == 1 and None not in pins:
+            out[path] = its[0]["pin"]
+            for ref in its:
+                del ref["pin"]
+    return out
 
 
 def digest(data: bytes) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,8 @@ class NewVariant:
     root: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    defects: Callable[[], Sequence[Mapping[str, Any]]] = list
+    """What is no sample; asked for when all samples were read."""
 
 
 class DatasetStore:
@@ -104,6 +106,24 @@ class DatasetStore:
             known = ", ".join(latest.history)
             raise DatasetNotFound(f"dataset {name} has no version {version!r}, only {known}")
         return self._document(name, latest.history[version])
+
+    def defects(self, dataset: Dataset, variant: str) -> list[dict[str, Any]]:
+        """What was left out of a variant when it was imported: `file`, `at`, `reason`, and where a copy is `kept`.
+
+        Raises:
+            DatasetDamaged: the list is absent, or none.
+            DatasetUnreachable: the store fails.
+        """
+        named = dataset.variant(variant).defects
+        if not named:
+            return []
+        path = f"{meta_folder(dataset.name)}/{named['file']}"
+        try:
+            (data,) = run(self.files.fetch([FileRange(path)]))
+            return list(json.loads(data)["defects"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as e:
+            why = "is absent" if isinstance(e, FileNotFoundError) else f"is no list of defects: {e}"
+            raise DatasetDamaged(why, dataset=dataset.name, file=f"{self.files.url}/{path}") from None
 
     def publish(
         self,
@@ -155,9 +175,19 @@ class DatasetStore:
             digests.append(digest(data))
             run(self.files.create(f"{meta_folder(name)}/{shard_file(variant, shard, digests[-1])}", data))
             samples += len(chunk)
+        defects = new.defects()
         if not samples:
-            raise JobError(f"{name}, {variant}: there are no samples", remedy="check the source")
-        fields = {"root": new.root, "decoders": new.decoders, "info": new.info, "source": new.source}
+            more = (
+                f", but {len(defects)} defects, first: {defects[0]['file']} {defects[0]['reason']}" if defects else ""
+            )
+            raise JobError(f"{name}, {variant}: there are no samples{more}", remedy="check the source")
+        listed: dict[str, Any] = {}
+        if defects:
+            lines = ",\n".join(json.dumps(defect, ensure_ascii=False) for defect in defects)
+            data = f'{{"dataset": "{name}", "variant": "{variant}", "defects": [\n{lines}\n]}}\n'.encode()
+            listed = {"count": len(defects), "file": f"{variant}/defects.{digest(data)}.json"}
+            run(self.files.create(f"{meta_folder(name)}/{listed['file']}", data))
+        fields = {"defects": listed, "root": new.root, "decoders": new.decoders, "info": new.info, "source": new.source}
         return Variant(samples=samples, shard_size=shard_size, shards=tuple(digests), **fields)  # type: ignore[arg-type]
 
     def _next(self, name: str, version: str | None, written: Mapping[str, Variant], *, keep: bool) -> Dataset:

@@ -1,10 +1,16 @@
 """Declared once, read anywhere: a data flow from a dataset through map steps to batches (DPFlow, section 3.3.2).
 
-flow      DataLoadFlow: the description: dataset, steps, what may be cached
+flow      DataLoadFlow: the description, a value: dataset, steps, what may be cached
+parts     data and target of a sample of any shape
 loading   one sample through the steps, with its own random numbers, timed, and with errors that say where
 stream    which positions of an epoch go to which rank and batch, also when resumed with other ranks (pure)
 read      DataLoadFlowRead: views of a flow that can be read; `random_split`
-shuffled  batches in order, loaded ahead, resumable in mid-epoch
+local     what is done in the process that reads
+shuffled  the loader: batches in order, epochs and states as of torchdata's StatefulDataLoader
+cursor    where its iterations begin, and where a resumed one goes on (pure)
+epoch     one iteration: loaded ahead, delivered in order
+samplers  its order, for frameworks that ask for it
+fingerprint  what a state is of
 pool      loader processes of this machine, which may die
 collate   from samples to a batch, in memory that loader and trainer share
 messages  what loaders and trainer say to each other

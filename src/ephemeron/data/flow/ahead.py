@@ -4,8 +4,8 @@
 role), and may go anywhere: back after a failure, or on to other batch sizes. Three ways of loading, one interface:
 
 processes   loaders forked from this process (`LoaderPool`); steps run there, with random numbers of their own
-thread      samples are fetched in a thread, steps run where batches are asked for: for object stores, whose client does not
-            survive a fork. Steps may not run in a thread: they draw from the process's global generators, and so does the model
+thread      samples are fetched in a thread, steps run where batches are asked for: for object stores, where loaders
+            would need one more process to read for them. Steps may not run in a thread: they draw from the process's global generators, and so does the model
 here        everything when it is asked for: where time is virtual, or processes are not wanted
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from ephemeron.data.feed import Batch
-from ephemeron.data.flow.collate import Stacking
+from ephemeron.data.flow.collate import Collate, Collator, Stacking
 from ephemeron.data.flow.loading import COLLATE, Item, Loading, Seconds
 from ephemeron.data.flow.pool import Collated, Done, LoaderPool
 from ephemeron.errors import SampleFailed
 from ephemeron.units import MB
 
-Collate = Callable[[list[Any]], Any]
 _RETRY = re.compile(r"retry:(\d+)")
 
 
@@ -138,6 +137,7 @@ class Ahead:
     _dropped: set[int] = field(default_factory=set)
     _following: int = 0
     _usual: int = 0
+    _collator: Collator | None = None
 
     def get(self, iteration: int, wanted: Callable[[int], Sequence[Item] | None]) -> Batch:
         """The batch of an iteration; begins to load those after it.
@@ -205,7 +205,7 @@ class Ahead:
 
     def _settle(self, items: Sequence[Item], done: Done) -> Batch:
         if isinstance(done.results, Collated):
-            inputs, targets = done.results.value
+            inputs, targets = _pair(done.results.value)
             return Batch(inputs, targets, done.results.samples)
         samples, skipped, failure = [], 0, ""
         retry = _RETRY.fullmatch(self.on_error)
@@ -222,28 +222,53 @@ class Ahead:
                 raise result
         if not samples:
             return Batch(None, None, 0, skipped, failure)
-        inputs, targets = paired(samples, self.collate, self.loading, items[0].index)
+        if self._collator is None:
+            self._collator = Collator(self.collate)
+        inputs, targets = paired(samples, self._collator, self.loading, items)
         return Batch(inputs, targets, len(samples), skipped, failure)
 
 
-def paired(samples: list[Any], collate: Collate, loading: Loading, index: int) -> tuple[Any, Any]:
+def paired(samples: list[Any], collator: Collator, loading: Loading, items: Sequence[Item]) -> tuple[Any, Any]:
     """A batch of these samples, which is a pair.
+
+    Args:
+        samples: in order.
+        collator: puts them together.
+        loading: where they are from.
+        items: what was to be loaded, also what failed.
 
     Raises:
         SampleFailed: they cannot be put together, or what comes out is no pair of inputs and targets.
     """
     try:
-        inputs, targets = collate(samples)
+        inputs, targets = _pair(collator(samples, items))
     except Exception as e:
         flow = loading.flow
         text = (
             f"{len(samples)} samples from this one on cannot be put together to (inputs, targets): {type(e).__name__}: "
         )
         raise SampleFailed(
-            text + " ".join(str(e).split())[:300], flow=f"{flow.name}@{flow.version}", dataset=str(flow.source), index=index,
-            step=COLLATE,
+            text + " ".join(str(e).split())[:300], flow=f"{flow.name}@{flow.version}", dataset=str(flow.source),
+            index=items[0].index, step=COLLATE,
         ) from e  # fmt: skip
     return inputs, targets
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """A batch of which the model gets the one part and the loss the other.
+
+    Raises:
+        TypeError: it has other parts; says which.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, Mapping):
+        what = f"a {type(batch).__name__} with the keys {', '.join(map(repr, batch))}"
+    elif isinstance(batch, tuple | list):
+        what = f"a {type(batch).__name__} of {len(batch)} parts"
+    else:
+        what = f"a {type(batch).__name__}"
+    raise TypeError(f"the batch is {what}, not a pair of inputs and targets: make one in a step or a collate function")
 
 
 def way_of(loading: Loading, *, loaders: int, own_process: bool, collate: Collate) -> Way:
@@ -258,7 +283,8 @@ def way_of(loading: Loading, *, loaders: int, own_process: bool, collate: Collat
         return Here(loading)
     from ephemeron.data.catalog import DatasetReader
 
-    if isinstance(loading.dataset, DatasetReader) and not loading.dataset.survives_fork:
+    in_store = isinstance(loading.dataset, DatasetReader) and not loading.dataset.is_local
+    if in_store and loading.reads_are_pure:  # what draws must not do so in a thread beside the model
         return Fetching(loading)
     return Processes(loading, loaders, collate)
 

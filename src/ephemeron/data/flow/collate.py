@@ -1,17 +1,61 @@
-"""From samples to a batch, where nobody said how: as PyTorch's default, or stacked arrays without PyTorch.
+"""From samples to a batch: by the user's function, or as PyTorch's default, or stacked arrays without PyTorch.
+
+A collate function may be random (MixUp, random padding, masking). What it draws depends on seed, epoch and the samples of
+the batch, wherever it runs, and the trainer's generators stay as they were.
 
 In loaders arrays are stacked in the memory that the trainer will map, so that a batch is written once and never copied.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ephemeron.data.flow.loading import Item
 from ephemeron.data.flow.messages import SHARED, Arena, Line, aligned, can_share
+from ephemeron.data.randomness import batch_seed, generators_in, handed, kept, seed_everything, wanted_generator
+
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
+
+class Collator:
+    """A collate function that gives the same batch for the same samples, whoever calls it.
+
+    Args:
+        function: from a list of samples to a batch; a parameter `rng` or `generator` gets a generator of its own.
+    """
+
+    def __init__(self, function: Collate) -> None:
+        self.function = function
+        self.is_pure = isinstance(function, Stacking)
+        """Whether it draws no random numbers, so that any thread may call it."""
+        self._held = () if self.is_pure else generators_in(function)
+        self._asks = None if self.is_pure else wanted_generator(function)
+
+    def __call__(self, samples: list[Any], items: Sequence[Item]) -> Any:
+        """The batch.
+
+        Args:
+            samples: to be put together.
+            items: all that were to be in the batch, also those that failed.
+        """
+        if self.is_pure or not items or items[0].seed is None:
+            return self._call(samples, None)
+        seed = batch_seed(items[0].seed, items[0].epoch, [item.index for item in items])
+        with kept(self._held):
+            seed_everything(seed, self._held)
+            return self._call(samples, seed)
+
+    def _call(self, samples: list[Any], seed: int | None) -> Any:
+        if self._asks is None:
+            return self.function(samples)
+        own = random.getrandbits(64) if seed is None else seed
+        return partial(self.function, **handed(self._asks, own))(samples)
 
 
 class Stacking:

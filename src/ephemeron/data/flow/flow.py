@@ -1,7 +1,8 @@
 """What to load and how, as a value: dataset, map steps, what may be cached (DPFlow, definition 3.2 and table 3-1).
 
 A flow says nothing of where it runs. `prepare_read` hands it to a reader, which makes it something to iterate: in this
-process, in loader processes, or in a service that many jobs share. Its name and version stand for its content: whoever
+process, in loader processes, or in a service that many jobs share. It is a value: a method that adds something returns
+another flow, and flows with a common beginning do not disturb each other. Its name and version stand for its content: whoever
 changes a step raises the version, because services keep results by it.
 """
 
@@ -12,19 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from ephemeron.data.flow.parts import Key, part_of, with_part
 from ephemeron.errors import JobError
 
 if TYPE_CHECKING:
     from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
 
 CacheControl: TypeAlias = Literal["can-cache", "no-cache"]
-Pair: TypeAlias = tuple[Any, Any]
-"""Data and target of a sample."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class IMapTransform(Protocol):
-    """What of a sample a step's function sees, and what becomes of its result. A sample is `(data, target)`."""
+    """What of a sample a step's function sees, and what becomes of its result."""
 
     def process_arg(self, arg: Any) -> Any:
         """The function's argument, from the sample."""
@@ -33,24 +33,32 @@ class IMapTransform(Protocol):
         """The new sample, from the old one and what the function returned."""
 
 
+@dataclass(frozen=True, slots=True)
 class MapData:
-    """The function maps the data; the target stays."""
+    """The function maps the data; everything else stays. See `parts` for what the data of a sample is."""
 
-    def process_arg(self, arg: Pair) -> Any:
-        return arg[0]
+    key: Key = None
+    """The part by name or number; None: the first one."""
 
-    def process_ret(self, arg: Pair, ret: Any) -> Pair:
-        return ret, arg[1]
+    def process_arg(self, arg: Any) -> Any:
+        return part_of(arg, "data", self.key)
+
+    def process_ret(self, arg: Any, ret: Any) -> Any:
+        return with_part(arg, "data", self.key, ret)
 
 
+@dataclass(frozen=True, slots=True)
 class MapTarget:
-    """The function maps the target; the data stays."""
+    """The function maps the target; everything else stays. See `parts` for what the target of a sample is."""
 
-    def process_arg(self, arg: Pair) -> Any:
-        return arg[1]
+    key: Key = None
+    """The part by name or number; None: the last one."""
 
-    def process_ret(self, arg: Pair, ret: Any) -> Pair:
-        return arg[0], ret
+    def process_arg(self, arg: Any) -> Any:
+        return part_of(arg, "target", self.key)
+
+    def process_ret(self, arg: Any, ret: Any) -> Any:
+        return with_part(arg, "target", self.key, ret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,7 @@ class Step:
     name: str
     function: Callable[[Any], Any]
     transform: IMapTransform | None = None
-    """None: the function maps whole samples, `(data, target)` to `(data, target)`."""
+    """None: the function maps whole samples."""
     cache: CacheControl = "no-cache"
     """`can-cache`: the result after this step is the same in every epoch and for every job, and may be kept."""
 
@@ -82,7 +90,7 @@ class Source:
     store: str | None = None
     """URL; None: the one of the home folder."""
     dataset: Any = None
-    """Instead of all these: an object with `__len__` and `__getitem__` that yields `(data, target)`."""
+    """Instead of all these: an object with `__len__` and `__getitem__` that yields samples."""
     decode: bool = True
     """False: data comes as it is stored, and a step decodes it."""
 
@@ -92,25 +100,30 @@ class Source:
         return f"{self.name}@{self.version}:{self.variant}"
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DataLoadFlow:
-    """A data flow. Methods change it and return it, so that they can be chained; `clone` makes another one.
+    """A data flow. It does not change: `dataset`, `map` and the others return another one, which can be chained.
 
     Args:
         name: `namespace/name`.
         version: of its steps, from 1.
+        source: where samples come from; see `dataset`.
+        steps: what is done to them; see `map`.
 
     Raises:
         JobError: the name or the version makes no sense.
     """
 
-    def __init__(self, name: str, version: int = 1) -> None:
-        if not _NAME.fullmatch(name):
-            raise JobError(f"flow {name!r}: a name has two parts", remedy="write namespace/name")
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise JobError(f"flow {name}: version {version!r} should be a whole number from 1")
-        self.name, self.version = name, version
-        self.source: Source | None = None
-        self.steps: tuple[Step, ...] = ()
+    name: str
+    version: int = 1
+    source: Source | None = None
+    steps: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise JobError(f"flow {self.name!r}: a name has two parts", remedy="write namespace/name")
+        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
+            raise JobError(f"flow {self.name}: version {self.version!r} should be a whole number from 1")
 
     def __repr__(self) -> str:
         steps = " → ".join([str(self.source), *(s.name for s in self.steps)])
@@ -125,10 +138,10 @@ class DataLoadFlow:
         store: str | None = None,
         decode: bool = True,
     ) -> DataLoadFlow:
-        """Where samples come from.
+        """The flow with another place where samples come from.
 
         Args:
-            name: of a dataset in a store, `namespace/name`; or a map-style dataset of `(data, target)` samples.
+            name: of a dataset in a store, `namespace/name`; or a map-style dataset, of samples of any shape (`parts`).
             version: its version, or `latest`, which is resolved when reading begins.
             variant: e.g. `train`.
             store: URL of the store; None: the one of the home folder.
@@ -138,26 +151,27 @@ class DataLoadFlow:
             JobError: neither a name nor a dataset.
         """
         if isinstance(name, str):
-            self.source = Source(name=name, version=version, variant=variant, store=store, decode=decode)
+            source = Source(name=name, version=version, variant=variant, store=store, decode=decode)
         elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
-            self.source = Source(dataset=name)
+            source = Source(dataset=name)
         else:
             raise JobError(
                 f"flow {self.name}: {type(name).__name__} is no dataset",
                 remedy="give namespace/name, or an object with __len__ and __getitem__",
             )
-        return self
+        return replace(self, source=source)
 
     def map(
         self, name: str, function: Callable[[Any], Any], *, transform: IMapTransform | None = None,
         cache_control: CacheControl = "no-cache",
     ) -> DataLoadFlow:  # fmt: skip
-        """Adds a step.
+        """The flow with one more step.
 
         Args:
             name: of the step, unique in the flow; errors and counters speak of it.
-            function: one argument. Random numbers from `random`, `numpy.random` and `torch` are seeded for every sample
-                and step, so the result does not depend on which process computes it.
+            function: one argument, and perhaps `rng` (a `numpy.random.Generator`) or `generator` (a `torch.Generator`).
+                All generators that it may draw from are seeded for every sample and step, so the result does not depend
+                on which process computes it.
             transform: what it sees of a sample; None: all of it.
             cache_control: `can-cache` if the sample after this step is the same in every epoch.
 
@@ -173,26 +187,24 @@ class DataLoadFlow:
                 f"flow {self.name}, step {name!r}: cache_control = {cache_control!r}",
                 remedy="use can-cache or no-cache",
             )
-        self.steps += (Step(name=name, function=function, transform=transform, cache=cache_control),)
-        return self
+        step = Step(name=name, function=function, transform=transform, cache=cache_control)
+        return replace(self, steps=(*self.steps, step))
 
     def map_data(
-        self, name: str, function: Callable[[Any], Any], *, cache_control: CacheControl = "no-cache"
+        self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
     ) -> DataLoadFlow:
-        """A step that maps the data. See `map`."""
-        return self.map(name, function, transform=MapData(), cache_control=cache_control)
+        """A step that maps the data: the first part of a sample, or the one that `key` names. See `map` and `parts`."""
+        return self.map(name, function, transform=MapData(key), cache_control=cache_control)
 
     def map_target(
-        self, name: str, function: Callable[[Any], Any], *, cache_control: CacheControl = "no-cache"
+        self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
     ) -> DataLoadFlow:
-        """A step that maps the target. See `map`."""
-        return self.map(name, function, transform=MapTarget(), cache_control=cache_control)
+        """A step that maps the target: the last part of a sample, or the one that `key` names. See `map` and `parts`."""
+        return self.map(name, function, transform=MapTarget(key), cache_control=cache_control)
 
     def clone(self, *, name: str | None = None, version: int | None = None) -> DataLoadFlow:
-        """Another flow with the same source and steps, to be changed on its own."""
-        other = DataLoadFlow(name or self.name, version or self.version)
-        other.source, other.steps = None if self.source is None else replace(self.source), self.steps
-        return other
+        """The same source and steps under another name or version."""
+        return replace(self, name=name or self.name, version=version or self.version)
 
     @property
     def cached_steps(self) -> int:

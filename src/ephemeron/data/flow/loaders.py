@@ -60,6 +60,9 @@ class Loaders(ABC):
     count: int
     """Loaders at most; 0: there is no pool, everything happens when it is asked for."""
 
+    processes: int = 0
+    """How many of them are processes that this one starts."""
+
     @abstractmethod
     def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> Pool:
         """A pool for one iteration after the other.
@@ -92,7 +95,8 @@ class LocalLoaders(Loaders):
     """
 
     def __init__(self, workers: int, *, lease_s: float | None = None) -> None:
-        self.count, self._lease_s = workers, lease_s
+        self.count = self.processes = workers
+        self._lease_s = lease_s
 
     def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> LoaderPool:
         assert isinstance(loading, Loading)

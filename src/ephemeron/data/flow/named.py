@@ -7,17 +7,17 @@ dataset whose number of samples is not the one that was dealt out is refused.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ephemeron.data.datasets import call
-from ephemeron.data.flow.ahead import Collate, paired
-from ephemeron.data.flow.collate import Stacking
+from ephemeron.data.flow.ahead import paired
+from ephemeron.data.flow.collate import Collate, Collator, Stacking
+from ephemeron.data.flow.determinism import warn_if_unrepeatable
 from ephemeron.data.flow.flow import DataLoadFlow, Source
 from ephemeron.data.flow.loading import Item, Loading, open_source, pinned
 from ephemeron.data.flowspec import FlowPart, FlowSpec
@@ -78,12 +78,12 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
             chosen, tested = everything, np.arange(len(test))
     collate = collate_of(data.collate, code)
     samples = _try(train, chosen, data, seed)
-    first = int(chosen[0])
     try:
-        batch = paired(samples, collate, train, first)
+        batch = paired(samples, Collator(collate), train, [Item(index=int(i), seed=seed) for i in chosen[:TRIED]])
     except SampleFailed as e:
         remedy = "bring samples to one shape in a step, or name a function with data.collate"
         raise JobError(f"data.flow {data.flow}: {e}", remedy=remedy) from e
+    warn_if_unrepeatable(train)
     spec = FlowSpec(
         train=part, test=test_part, options=dict(data.options), path=None if data.path is None else str(data.path),
         collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb,
@@ -107,7 +107,8 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> Loading:
     flow = make_flow(part.target, spec.arguments, code)
     assert flow.source is not None
     if part.store is not None:
-        flow.source = dataclasses.replace(flow.source, version=part.version, store=part.store)
+        flow = replace(flow, source=replace(flow.source, version=part.version, store=part.store))
+    assert flow.source is not None
     loading = Loading(flow, open_source(flow.source))
     if len(loading) != part.samples:
         raise DatasetError(
@@ -128,7 +129,7 @@ def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> D
         raise JobError(f"{target} returned {type(made).__name__}", remedy="return a DataLoadFlow")
     if made.source is None:
         raise JobError(f"{target}: flow {made.name} has no dataset", remedy="call .dataset(name, version, variant)")
-    return made.clone()
+    return made
 
 
 def collate_of(target: str | None, code: Sequence[Path]) -> Collate:
@@ -162,10 +163,9 @@ def _pinned(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> tup
     if source.dataset is not None:
         loading = Loading(flow, source.dataset)
         return loading, FlowPart(target=target, samples=len(loading))
-    flow.source = pinned(source)
-    loading = Loading(flow, open_source(flow.source))
-    version, store = flow.source.version, flow.source.store
-    return loading, FlowPart(target=target, samples=len(loading), version=version, store=store)
+    source = pinned(source)
+    loading = Loading(replace(flow, source=source), open_source(source))
+    return loading, FlowPart(target=target, samples=len(loading), version=source.version, store=source.store)
 
 
 def _same(a: Loading, b: Loading) -> bool:

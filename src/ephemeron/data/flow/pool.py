@@ -29,9 +29,10 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, NoReturn, TypeAlias
 
-from ephemeron.data.flow.collate import Stacking
-from ephemeron.data.flow.loading import COLLATE, NETWORK, Item, Loading, Seconds, nobody_else_draws
+from ephemeron.data.flow.collate import Collator, Stacking
+from ephemeron.data.flow.loading import COLLATE, NETWORK, Item, Loading, Seconds
 from ephemeron.data.flow.messages import Arena, Line
+from ephemeron.data.randomness import nobody_else_draws
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
@@ -331,6 +332,7 @@ def _nursery(loading: Loading, collate: Collate) -> tuple[socket.socket, int]:
 
 def _bear(sock: socket.socket, loading: Loading, collate: Collate) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    _begin_store_process(loading)
     while True:
         data, fds, _, _ = socket.recv_fds(sock, 1, 1)
         if not data:
@@ -341,6 +343,17 @@ def _bear(sock: socket.socket, loading: Loading, collate: Collate) -> None:
             _child(partial(_serve, connection, loading, collate), [sock], dies_with_parent=True)
         connection.close()
         sock.sendall(_SIZE.pack(pid))
+
+
+def _begin_store_process(loading: Loading) -> None:
+    """Where loaders will read an object store: one process that reads for all of them."""
+    from ephemeron.data.catalog import DatasetReader
+
+    if isinstance(loading.dataset, DatasetReader) and not loading.dataset.is_local:
+        from ephemeron.data.catalog import objects, store_process
+
+        if objects.is_forked():
+            store_process.begin()
 
 
 def _child(work: Callable[[], None], not_ours: list[socket.socket], *, dies_with_parent: bool = False) -> NoReturn:
@@ -366,6 +379,7 @@ def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
     if torch is not None:
         torch.set_num_threads(1)
     line, sending = Line(sock), 0.0
+    collator = None if collate is None else Collator(collate)
     while True:
         try:
             (number, items), _ = line.receive()
@@ -375,8 +389,8 @@ def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
         loading.seconds.add(NETWORK, sending)  # of the chunk before: of this one it is not known yet
         results: Any = loading.load(items)
         arena = None
-        if collate is not None and number >= 0:  # pieces of a chunk are put together by the trainer
-            results, arena = collated(results, collate, loading, line)
+        if collator is not None and number >= 0:  # pieces of a chunk are put together by the trainer
+            results, arena = collated(results, items, collator, loading, line)
         began = time.perf_counter()
         try:
             line.send((number, results, loading.seconds), arena)
@@ -387,17 +401,17 @@ def _serve(sock: socket.socket, loading: Loading, collate: Collate) -> None:
 
 
 def collated(
-    results: list[Any], collate: Callable[[list[Any]], Any], loading: Loading, line: Line
+    results: list[Any], items: Sequence[Item], collator: Collator, loading: Loading, line: Line
 ) -> tuple[Any, Arena | None]:
     """The batch; or the samples as they are, if one of them failed or collating does, so that the trainer deals with it."""
     if any(isinstance(result, SampleFailed) for result in results):
         return results, None
     began = time.perf_counter()
     try:
-        if isinstance(collate, Stacking):
-            value, arena = collate.into_arena(results, line)
+        if isinstance(collator.function, Stacking):
+            value, arena = collator.function.into_arena(results, line)
         else:
-            value, arena = collate(results), None
+            value, arena = collator(results, items), None
         return Collated(value, len(results)), arena
     except Exception:  # noqa: BLE001 - it is raised again where people see it
         return results, None

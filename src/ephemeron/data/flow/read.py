@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
 
+from ephemeron.data.flow.fingerprint import fingerprint
 from ephemeron.data.flow.flow import DataLoadFlow
 from ephemeron.data.flow.loaders import AnyLoading, Loaders, LocalLoaders, Sampling
-from ephemeron.data.flow.loading import Item, Loading, open_source
+from ephemeron.data.flow.loading import Item, Loading, open_source, pinned
+from ephemeron.data.flow.local import LocalMap, process_group
+from ephemeron.data.flow.samplers import EpochIndex, Loaded
 from ephemeron.data.flow.shuffled import ShuffledFlow
 from ephemeron.data.flow.stream import Stream
 from ephemeron.data.scheduling import Remainder
@@ -23,7 +29,7 @@ class DataLoadFlowReader(ABC):
 
     @abstractmethod
     def read(self, flow: DataLoadFlow) -> DataLoadFlowRead:
-        """The flow, bound to its dataset. The flow may be changed afterwards without effect on what was read.
+        """The flow, bound to the version of its dataset that it means now.
 
         Raises:
             JobError: it has no dataset.
@@ -51,7 +57,8 @@ class LocalDataLoadFlowReader(DataLoadFlowReader):
         if flow.source is None:
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
         loaders = LocalLoaders(self.workers, lease_s=self.lease_s)
-        return DataLoadFlowRead(Loading(flow.clone(), open_source(flow.source)), loaders)
+        source = pinned(flow.source)
+        return DataLoadFlowRead(Loading(replace(flow, source=source), open_source(source)), loaders)
 
 
 class DataLoadFlowRead:
@@ -59,7 +66,7 @@ class DataLoadFlowRead:
 
     def __init__(
         self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None,
-        here: Sequence[Callable[[Any], Any]] = (),
+        here: Sequence[LocalMap] = (),
     ) -> None:  # fmt: skip
         self.loading = loading
         self.loaders = loaders or LocalLoaders(0)
@@ -72,13 +79,18 @@ class DataLoadFlowRead:
     def __repr__(self) -> str:
         return f"DataLoadFlowRead({self.loading.flow!r}, {len(self)} samples)"
 
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this view from others; see `ephemeron.data.flow.fingerprint`."""
+        return fingerprint(self.loading.flow, self._chosen)
+
     def indices(self, positions: Indices) -> Indices:
         """The dataset's numbers of samples of this view."""
         return positions if self._chosen is None else self._chosen[positions]
 
     def index(self, position: SupportsIndex) -> int:
         """The dataset's number of a sample of this view."""
-        at = int(position)
+        at = operator.index(position)
         if not 0 <= at < len(self):
             raise IndexError(f"flow {self.loading.flow.name}: sample {at} of {len(self)}")
         return at if self._chosen is None else int(self._chosen[at])
@@ -89,25 +101,49 @@ class DataLoadFlowRead:
         return bool(self._here)
 
     def local_map(self, function: Callable[[Any], Any]) -> DataLoadFlowRead:
-        """The same view, with a function that maps whole samples in the process that reads, not in loaders."""
-        return self._with(here=(*self._here, function))
+        """The same view, with a function that maps whole samples in the process that reads, not in loaders.
+
+        Its random numbers are fixed by seed, epoch and sample, as those of a step are; the process's own generators stay as
+        they were.
+        """
+        return self._with(here=(*self._here, LocalMap(function)))
 
     def subset(self, indices: Iterable[SupportsIndex]) -> DataLoadFlowRead:
-        """A part of this view, in the order of the indices, which may repeat.
+        """A part of this view.
+
+        Args:
+            indices: places in this view, in the order that the part shall have; they may repeat. Or a mask: for each sample
+                of this view, in order, whether it is in the part.
 
         Raises:
             IndexError: an index is negative or too large.
+            JobError: a mask of another length, or truth values among indices.
         """
-        return self._with(chosen=np.array([self.index(i) for i in indices], dtype=np.intp))
+        given = list(indices)
+        truths = sum(map(_is_truth, given))
+        if truths == 0:
+            return self._with(chosen=np.array([self.index(i) for i in given], dtype=np.intp))
+        if truths < len(given):
+            raise JobError(
+                f"subset of {self.loading.flow.name}: {truths} of {len(given)} indices are True or False",
+                remedy="give places, or a mask with one truth value for each sample",
+            )
+        if len(given) != len(self):
+            raise JobError(
+                f"subset of {self.loading.flow.name}: a mask of {len(given)} for a view of {len(self)} samples",
+                remedy="give one truth value for each sample, or places",
+            )
+        return self._with(chosen=self.indices(np.flatnonzero([bool(truth) for truth in given])))
 
     def _with(self, **changed: Any) -> DataLoadFlowRead:
         kept = {"chosen": self._chosen, "here": self._here}
         return DataLoadFlowRead(self.loading, self.loaders, **{**kept, **changed})
 
-    def mapped_here(self, sample: Any) -> Any:
+    def mapped_here(self, sample: Any, item: Item) -> Any:
         """A loaded sample after the functions of `local_map`."""
-        for function in self._here:
-            sample = function(sample)
+        first = len(self.loading.flow.steps) + 1  # stages before are reading and the steps
+        for number, function in enumerate(self._here):
+            sample = function(sample, item, first + number)
         return sample
 
     def to_mapped(self, *, seed: int | None = None, epoch: int = 0) -> MappedFlow:
@@ -122,7 +158,7 @@ class DataLoadFlowRead:
 
     def to_shuffled(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, prefetch: int = 4, *, seed: int = 0,
-        shuffle: bool = True, rank: int = 0, world_size: int = 1, remainder: Remainder = "keep", on_error: str = "fail",
+        shuffle: bool = True, rank: int | None = None, world_size: int | None = None, remainder: Remainder = "even", on_error: str = "fail",
         prefetch_mb: float = 512.0, progress: bool = False, sampling: Sampling = "own",
     ) -> ShuffledFlow:  # fmt: skip
         """Batches, each sample once per epoch over all ranks.
@@ -133,11 +169,15 @@ class DataLoadFlowRead:
             prefetch: batches loaded ahead (only with loader processes).
             seed: with the epoch it fixes the order and every random step, whatever the number of loaders.
             shuffle: False: in the view's order.
-            rank: this process among those that share the samples.
-            world_size: how many share them; all of them get the same number of batches.
-            remainder: of an epoch that is no multiple of a step: `keep` it as smaller last steps, `drop` it, or `pad` it
-                with the epoch's first samples. Where fewer samples are left than ranks (after resuming, or with batches of
-                one), `keep` gives some ranks None as their last batch.
+            rank: this process among those that share the samples; None: as in PyTorch's process group, 0 without one.
+            world_size: how many share them; all of them get the same number of batches. None: as in PyTorch's process
+                group, 1 without one. With neither number, a group that begins only afterwards is an error when batches are
+                read, since all its ranks would read the same ones: give both, or make the loader later.
+            remainder: what becomes of an epoch's rest, which is smaller than a batch for every rank. `even`: a smaller last
+                batch, equally large for all ranks; where the rest cannot be shared out evenly, it is filled up with fewer
+                than `world_size` samples from the epoch's beginning (for one rank: none). `drop`: left out. `pad`: filled
+                up to a whole batch for every rank. `keep`: nothing comes twice; sizes differ by one, and a rank for which
+                there is nothing gets None, which the loop has to expect.
             on_error: `fail`, `skip` (counted), or `retry:N` and then fail.
             prefetch_mb: limit of what is loaded ahead; the next batch is loaded in any case.
             progress: a bar on standard error.
@@ -148,15 +188,22 @@ class DataLoadFlowRead:
         Raises:
             JobError: an argument makes no sense.
         """
+        group = process_group() if rank is None and world_size is None else (rank or 0, world_size or 1)
+        at, of = group or (0, 1)
         stream = Stream(
-            samples=len(self), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size, shuffle=shuffle,
+            samples=len(self),
+            batch_size=batch_size,
+            seed=seed,
+            rank=at,
+            world_size=of,
+            shuffle=shuffle,
             remainder=remainder,
-        )  # fmt: skip
+        )
         if sampling != "own":
             stream = self.loaders.shared(stream, sampling, self._chosen)
         return ShuffledFlow(
             self, stream, collate_fn=collate_fn, prefetch=prefetch, prefetch_mb=prefetch_mb, on_error=on_error,
-            progress=progress,
+            progress=progress, alone=group is None,
         )  # fmt: skip
 
 
@@ -178,43 +225,54 @@ class MappedFlow:
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Raises `SampleFailed` for the first one that cannot be loaded."""
-        items = [Item(index=self._read.index(i), epoch=self.epoch, seed=self._seed) for i in indices]
+        items = [
+            Item(index=self._read.index(i), epoch=i.epoch if isinstance(i, EpochIndex) else self.epoch, seed=self._seed)
+            for i in indices
+        ]
         out = []
-        for sample in self._read.loading.load(items):
+        for item, sample in zip(items, self._read.loading.load(items), strict=True):
             if isinstance(sample, SampleFailed):
                 raise sample
-            out.append(self._read.mapped_here(sample))
-        return out
+            out.append(self._read.mapped_here(sample, item))
+        return Loaded(out, items)
 
 
 def random_split(
-    flows: Sequence[DataLoadFlowRead], lengths: Sequence[float], *, seed: int = 0
-) -> list[DataLoadFlowRead] | list[list[DataLoadFlowRead]]:
-    """Disjoint random parts of flows over the same samples (DPFlow, algorithm 3.2).
+    flows: DataLoadFlowRead | Sequence[DataLoadFlowRead], lengths: Sequence[float], *, seed: int = 0
+) -> list[DataLoadFlowRead]:
+    """Disjoint random parts (DPFlow, algorithm 3.2).
 
     Args:
-        flows: views of equally many samples, usually with different steps, e.g. for training and for validation.
+        flows: one view, or one for each length, over the same samples but usually with different steps, e.g. for training
+            and for validation.
         lengths: shares that add up to 1, or numbers of samples that add up to all.
-        seed: of the draw.
+        seed: of the draw: equal seeds and lengths give equal parts.
 
     Returns:
-        With as many flows as lengths, part i of flow i, which is what one usually wants; otherwise for each length its
-        part of every flow.
+        For each length its part: of the one view, or part i of view i.
 
     Raises:
-        JobError: flows of different lengths, or lengths that do not add up.
+        JobError: neither one view nor one for each length, views of different lengths, or lengths that do not add up.
     """
-    if not flows:
-        raise JobError("random_split needs at least one flow")
-    total = len(flows[0])
-    if any(len(flow) != total for flow in flows):
-        raise JobError(f"random_split: the flows have {[len(f) for f in flows]} samples", remedy="use equally many")
+    views = [flows] if isinstance(flows, DataLoadFlowRead) else list(flows)
+    if len(views) not in (1, len(lengths)) or not views:
+        raise JobError(
+            f"random_split: {len(views)} flows for {len(lengths)} lengths",
+            remedy="give one flow, or one for each length",
+        )
+    total = len(views[0])
+    if any(len(view) != total for view in views):
+        raise JobError(f"random_split: the flows have {[len(v) for v in views]} samples", remedy="use equally many")
     counts = _counts(lengths, total)
     order = permutation(total, seed=seed, purpose=Purpose.HOLDOUT)
     parts = np.split(order, np.cumsum(counts)[:-1])
-    if len(flows) == len(parts):
-        return [flow.subset(np.sort(part)) for flow, part in zip(flows, parts, strict=True)]
-    return [[flow.subset(np.sort(part)) for flow in flows] for part in parts]
+    of = views * len(parts) if len(views) == 1 else views
+    return [view.subset(np.sort(part)) for view, part in zip(of, parts, strict=True)]
+
+
+def _is_truth(value: Any) -> bool:
+    """Whether it is True or False of Python, NumPy or PyTorch."""
+    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
 def _counts(lengths: Sequence[float], total: int) -> list[int]:

@@ -1,69 +1,56 @@
 """Batches in the stream's order, loaded ahead, each sample exactly once per epoch (DPFlow, sections 3.3.2 and 3.4.2).
 
+A loader as PyTorch's: `len` is that of an epoch, each `for` is an epoch, and what frameworks read of a `DataLoader` is there
+(`dataset`, `sampler`, `batch_sampler`, ...). It is none by type: frameworks would take it apart and deal its samples out to
+ranks a second time. State and resumption are those of torchdata's `StatefulDataLoader` (`cursor`).
+
 What is loaded ahead and what has been delivered are two positions in the same stream. Only the second one is state: a
 checkpoint taken after any batch resumes with the next one, and whatever had been loaded ahead is loaded again.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.data.flow.collate import Stacking
+from ephemeron.data.flow.collate import Collator, Stacking
 from ephemeron.data.flow.counters import Counters
+from ephemeron.data.flow.cursor import Cursor
+from ephemeron.data.flow.epoch import Epoch, Terms
+from ephemeron.data.flow.fingerprint import check_state
 from ephemeron.data.flow.loaders import Pool
-from ephemeron.data.flow.loading import COLLATE, Item
-from ephemeron.data.flow.pool import Collated, Done
+from ephemeron.data.flow.local import process_group
+from ephemeron.data.flow.samplers import EpochIndex, FlowBatchSampler, FlowSampler, SeededCollate
 from ephemeron.data.flow.stream import Stream
-from ephemeron.errors import JobError, SampleFailed
+from ephemeron.errors import JobError, LoadersLost
 from ephemeron.units import MB
 
 if TYPE_CHECKING:
-    from ephemeron.data.flow.read import DataLoadFlowRead
+    from ephemeron.data.flow.read import DataLoadFlowRead, MappedFlow
 
 _POLICY = re.compile(r"fail|skip|retry:(\d+)")
-CHUNK = 16
-"""Most samples that a loader gets at a time."""
-
-UNKNOWN = 2
-"""Batches under way at most while nobody knows how large they are."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One that is on its way."""
-
-    indices: Sequence[int]
-    stream: Stream
-    """As it is once this batch has been delivered."""
-    results: list[Any]
-    missing: int
-    nbytes: int = 0
-    collated: Collated | None = None
-    """Put together by its loader."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """What is loaded ahead, in order."""
-
-    batches: deque[_Batch] = field(default_factory=deque)
-    places: dict[int, tuple[_Batch, int]] = field(default_factory=dict)
-    """Of chunks under way: their batch, and where in it they begin."""
-    nbytes: int = 0
-    """Of results that have arrived and not been delivered."""
 
 
 class ShuffledFlow:
     """Batches of one epoch per iteration; the next iteration is the next epoch. From `DataLoadFlowRead.to_shuffled`."""
 
+    timeout = 0
+    pin_memory = False
+    pin_memory_device = ""
+    persistent_workers = False
+    in_order = True
+    generator = None
+    worker_init_fn = None
+    multiprocessing_context = None
+
     def __init__(
         self, read: DataLoadFlowRead, stream: Stream, *, collate_fn: Callable[[list[Any]], Any] | None, prefetch: int,
-        prefetch_mb: float, on_error: str, progress: bool,
+        prefetch_mb: float, on_error: str, progress: bool, alone: bool = False,
     ) -> None:  # fmt: skip
         matched = _POLICY.fullmatch(on_error)
         if matched is None:
@@ -72,62 +59,102 @@ class ShuffledFlow:
             raise JobError(f"prefetch = {prefetch} should be at least 1 batch")
         self.read = read
         self.counters = Counters(loaders=read.loaders.count)
-        self._stream = stream
-        self._collate = collate_fn
-        self._prefetch, self._most_bytes = prefetch, prefetch_mb * MB
-        self._usual_bytes: int | None = None
-        """Of a batch, by the latest that were complete; None before the first."""
-        self._skip, self._retries = on_error == "skip", int(matched[1] or 0)
-        self._loads_ahead, self._progress = read.loaders.count > 0, progress
-        self._pool: Pool | None = None
+        self._cursor = Cursor(stream)
+        self._collate, self._prefetch, self._prefetch_bytes = collate_fn, prefetch, prefetch_mb * MB
+        self._skip, self._retries, self._progress = on_error == "skip", int(matched[1] or 0), progress
+        self._driven_from_outside, self._alone = False, alone
         self._began: float | None = None
-        self._iteration = self._following = self._lost = 0
+        self._pools = _Pools()
+        weakref.finalize(self, self._pools.close)  # also when the program ends
+
+    def __repr__(self) -> str:
+        s = self._cursor.stream
+        return (
+            f"ShuffledFlow({self.read.loading.flow.name}: {s.samples} samples, {len(self)} batches of {s.batch_size}, "
+            f"rank {s.rank} of {s.world_size}, remainder={s.remainder!r}, epoch {self.epoch})"
+        )
 
     def __len__(self) -> int:
-        """Batches of this epoch that are left for this rank."""
-        return self._stream.steps_left()
+        """Batches of an epoch, for this rank as for every other; also when some of them have been delivered."""
+        return self._cursor.stream.length
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of its epoch that the state leaves to this rank."""
+        return self._cursor.saved().steps_left()
 
     @property
     def epoch(self) -> int:
-        """That the next batch belongs to; the following one, once an epoch has been delivered."""
-        return self._stream.epoch
+        """Epoch of the state: the one that is being read or was left, and the following one after its end."""
+        return self._cursor.saved().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins the given epoch with the next iteration."""
-        self._stream.next_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins. JSON-able, and the same for all ranks that have had as many batches."""
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was called, with any number of loaders and ranks and any batch size.
+        """The next iteration is this epoch, from its beginning, or from where a state of this epoch was loaded.
 
         Raises:
-            JobError: the state is of other data, another seed or another order.
+            JobError: no whole number from 0.
         """
-        self._stream.load_state_dict(state)
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise JobError(f"epoch = {epoch!r} should be a whole number from 0")
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins, and of what. JSON-able, and the same for all ranks that have had as many batches.
+
+        Raises:
+            JobError: another loader takes this one's batches with processes of its own, and nobody knows how far it is.
+        """
+        if self._driven_from_outside and self.num_workers:
+            raise JobError(
+                "the epoch is read by a DataLoader that was made of this loader's batch_sampler, so its position is not known",
+                remedy="resume with load_state_dict instead of skip_first_batches, or read with workers=0",
+            )
+        return {**self.read.fingerprint, **self._cursor.saved().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where `state_dict` was called, with any number of loaders and ranks and any batch size.
+
+        Raises:
+            JobError: the state is of another flow, version, dataset, subset or split, seed or order.
+        """
+        check_state(state, self.read.fingerprint)
+        stream = self._cursor.stream.copy()
+        stream.load_state_dict(state)
+        self._cursor.load(stream)
+        self._driven_from_outside = False
 
     def __iter__(self) -> Iterator[Any]:
-        self._iteration += 1
-        mine = self._iteration
-        shown = _bar(self) if self._progress else None
+        if self._began is None:
+            self._began = time.perf_counter()
+        whole, iteration, pool, shown = False, None, None, None
         try:
-            for batch in self._batches(mine):
+            if self.read.loaders.count:
+                pool = self._pools.lend(self._pool)
+            iteration, start = self._begin()  # last: where loaders cannot be started, no epoch is used up
+            self._driven_from_outside = False
+            if self._progress:
+                shown = _bar(self, start)
+            for value, stream in Epoch(self._terms, start, pool):
+                self._cursor.delivered(iteration, stream)
+                self.counters.lost_loaders = self._pools.lost
                 if shown is not None:
                     shown.advance()
-                yield batch
-            self._stream.next_epoch()
+                yield value
+                if pool is not None and not self._pools.lends(pool):
+                    raise LoadersLost("the loader was closed while it was being read; begin another iteration")
+                self.counters.elapsed_s = time.perf_counter() - self._began
+            whole = True
         finally:
+            if iteration is not None:
+                self._cursor.ended(iteration, whole=whole)
+            if pool is not None:
+                self._pools.take_back(pool)
             if shown is not None:
                 shown.stop()
 
     def close(self) -> None:
         """Ends the loader processes; another iteration starts new ones."""
-        if self._pool is not None:
-            self._lost += self._pool.lost
-            self._pool.close()
-            self._pool = None
+        self._pools.close()
 
     def __enter__(self) -> ShuffledFlow:
         return self
@@ -135,160 +162,155 @@ class ShuffledFlow:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_pool", None) is not None:
-            self.close()
+    # -- as of a DataLoader -------------------------------------------------------------------------------
 
-    # -- loading ahead ------------------------------------------------------------------------------------
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank."""
+        return self._cursor.stream.batch_size
 
-    def _batches(self, mine: int) -> Iterator[Any]:
-        if self._collate is None:
-            self._collate = Stacking()  # imports PyTorch, which is nobody's waiting
-        ahead = self._stream.copy()
-        window = _Window()
-        if self._pool is not None and self._pool.under_way:
-            self.close()  # what an iteration that was left has under way is of no use
-        if self._loads_ahead and self._pool is None:
-            collate = None if self.read.maps_here else self._collate
-            self._pool = self.read.loaders.pool(self.read.loading, collate, prefetch=self._prefetch)
-        if self._pool is not None:
-            stream, indices = self._stream.copy(), self.read.indices
-            self._pool.foresee(self.epoch, stream.seed, lambda: indices(stream.rest()), ordered=stream.ordered)
-            self._pool.foresee(self.epoch + 1, stream.seed, lambda: indices(stream.following()), ordered=stream.ordered)
-        while True:
-            began = time.perf_counter()
-            self._began = began if self._began is None else self._began
-            self._plan(ahead, window)
-            if not window.batches:
-                return
-            batch = window.batches.popleft()
-            while batch.missing:
-                self._take(self._await(window), window)
-                self._plan(ahead, window)
-            value = self._value(batch)
-            self.counters.waited_s += time.perf_counter() - began
-            self.counters.batches += 1
-            if self._pool is not None:
-                self.counters.lost_loaders = self._lost + self._pool.lost
-            window.nbytes -= batch.nbytes
-            if mine != self._iteration:
-                raise JobError("another iteration over this flow has begun", remedy="iterate once at a time")
-            self._stream = batch.stream
-            yield value
-            self.counters.elapsed_s = time.perf_counter() - self._began
+    @property
+    def drop_last(self) -> bool:
+        """Whether an incomplete last step is left out."""
+        return self._cursor.stream.remainder == "drop"
 
-    def _value(self, batch: _Batch) -> Any:
-        if not batch.indices:
-            return None
-        if batch.collated is not None:
-            self.counters.samples += batch.collated.samples
-            return batch.collated.value
-        samples = self._settle(batch)
-        began = time.perf_counter()
-        assert self._collate is not None
-        value = self._collate(samples)
-        self.counters.loading.add(COLLATE, time.perf_counter() - began)
-        self.counters.samples += len(samples)
-        return value
+    @property
+    def num_workers(self) -> int:
+        """Loader processes that this process starts."""
+        return self.read.loaders.processes
 
-    def _plan(self, ahead: Stream, window: _Window) -> None:
-        """Hands out batches up to the limits; the next one always."""
-        while len(window.batches) < self._prefetch and (not window.batches or self._room(window)):
-            indices = ahead.next()
-            if indices is None:
-                return
-            batch = _Batch([int(i) for i in indices], ahead.copy(), [None] * len(indices), len(indices))
-            window.batches.append(batch)
-            # What is mapped here cannot be put together there: then loaders share a batch, and it comes sooner.
-            size = CHUNK if self.read.maps_here or not self._loads_ahead else len(indices)
-            for start in range(0, len(indices), max(1, size)):
-                self._submit(window, batch, start, batch.indices[start : start + size])
-            if not self._loads_ahead:
-                return  # nothing loads meanwhile
+    @property
+    def prefetch_factor(self) -> int | None:
+        """What a `DataLoader` that is made of this one would load ahead for each of its workers."""
+        return 2 if self.num_workers else None
 
-    def _room(self, window: _Window) -> bool:
-        """Whether results that are here, and those to come at their usual size, leave room for another batch."""
-        done = [b for b in window.batches if not b.missing]
-        if done:
-            self._usual_bytes = max(b.nbytes for b in done)
-        if self._usual_bytes is None:
-            return len(window.batches) < UNKNOWN
-        return window.nbytes + self._usual_bytes * (len(window.batches) - len(done) + 1) <= self._most_bytes
+    @property
+    def share(self) -> int:
+        """Samples of an epoch that this rank gets, those that come twice among them."""
+        return self._cursor.stream.share
 
-    def _submit(self, window: _Window, batch: _Batch, start: int, indices: Sequence[int]) -> None:
-        number, self._following = self._following, self._following + 1
-        window.places[number] = (batch, start)
-        if self._pool is not None:
-            self._pool.submit(number, self._items(indices, batch.stream.epoch))
+    @cached_property
+    def collate_fn(self) -> Callable[[list[Any]], Any]:
+        """From a list of samples to a batch, with the batch's random numbers if the samples are those of `dataset`."""
+        return SeededCollate(self._collator)
 
-    def _items(self, indices: Sequence[int], epoch: int) -> list[Item]:
-        return [Item(index=self.read.index(i), epoch=epoch, seed=self._stream.seed) for i in indices]
+    @cached_property
+    def dataset(self) -> MappedFlow:
+        """All samples of the view by their place in it, with the loader's seed."""
+        return self.read.to_mapped(seed=self._cursor.stream.seed)
 
-    def _await(self, window: _Window) -> Done:
-        if self._pool is not None:
-            return self._pool.result()
-        number = next(iter(window.places))
-        batch, start = window.places[number]
-        later = [s for n, (b, s) in window.places.items() if b is batch and n > number]
-        end = min(later, default=len(batch.indices))
-        loading = self.read.loading
-        loading.seconds = type(loading.seconds)()
-        results = loading.load(self._items(batch.indices[start:end], batch.stream.epoch))
-        return Done(number, results, loading.seconds, 0)
+    @cached_property
+    def sampler(self) -> FlowSampler:
+        """This rank's order."""
+        return FlowSampler(self)
 
-    def _take(self, done: Done, window: _Window) -> None:
-        batch, start = window.places.pop(done.chunk)
-        batch.nbytes += done.nbytes
-        window.nbytes += done.nbytes
-        self.counters.loading.merge(done.seconds)
-        if isinstance(done.results, Collated):
-            batch.collated, batch.missing = done.results, 0
-            return
-        batch.results[start : start + len(done.results)] = done.results
-        batch.missing -= len(done.results)
+    @cached_property
+    def batch_sampler(self) -> FlowBatchSampler:
+        """This rank's order, in batches."""
+        return FlowBatchSampler(self)
 
-    def _settle(self, batch: _Batch) -> list[Any]:
-        """The batch's samples after the policy for those that failed, mapped by what is to be done here.
+    def begin_epoch(self) -> Iterator[list[EpochIndex]]:
+        """The loader's next epoch as lists of samples, for whoever loads them instead of this loader."""
+        iteration, stream = self._begin()
+        stream = stream.begin(stream.epoch)
+        self._driven_from_outside = True
+        while (indices := stream.next()) is not None:
+            self._cursor.delivered(iteration, stream.copy())
+            yield [EpochIndex(int(i), stream.epoch) for i in indices]
+        self._cursor.ended(iteration, whole=True)
 
-        Raises:
-            SampleFailed: one that may not be skipped, or all of them.
-        """
-        out, failed = [], None
-        for place, result in enumerate(batch.results):
-            tries = 0
-            while isinstance(result, SampleFailed) and tries < self._retries:
-                tries += 1
-                self.counters.retried += 1
-                (result,) = self.read.loading.load(self._items([batch.indices[place]], batch.stream.epoch))
-            if isinstance(result, SampleFailed):
-                failed = result
-                if not self._skip:
-                    raise result
-                self.counters.skipped += 1
-                continue
-            out.append(self.read.mapped_here(result))
-        if failed is not None and not out:
-            raise failed
-        return out
+    def _begin(self) -> tuple[int, Stream]:
+        group = process_group()
+        if self._alone and group is not None and group[1] > 1:
+            raise JobError(
+                f"this loader was made before the process group of {group[1]} ranks, and would give the same batches to all",
+                remedy="give rank and world_size to to_shuffled (0 and 1, if that is meant), or make it once the group is there",
+            )
+        return self._cursor.begin()
+
+    # -- for its iterations -------------------------------------------------------------------------------
+
+    @cached_property
+    def _collator(self) -> Collator:
+        return Collator(Stacking() if self._collate is None else self._collate)  # imports PyTorch, if it is there
+
+    @cached_property
+    def _terms(self) -> Terms:
+        return Terms(
+            read=self.read, collator=self._collator, prefetch=self._prefetch, prefetch_bytes=self._prefetch_bytes,
+            skip=self._skip, retries=self._retries, counters=self.counters,
+        )  # fmt: skip
+
+    def _pool(self) -> Pool:
+        collate = None if self.read.maps_here else self._collator.function
+        return self.read.loaders.pool(self.read.loading, collate, prefetch=self._prefetch)
+
+
+class _Pools:
+    """Loader processes of one loader: those at rest, which the next iteration takes over, and those of iterations under way."""
+
+    def __init__(self) -> None:
+        self._idle: Pool | None = None
+        self._lent: list[Pool] = []
+        self._lost, self._pid = 0, os.getpid()
+
+    @property
+    def lost(self) -> int:
+        """Loaders that died."""
+        return self._lost + sum(pool.lost for pool in self._all())
+
+    def lend(self, make: Callable[[], Pool]) -> Pool:
+        """A pool for one iteration alone."""
+        pool, self._idle = self._idle or make(), None
+        self._lent.append(pool)
+        return pool
+
+    def lends(self, pool: Pool) -> bool:
+        """Whether an iteration may still use it."""
+        return pool in self._lent
+
+    def take_back(self, pool: Pool) -> None:
+        """From an iteration that is over. Closes it, if what it has under way is of no use to the next one."""
+        if not self.lends(pool):
+            return  # closed meanwhile
+        self._lent.remove(pool)
+        if pool.under_way or self._idle is not None:
+            self._end(pool)
+        else:
+            self._idle = pool
+
+    def close(self) -> None:
+        """Ends all of them. Not in a process that was forked from the one that they belong to."""
+        if os.getpid() == self._pid:
+            for pool in self._all():
+                self._end(pool)
+        self._idle, self._lent = None, []
+
+    def _all(self) -> list[Pool]:
+        return [*self._lent, *([] if self._idle is None else [self._idle])]
+
+    def _end(self, pool: Pool) -> None:
+        self._lost += pool.lost
+        pool.close()
 
 
 class _bar:
-    """A progress bar over the batches of an epoch, on standard error."""
+    """A progress bar over the batches of an iteration, on standard error."""
 
-    def __init__(self, flow: ShuffledFlow) -> None:
+    def __init__(self, loader: ShuffledFlow, start: Stream) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._flow = flow
+        self._counters = loader.counters
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("waiting {task.fields[waiting]:.0%}"), console=Console(stderr=True), transient=True,
         )  # fmt: skip
-        self._task = self._progress.add_task("", total=len(flow), epoch=flow.epoch, waiting=0.0)
+        self._task = self._progress.add_task("", total=start.steps_left(), epoch=start.epoch, waiting=0.0)
         self._progress.start()
 
     def advance(self) -> None:
-        self._progress.update(self._task, advance=1, waiting=self._flow.counters.waiting)
+        self._progress.update(self._task, advance=1, waiting=self._counters.waiting)
 
     def stop(self) -> None:
         self._progress.stop()

@@ -23,7 +23,7 @@ class Stream:
     """One rank's batches of one epoch after another.
 
     Raises:
-        JobError: a number is out of range, or there are fewer samples than ranks and none may be dropped or padded.
+        JobError: a number is out of range, or there are fewer samples than ranks and none may be repeated or dropped.
     """
 
     samples: int
@@ -32,7 +32,7 @@ class Stream:
     rank: int = 0
     world_size: int = 1
     shuffle: bool = True
-    remainder: Remainder = "keep"
+    remainder: Remainder = "even"
     epoch: int = 0
     begun_at: int = 0
     """Positions of this epoch that had been taken when these ranks began to deal."""
@@ -48,15 +48,27 @@ class Stream:
         if 0 < self.samples < self.world_size and self.remainder == "keep":
             raise JobError(
                 f"{self.samples} samples for {self.world_size} ranks would leave ranks without a batch",
-                remedy="use fewer ranks, remainder='pad' or remainder='drop'",
+                remedy="use fewer ranks, remainder='even', remainder='pad' or remainder='drop'",
             )
         self._deal()  # refuses an unknown rule
 
     def _deal(self) -> Deal:
-        return Deal(
-            count=self.samples - self.begun_at, batch=self.batch_size, world_size=self.world_size,
-            remainder=self.remainder,
-        )  # fmt: skip
+        return self._deal_of(self.samples - self.begun_at)
+
+    def _deal_of(self, count: int) -> Deal:
+        return Deal(count=count, batch=self.batch_size, world_size=self.world_size, remainder=self.remainder)
+
+    @property
+    def length(self) -> int:
+        """Batches of a whole epoch; the same for every rank, and wherever this stream stands."""
+        return self._deal_of(self.samples).batches
+
+    @property
+    def share(self) -> int:
+        """Samples of a whole epoch that this rank gets, those that come twice among them."""
+        deal = self._deal_of(self.samples)
+        full = max(0, deal.batches - 2)  # only the last two may be smaller
+        return full * self.batch_size + sum(len(deal.part(self.rank, step)) for step in range(full, deal.batches))
 
     @property
     def consumed(self) -> int:
@@ -70,10 +82,10 @@ class Stream:
         return self._deal().batches - self.steps
 
     def next(self) -> Indices | None:
-        """The samples of this rank's next batch, or None at the end of the epoch (then call `next_epoch`).
+        """The samples of this rank's next batch, or None at the end of the epoch (then call `begin`).
 
-        Of `batch_size` samples but for the last ones. Empty only where that cannot be avoided: after resuming with fewer
-        samples left than ranks, or with batches of one.
+        Of `batch_size` samples but for the last ones. Empty with `remainder = "keep"` only, where that cannot be avoided:
+        after resuming with fewer samples left than ranks, or with batches of one.
         """
         if self.steps_left() == 0:
             return None
@@ -91,17 +103,17 @@ class Stream:
         """Another one that stands at the same place."""
         return replace(self)
 
+    def begin(self, epoch: int) -> Stream:
+        """Another one that stands at the beginning of an epoch, whether or not this one has come to the end of its own."""
+        return replace(self, epoch=epoch, begun_at=0, steps=0)
+
     def rest(self) -> Indices:
         """The samples that all ranks together have still to take in this epoch, in order."""
         return self.order()[self.consumed :]
 
     def following(self) -> Indices:
         """The next epoch's order."""
-        return replace(self, epoch=self.epoch + 1, begun_at=0, steps=0, _order=None).order()
-
-    def next_epoch(self, epoch: int | None = None) -> None:
-        """Begins another epoch, by default the following one."""
-        self.epoch, self.begun_at, self.steps = self.epoch + 1 if epoch is None else epoch, 0, 0
+        return self.begin(self.epoch + 1).order()
 
     def order(self) -> Indices:
         """All samples in this epoch's order; the same for all ranks."""
@@ -133,4 +145,15 @@ class Stream:
                     f"the state is of {key} = {state.get(key)!r}, this stream has {getattr(self, key)!r}",
                     remedy="resume with the dataset, seed and order that the state was saved with",
                 )
-        self.epoch, self.begun_at, self.steps = int(state["epoch"]), int(state["consumed"]), 0
+        epoch, consumed = state.get("epoch"), state.get("consumed")
+        if (
+            not isinstance(epoch, int)
+            or not isinstance(consumed, int)
+            or epoch < 0
+            or not 0 <= consumed <= self.samples
+        ):
+            raise JobError(
+                f"the state says epoch = {epoch!r}, consumed = {consumed!r}, of {self.samples} samples",
+                remedy="load what state_dict() gave, unchanged",
+            )
+        self.epoch, self.begun_at, self.steps = epoch, consumed, 0

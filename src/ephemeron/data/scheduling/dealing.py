@@ -10,6 +10,9 @@ The remainder rule. A full step is world_size × batch positions. The rest, fewe
   small for each rank to get one position, the step before gives up some, so that every rank has the same number
   of batches and none is empty. Empty batches, always explicit, are left where they cannot be avoided: fewer
   positions than ranks in all, or batch = 1.
+- `even`: a smaller last step as well, but of equally many positions for each rank: it is filled up with positions from
+  the beginning of the epoch, fewer than there are ranks, which are so delivered twice. No batch is empty, and one rank
+  alone repeats nothing.
 - `drop`: it is left out.
 - `pad`: the step is filled up with positions from the beginning of the epoch, which are so delivered twice.
 """
@@ -22,7 +25,7 @@ from typing import Literal, TypeAlias, get_args
 
 from ephemeron.errors import JobError
 
-Remainder: TypeAlias = Literal["keep", "drop", "pad"]
+Remainder: TypeAlias = Literal["keep", "even", "drop", "pad"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class Deal:
             if getattr(self, name) < least:
                 raise JobError(f"{name} = {getattr(self, name)} cannot be dealt out", remedy=f"give {least} or more")
         if self.remainder not in get_args(Remainder):
-            raise JobError(f"remainder = {self.remainder!r} is no rule", remedy="give 'keep', 'drop' or 'pad'")
+            raise JobError(f"remainder = {self.remainder!r} is no rule", remedy="give 'even', 'keep', 'drop' or 'pad'")
 
     @property
     def batches(self) -> int:
@@ -52,6 +55,8 @@ class Deal:
         """What all ranks use in a step: numbers below `count`, or beyond it where they are padding."""
         size = self.batch * self.world_size
         start, end = sequence * size, (sequence + 1) * size
+        if self.remainder == "even":
+            return range(start, min(end, -(-self.count // self.world_size) * self.world_size))
         if self.remainder != "keep":
             return range(start, end)
         scanty = self.count % size if self.count > size and self.batch > 1 else 0

@@ -64,7 +64,7 @@ class Delivery:
     """One job's stream: `samples` positions in each epoch, dealt out to `world_size` ranks.
 
     Invariants: an answer depends on nothing but the request and the last `reshape`; over the generations, each
-    position of an epoch is acknowledged once (with `drop` at most once, with `pad` at least once).
+    position of an epoch is acknowledged once (with `drop` at most once, with `pad` and `even` at least once).
 
     Args:
         samples: N, positions of an epoch.

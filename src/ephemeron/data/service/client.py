@@ -285,7 +285,7 @@ class FlowClient:
         d = self._definition
         self._service.call(
             "register",
-            {"name": d.name, "version": d.version, "signature": d.signature, "samples": d.samples, "random": d.random,
+            {"name": d.name, "version": d.version, "signature": d.signature, "samples": d.samples, "random": d.random, "fixed": d.fixed,
              "dataset": d.dataset, "paths": list(d.paths)},
             [d.payload],
         )  # fmt: skip

@@ -122,6 +122,12 @@ class Coordinator:
         result = self._registry.register(
             name=name, version=p["version"], signature=p["signature"], samples=p["samples"], now=time.monotonic()
         )
+        known = self._definitions.get(name)
+        if result == "same" and known is not None and p["fixed"] < known.get("fixed", 0):
+            # Another reader has found it to be random: samples are named by epoch and seed from now on.
+            self._definitions[name] = {**known, "fixed": p["fixed"], "random": p["random"]}
+            self._router(name).kill(gently=True)
+            self._save()
         if result == "updated":
             self._router(name).kill(gently=True)
         if result != "same" or name not in self._definitions:
@@ -130,8 +136,8 @@ class Coordinator:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(payload)
             self._definitions[name] = {
-                "payload": str(place), "paths": p["paths"], "random": p["random"], "samples": p["samples"],
-                "dataset": p["dataset"],
+                "payload": str(place), "paths": p["paths"], "random": p["random"], "fixed": p["fixed"],
+                "samples": p["samples"], "dataset": p["dataset"],
             }  # fmt: skip
             self._save()
             if old is not None and old["payload"] != str(place):
@@ -167,6 +173,7 @@ class Coordinator:
         s = self.settings
         whole = ShardSettings(
             flow=f"{name}@{self._registry[name].version}", number=0, generation=0, random=definition["random"],
+            fixed=definition.get("fixed", 0),
             paths=tuple(definition["paths"]), payload=definition["payload"], loaders=s.loaders,
             loader_memory_mb=s.loader_memory_mb, loader_lifetime_s=s.loader_lifetime_s, buffer_mb=s.buffer_mb,
             cache_mb=s.cache_mb, host=s.host, allow_remote=s.allow_remote, dataset=definition.get("dataset", ""),

@@ -95,6 +95,7 @@ class Core:
 
     Args:
         random: whether samples differ between epochs.
+        halves: whether half-finished ones do not, so that they may be kept.
         buffer_nbytes: for samples that were asked for and are not received.
         cache_nbytes: for what is kept beyond that; 0: nothing is.
         options: of QMOWS.
@@ -104,11 +105,11 @@ class Core:
     """
 
     def __init__(
-        self, *, random: bool, buffer_nbytes: int, cache_nbytes: int, options: QueueOptions | None = None,
+        self, *, random: bool, halves: bool = True, buffer_nbytes: int, cache_nbytes: int, options: QueueOptions | None = None,
         policy: RetryPolicy | None = None, gave_up: Callable[[Name, str], Packed],
         own: Callable[[Packed], Packed] = lambda packed: packed,
     ) -> None:  # fmt: skip
-        self.random = random
+        self.random, self.halves = random, random and halves
         self._own = own
         self.scheduler = Scheduler(options)
         self.buffer = RemoteBuffer(limit_nbytes=buffer_nbytes)
@@ -249,7 +250,8 @@ class Core:
             self.cache.observe(Announced(job=(job, epoch), keys=names))
         while len(future.epochs) > 2:  # of the epoch before the present one nothing is to come
             self.cache.observe(Left(job=(job, future.epochs.pop(0))))
-        self._foresee_same(job, future, [("half", i) for i in indices])
+        if self.halves:
+            self._foresee_same(job, future, [("half", i) for i in indices])
 
     def _foresee_same(self, job: str, future: _Future, keys: list[tuple[str, Any]]) -> None:
         """What is the same in every epoch: one epoch's order follows the other."""
@@ -325,7 +327,7 @@ class Core:
     @property
     def wants_half(self) -> bool:
         """Whether half-finished samples are of use."""
-        return self.cache is not None and self.random
+        return self.cache is not None and self.halves
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -345,7 +347,7 @@ class Core:
     def _made(self, name: Any, result: Result) -> None:
         self.loaded += 1
         self._arrived(name, result.sample)
-        if self.cache is not None and result.half is not None and self.random:
+        if self.cache is not None and result.half is not None and self.halves:
             self._keep(("half", name.sample), result.half)
 
     def _is_wanted_later(self, name: Name, thing: Packed) -> bool:
@@ -433,7 +435,8 @@ class Core:
     def _uses(self, job: str, name: Name) -> list[tuple[Any, tuple[str, Any]]]:
         if not self.random:
             return [(job, ("whole", name))]
-        return [((job, name.epoch), ("whole", name)), (job, ("half", name.sample))]
+        whole: list[tuple[Any, tuple[str, Any]]] = [((job, name.epoch), ("whole", name))]
+        return [*whole, (job, ("half", name.sample))] if self.halves else whole
 
     def _forget_job(self, job: str) -> None:
         future = self._futures.pop(job, None)

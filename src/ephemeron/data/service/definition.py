@@ -35,8 +35,11 @@ class Definition:
     dataset: str
     """In words, for errors."""
     samples: int
+    fixed: int
+    """Stages that give the same in every epoch and for every job: -1 none, 0 reading, n reading and n steps. As far as the
+    flow says; what is found otherwise (`determinism`) comes first."""
     random: bool
-    """Whether steps follow those that may be cached: then samples differ between epochs."""
+    """Whether others follow: then samples differ between epochs."""
     paths: tuple[str, ...]
     """Where its modules are."""
     payload: bytes
@@ -64,7 +67,7 @@ def define(flow: DataLoadFlow, samples: int) -> Definition:
     steps = [f"{s.name}={_words(s.function)}/{s.cache}/{_words(s.transform)}" for s in flow.steps]
     return Definition(
         name=flow.name, version=flow.version, signature=" → ".join([source, *steps]),
-        dataset=str(flow.source), samples=samples, random=flow.cached_steps < len(flow.steps),
+        dataset=str(flow.source), samples=samples, fixed=flow.cached_steps, random=flow.cached_steps < len(flow.steps),
         paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
     )  # fmt: skip
 
@@ -143,4 +146,11 @@ def _seen(thing: Any, depth: int = 4) -> Any:
         return [_seen(each, depth - 1) for each in (thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed)]
     if isinstance(thing, type):
         return [(name, _seen(f, depth - 1)) for name, f in vars(thing).items() if isinstance(f, FunctionType)]
-    return [type(thing).__qualname__, _seen(type(thing), depth - 1), _seen(getattr(thing, "__dict__", None), depth - 1)]
+    slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    attributes = {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})
+    return [type(thing).__qualname__, _seen(type(thing), depth - 1), _seen(attributes or None, depth - 1)]
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    """Of attributes, from a class's `__slots__`."""
+    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -91,7 +91,8 @@ class Registry:
         if readers:
             entry.used_at = now
             entry.state = "accessed"
-        elif entry.state == "accessed":
+        elif entry.state == "accessed":  # from now on nobody reads it, however long ago its router was last heard
+            entry.used_at = now
             entry.state = "ready"
 
     def wanted(self, name: str, *, now: float) -> bool:

@@ -15,7 +15,8 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-from ephemeron.data.flow.loading import Item, Loading, Seconds, nobody_else_draws, open_source
+from ephemeron.data.flow.loading import Item, Loading, Seconds, open_source
+from ephemeron.data.randomness import nobody_else_draws
 from ephemeron.data.scheduling import LoaderQueue, Report
 from ephemeron.data.service.address import TOKEN_VARIABLE, Address
 from ephemeron.data.service.core import Name, Packed
@@ -62,7 +63,9 @@ class _Work:
         flow = restore(bytes(payload), tuple(reply["paths"]))
         assert flow.source is not None
         self._loading = Loading(flow, open_source(flow.source))
-        self._first = flow.cached_steps
+        self._first = max(0, reply["fixed"])
+        if reply["fixed"] >= 0:
+            self._loading.reads_are_pure = True  # as was found: several at a time, and while steps run
         self._wants_half = bool(reply["wants_half"])
         self._most = int(reply["batch"])
         self._queue = LoaderQueue(batch=self._most)
@@ -165,7 +168,7 @@ class _Work:
 
     def _read_ahead(self) -> None:
         many = getattr(self._loading.dataset, "__getitems__", None)
-        if many is None:
+        if many is None or not self._loading.reads_are_pure:
             return
         while True:
             with self._changed:

@@ -6,8 +6,9 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
+from ephemeron.data.flow.determinism import may_be_kept
 from ephemeron.data.flow.flow import DataLoadFlow
-from ephemeron.data.flow.loading import open_source, pinned
+from ephemeron.data.flow.loading import Loading, open_source, pinned
 from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
 from ephemeron.data.service.client import FlowClient, Service
 from ephemeron.data.service.coordinator import ServiceSettings
@@ -20,7 +21,8 @@ class RemoteDataLoadFlowReader(DataLoadFlowReader):
     """Reads through a data service.
 
     Jobs that read the same flow (name and version) share its loaders and everything that is the same for them: samples
-    before the first random step always, finished samples if their seeds are equal or nothing is random.
+    before the first random step always, finished samples if their seeds are equal or nothing is random. What is random is
+    found by loading some samples under two seeds, in a process of their own, before the flow is registered.
 
     Args:
         address: `HOST:PORT` of the service, as `ephemeron data serve` prints it; None: this machine's own, which is
@@ -66,8 +68,12 @@ class RemoteDataLoadFlowReader(DataLoadFlowReader):
         """
         if flow.source is None:
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
-        source, flow = pinned(flow.source), flow.clone()
-        flow.source = source
-        samples = len(open_source(source))
-        client = FlowClient(self.service, define(flow, samples))
+        source = pinned(flow.source)
+        flow = replace(flow, source=source)
+        loading = Loading(flow, open_source(source))
+        samples, definition = len(loading), define(flow, len(loading))
+        fixed = may_be_kept(loading).fixed
+        if fixed < definition.fixed:
+            definition = replace(definition, fixed=fixed, random=True)
+        client = FlowClient(self.service, definition)
         return DataLoadFlowRead(RemoteLoading(flow, client, samples), RemoteLoaders(client, self.job))

@@ -132,13 +132,15 @@ class RemotePool:
     Args:
         client: of the flow.
         job: its name.
-        collate: makes a batch of each chunk, in a thread; None: chunks stay lists of samples.
+        collate: makes a batch of each chunk, in a thread, if it is the default; else chunks stay lists of samples.
         prefetch: chunks that will be under way at a time.
     """
 
     def __init__(self, client: FlowClient, job: str, collate: Collate, *, prefetch: int) -> None:
         self.lost = self.under_way = 0
-        self._client, self._job, self._collate = client, job, collate
+        self._client, self._job = client, job
+        # A random one draws from generators of this process, which the trainer uses meanwhile: only the trainer calls it.
+        self._collate = collate if isinstance(collate, Stacking) else None
         self._consumer = f"{job}/{secrets.token_hex(4)}"
         self._edges = client.edges()
         self._asks: queue.Queue[_Ask | None] = queue.Queue()
@@ -254,8 +256,7 @@ class RemotePool:
         chunk.parts.clear()
         if self._collate is not None and samples and not chunk.failed:
             try:
-                stack = self._collate.in_place if isinstance(self._collate, Stacking) else self._collate
-                samples = Collated(stack(samples), len(samples))
+                samples = Collated(self._collate.in_place(samples), len(samples))
             except Exception:  # noqa: BLE001 - it is raised again where people see it
                 pass
         self._results.put(Done(chunk.number, samples, chunk.seconds, chunk.nbytes))

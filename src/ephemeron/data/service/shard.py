@@ -50,6 +50,9 @@ class ShardSettings:
     number: int
     generation: int
     random: bool
+    """Whether samples differ between epochs."""
+    fixed: int
+    """Stages that do not; see `Definition.fixed`."""
     paths: tuple[str, ...]
     payload: str
     """File of the pickled flow."""
@@ -86,7 +89,7 @@ class Shard:
         self._pool = Pool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
         self._options = QueueOptions(window=24, batch=8, lease_s=settings.patience.loader_lease_s)
         self._core = Core(
-            random=settings.random, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
+            random=settings.random, halves=settings.fixed >= 0, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
             options=self._options, gave_up=self._gave_up, own=lambda packed: owned(packed, self._pool),
         )  # fmt: skip
         self._lock = threading.RLock()
@@ -199,7 +202,8 @@ class Shard:
             self._core.join(p["loader"], now=time.monotonic())
             self._bells[p["loader"]] = threading.Event()
         return {
-            "paths": self.settings.paths, "wants_half": self._core.wants_half, "batch": self._options.batch
+            "paths": self.settings.paths, "wants_half": self._core.wants_half, "fixed": self.settings.fixed,
+            "batch": self._options.batch,
         }, [self._payload]  # fmt: skip
 
     def _sync(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:

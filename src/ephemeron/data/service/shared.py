@@ -32,6 +32,10 @@ class _Drawn:
         places = None if chosen is None else {int(index): place for place, index in enumerate(chosen)}
         self.place_of = places
 
+    def anew(self) -> _Drawn:
+        """Of the same job, as one that comes again."""
+        return _Drawn(self.client, self.job, self.chosen)
+
     def positions(self, indices: list[int]) -> Indices:
         places = indices if self.place_of is None else [self.place_of[index] for index in indices]
         return np.array(places, dtype=np.intp)
@@ -86,8 +90,17 @@ class SharedStream(Stream):
             self.drawn.batches.pop(old, None)
         return self.drawn.batches[key]
 
-    def next_epoch(self, epoch: int | None = None) -> None:
-        self.epoch, self.steps = self.epoch + 1 if epoch is None else epoch, 0
+    def begin(self, epoch: int) -> SharedStream:
+        """As of any stream. What was drawn goes on only from the end of an epoch to the one that follows it.
+
+        From anywhere else the service takes this for another job, as it does after a resumption: to it, an epoch that was
+        left before its end is not over.
+        """
+        if epoch == self.epoch and self.steps == 0 and not self.resumed:
+            return self.copy()
+        if epoch == self.epoch + 1 and self.drawn.joined is not None and self.steps_left() == 0:
+            return replace(self, epoch=epoch, steps=0)
+        return replace(self, epoch=epoch, steps=0, resumed="", drawn=self.drawn.anew())
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; the same for every rank that has taken as many batches."""
@@ -107,7 +120,7 @@ class SharedStream(Stream):
                 )
         self.epoch, self.steps = int(state["epoch"]), 0
         self.resumed = str(state["consumed"])
-        self.drawn = _Drawn(self.drawn.client, self.drawn.job, self.drawn.chosen)
+        self.drawn = self.drawn.anew()
 
     @property
     def _name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ephemeron.partition.graph import Graph
@@ -19,6 +19,7 @@ from ephemeron.partition.tracing.traced import Traced
 class ModelProfile:
     """A measured model."""
 
+    traced: Traced
     graph: Graph
     times: Times
     alpha: float
@@ -55,16 +56,22 @@ def profile_model(
     state = optimizer_bytes(traced, optimizer)
     times = measure_times(traced, args, kwargs, loss=loss, repeats=repeats)
     label = kind or times.device
+    graph = graph_of(
+        traced,
+        name=name,
+        forward_s={n: {label: t.median_s} for n, t in times.forward.items()},
+        backward_s={n: {label: t.median_s} for n, t in times.backward.items()},
+        optimizer_bytes=state,
+        ties=ties,
+        source=f"measured on {label}: medians of {times.repeats}, parts/whole = {times.ratio:.2f}",
+    )
+    nodes = tuple(
+        replace(n, passes_s={label: tuple(p[n.name] for p in times.passes)}) if n.name in times.forward else n
+        for n in graph.nodes
+    )
     return ModelProfile(
-        graph=graph_of(
-            traced,
-            name=name,
-            forward_s={n: {label: t.median_s} for n, t in times.forward.items()},
-            backward_s={n: {label: t.median_s} for n, t in times.backward.items()},
-            optimizer_bytes=state,
-            ties=ties,
-            source=f"measured on {label}: medians of {times.repeats}, parts/whole = {times.ratio:.2f}",
-        ),
+        traced=traced,
+        graph=replace(graph, nodes=nodes),
         times=times,
         alpha=alpha(traced, state),
     )

@@ -56,6 +56,8 @@ class Times:
     """Of the traced model at once, to hold the sum against."""
     whole_backward: Timing
     repeats: int
+    passes: tuple[Mapping[str, tuple[float, float]], ...] = ()
+    """By repetition: seconds forwards and back, by operator."""
 
     @property
     def ratio(self) -> float:
@@ -95,13 +97,15 @@ def measure_times(
     bench = _Bench(twin, loss, clock)
     rows = [bench.run(tuple(args), dict(kwargs or {})) for _ in range(warmup + repeats)][warmup:]
     empty_s = median(bench.empty_s() for _ in range(50))
+    passes = tuple(
+        {n: (f, max(0.0, r.backward[n] - empty_s) if r.backward[n] else 0.0) for n, f in r.forward.items()}
+        for r in rows
+    )
     return Times(
         device=bench.device.type,
-        forward={n: _timing([r.forward[n] for r in rows]) for n in rows[0].forward},
-        backward={
-            n: _timing([max(0.0, r.backward[n] - empty_s) if r.backward[n] else 0.0 for r in rows])
-            for n in rows[0].forward
-        },
+        forward={n: _timing([p[n][0] for p in passes]) for n in passes[0]},
+        backward={n: _timing([p[n][1] for p in passes]) for n in passes[0]},
+        passes=passes,
         whole_forward=_timing([r.whole_forward for r in rows]),
         whole_backward=_timing([r.whole_backward for r in rows]),
         repeats=repeats,

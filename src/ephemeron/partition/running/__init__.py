@@ -4,6 +4,7 @@ split(traced, plan.placement) → Pipeline(...) → step, step, ... → state_di
 """
 
 from ephemeron.partition.running.borders import Border, border_bytes, borders
+from ephemeron.partition.running.checking import StagesChecked, check_stages
 from ephemeron.partition.running.errors import StageFailed
 from ephemeron.partition.running.micro_batches import cut, sizes
 from ephemeron.partition.running.pipeline import Pipeline, Step
@@ -23,10 +24,12 @@ __all__ = [
     "StageFailed",
     "StageSamples",
     "StageTimes",
+    "StagesChecked",
     "Step",
     "Turns",
     "border_bytes",
     "borders",
+    "check_stages",
     "cut",
     "in_flight",
     "measure_stages",

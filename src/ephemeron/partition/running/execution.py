@@ -20,6 +20,7 @@ from torch import nn
 
 from ephemeron.partition.running.borders import Border
 from ephemeron.partition.running.training import Loss, Metrics, number_of
+from ephemeron.partition.tracing.relay import leaf
 from ephemeron.partition.tracing.split import Stage
 from ephemeron.partition.tracing.traced import Traced
 
@@ -174,10 +175,7 @@ class StageRun:
                 p.grad = total if p.grad is None else p.grad + total
 
     def _entered(self, name: str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        wanted = name in self.border.differentiable and value.is_floating_point()
-        return value.detach().requires_grad_(wanted)
+        return leaf(value, name in self.border.differentiable)
 
     def _run(self, kept: _Kept, *, score: bool) -> tuple[dict[str, Any], torch.Tensor | None, Scored | None]:
         iteration, micro_batch = kept.key

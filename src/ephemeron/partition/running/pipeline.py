@@ -29,6 +29,7 @@ from ephemeron.partition.measuring.optimizer import MakeOptimizer
 from ephemeron.partition.replay import Span
 from ephemeron.partition.running.backend import Backend, DeviceState, Done, Here, load_stage
 from ephemeron.partition.running.borders import borders
+from ephemeron.partition.running.checking import check_stages
 from ephemeron.partition.running.checkpoint import Checkpoint, OptimizerState, load, save
 from ephemeron.partition.running.device import Feed
 from ephemeron.partition.running.execution import Scored
@@ -86,9 +87,12 @@ class Pipeline:
         links: what links are slowed down by, for rehearsals; by (source, target), each way by itself; `processes` only.
         transport: between processes.
         timeout_s: a step that takes longer has failed; `processes` only.
+        check: whether to step copies of the stages and of the whole model first, and compare them, see `check_stages`; takes
+            memory for both and the time of some iterations of the example batch.
 
     Raises:
         JobError: devices or links that the split does not have, or what cannot run in this way.
+        NotEqual: the stages do not train as the whole model does.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Pipeline:
         links: Mapping[Pair, Throttle] | None = None,
         transport: Transport = "shared",
         timeout_s: float = 600.0,
+        check: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.split, self.schedule, self.seed = split, schedule, seed
@@ -117,6 +122,8 @@ class Pipeline:
         training = Training(schedule=schedule, optimizer=optimizer, loss=loss, metrics=metrics, seed=seed)
         at = _placed(split, devices or {})
         _check_links(split, links or {}, where)
+        if check:
+            check_stages(split, schedule=schedule, seed=seed)
         self._backend: Backend
         if where == "here":
             self._backend = Here(split, training, at=at, clock=clock)

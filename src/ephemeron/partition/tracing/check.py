@@ -25,7 +25,12 @@ from ephemeron.partition.tracing.traced import Traced
 
 Loss = Callable[[Any], torch.Tensor]
 """From the model's result to one number."""
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+_TOLERANCE = {
+    torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-2,
+    torch.complex128: 1e-10, torch.complex64: 1e-6, torch.complex32: 1e-2,
+}  # fmt: skip
+_COARSE = 0.1
+"""Of floating types of eight bits."""
 _RATE = 0.01
 
 
@@ -61,7 +66,7 @@ def check(
         original: in training mode.
         traced: made of it.
         args, kwargs: an example batch.
-        loss: of the result; by default the mean square of every floating result, summed.
+        loss: of the result; by default the mean square of every floating or complex result, summed.
         steps: of SGD.
 
     Raises:
@@ -88,26 +93,35 @@ def check(
 
 
 def mean_square(result: Any) -> torch.Tensor:
-    """The mean square of every floating tensor of a result, summed."""
-    parts = [
-        t.double().square().mean() for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point()
-    ]
+    """Mean square of every floating tensor of a result, and of real and imaginary parts of every complex one, summed."""
+    found = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+    parts = [_real(t).double().square().mean() for t in found if t.is_floating_point() or t.is_complex()]
     if not parts:
         raise JobError("the model gives no floating tensor back, so there is nothing to train", remedy="give a loss")
     return torch.stack(parts).sum()
 
 
+def _real(t: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones."""
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference relative to the largest value, or to 1 where that is less; infinite where shapes differ."""
-    if a.shape != b.shape:
+    """The largest difference, relative to the largest value, or to 1 where that is less; infinite where shapes or dtypes differ."""
+    if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
-    x, y = a.detach().double(), b.detach().double()
+    x, y = _real(a.detach()).double(), _real(b.detach()).double()
     gap = (x - y).abs()
     gap = torch.where(torch.isnan(x) & torch.isnan(y) | (x == y), torch.zeros_like(gap), gap)
     scale = max(1.0, float(x.abs().nan_to_num(0, 0, 0).max()))
     return float(gap.max().nan_to_num(float("inf"))) / scale
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest `difference` that counts as rounding; integers and booleans have to be equal."""
+    return _TOLERANCE.get(dtype, _COARSE if dtype.is_floating_point else 0.0)
 
 
 @contextmanager
@@ -123,7 +137,8 @@ def seeded(seed: int) -> Iterator[None]:
             random.setstate(state)
 
 
-def _fresh(tree: Any) -> Any:
+def fresh(tree: Any) -> Any:
+    """Copies of all tensors, apart from autograd's graph."""
     return tree_map(
         lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree
     )
@@ -132,7 +147,7 @@ def _fresh(tree: Any) -> Any:
 def one_step(model: nn.Module, args: Any, kwargs: Any, loss: Loss, seed: int) -> dict[str, torch.Tensor]:
     """Forward and backward; outputs, loss and gradients by what messages call them."""
     model.zero_grad(set_to_none=True)
-    args, kwargs = _fresh((args, kwargs))
+    args, kwargs = fresh((args, kwargs))
     with seeded(seed):
         result = model(*args, **kwargs)
         value = loss(result)
@@ -182,7 +197,7 @@ def _compare(
             gap = difference(a[name], b[name])
             what = f"{name} differs by {gap:.2g}"
             worst = max(worst, gap)
-        if gap > _TOLERANCE.get((a.get(name, b.get(name))).dtype, 1e-6):  # type: ignore[union-attr]
+        if gap > tolerance((a[name] if name in a else b[name]).dtype):
             raise NotEqual(
                 f"{where}: {what}, tracer {traced.program.tracer}, at {_to_blame(name, original, traced, args, kwargs)}"
             )
@@ -218,9 +233,9 @@ def _first_wrong_module(original: nn.Module, traced: Traced, args: Any, kwargs: 
 
     other.__dict__["call_step"] = keep
     with seeded(0):
-        twin(*_fresh(args), **_fresh(kwargs))
+        twin(*fresh(args), **fresh(kwargs))
     with seeded(0):
-        other(*_fresh(args), **_fresh(kwargs))
+        other(*fresh(args), **fresh(kwargs))
     for path, value in seen:
         if not any(difference(value, t) <= 1e-6 for t in made if t.shape == value.shape):
             kind = type(dict(original.named_modules())[path]).__name__
@@ -255,9 +270,9 @@ def _evaluates(left: nn.Module, right: Traced, args: Any, kwargs: Any) -> bool:
     try:
         with torch.no_grad():
             with seeded(0):
-                a = tree_leaves(left(*_fresh(args), **_fresh(kwargs)))
+                a = tree_leaves(left(*fresh(args), **fresh(kwargs)))
             with seeded(0):
-                b = tree_leaves(right(*_fresh(args), **_fresh(kwargs)))
+                b = tree_leaves(right(*fresh(args), **fresh(kwargs)))
     except Exception:  # noqa: BLE001 - in evaluation the model is another one
         return False
     one, two = _states(left), _states(right)
@@ -266,5 +281,5 @@ def _evaluates(left: nn.Module, right: Traced, args: Any, kwargs: Any) -> bool:
         set(one) == set(two) and len(a) == len(b) and set(canonical_names(left).values()) == set(canonical_names(right))
     )
     return same_names and all(
-        difference(x, y) <= _TOLERANCE.get(x.dtype, 1e-6) if isinstance(x, torch.Tensor) else x == y for x, y in pairs
+        difference(x, y) <= tolerance(x.dtype) if isinstance(x, torch.Tensor) else x == y for x, y in pairs
     )

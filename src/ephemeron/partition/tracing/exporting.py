@@ -13,23 +13,31 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from ephemeron.partition.tracing.diagnosis import diagnosed
 from ephemeron.partition.tracing.opaque import Call, Interceptor
 from ephemeron.partition.tracing.program import Constant, Input, Leaf, Program, Ref, State, Step
 
 
 class CannotTrace(Exception):
-    """A tracer gave up; another may not. `module`: path of the module whose code was running."""
+    """A tracer gave up; another may not. `module`: path of the module whose code was running; `remedy`: what would help, if known."""
 
-    def __init__(self, reason: str, *, module: str | None = None) -> None:
+    def __init__(self, reason: str, *, module: str | None = None, remedy: str = "") -> None:
         super().__init__(reason)
-        self.module = module
+        self.module, self.remedy = module, remedy
+
+    @classmethod
+    def of(cls, e: BaseException, model: nn.Module) -> CannotTrace:
+        """With the line of the model's code at which a tracer gave up."""
+        found = diagnosed(e, model)
+        return cls(
+            f"{found.line}: {found.reason}" if found.line else found.reason, module=found.module, remedy=found.remedy
+        )
 
 
 def export_program(
@@ -69,7 +77,7 @@ def export_program(
     except CannotTrace:
         raise
     except Exception as e:
-        raise CannotTrace(_first_line(e), module=_culprit(e, model)) from e
+        raise CannotTrace.of(e, model) from e
     return _program(made, operators, names, tree_leaves((args, kwargs)), opaque=bool(calls))
 
 
@@ -260,26 +268,3 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             log.disabled = before
-
-
-def _first_line(e: BaseException) -> str:
-    lines = [line for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0].strip()[:200]}" if lines else type(e).__name__
-
-
-def _culprit(e: BaseException, model: nn.Module) -> str | None:
-    """The innermost module whose `forward` was running."""
-    paths = {id(m): path for path, m in model.named_modules()}
-    found: str | None = None
-    seen: BaseException | None = e
-    while seen is not None:
-        at: TracebackType | None = seen.__traceback__
-        while at is not None:
-            code = at.tb_frame.f_code
-            if code.co_name == "forward" and code.co_argcount:
-                found = paths.get(id(at.tb_frame.f_locals.get(code.co_varnames[0])), found)
-            at = at.tb_next
-        if found is not None:
-            return found
-        seen = seen.__cause__ or seen.__context__
-    return None

@@ -30,13 +30,13 @@ class Pass:
         self._entered: list[dict[str, torch.Tensor]] = []
         self._left: list[dict[str, Any]] = []
         for stage in split.stages:
-            own = {p.name: _cut(store[p.name], p.needs_gradient and p.name not in given) for p in stage.spec.inputs}
+            own = {p.name: leaf(store[p.name], p.needs_gradient and p.name not in given) for p in stage.spec.inputs}
             made = stage(own)
             self._entered.append({n: t for n, t in own.items() if isinstance(t, torch.Tensor)})
             self._left.append(made)
             store |= made
         ends = {n: t for made in self._left for n, t in made.items()}
-        self._ends = {n: _cut(t, t.requires_grad) for n, t in ends.items() if isinstance(t, torch.Tensor)}
+        self._ends = {n: leaf(t, t.requires_grad) for n, t in ends.items() if isinstance(t, torch.Tensor)}
         self.result = _result(split, {**store, **self._ends})
 
     def backward(self) -> None:
@@ -73,10 +73,14 @@ def train_step(
     return done.result, value
 
 
-def _cut(value: Any, needs_gradient: bool) -> Any:
+def leaf(value: Any, needs_gradient: bool) -> Any:
+    """A value on the reader's side of a border: apart from autograd's graph, and collecting a gradient if one is to go back.
+
+    Every dtype that autograd differentiates counts, complex ones too; integers and booleans have no gradient.
+    """
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().requires_grad_(needs_gradient and value.is_floating_point())
+    return value.detach().requires_grad_(needs_gradient and (value.is_floating_point() or value.is_complex()))
 
 
 def _result(split: Split, values: Mapping[str, Any]) -> Any:

@@ -16,16 +16,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from ephemeron.errors import JobError
-from ephemeron.partition.tracing.check import Checked, Loss, NotEqual, check, mean_square, one_step
+from ephemeron.partition.tracing.check import (
+    Checked,
+    Loss,
+    NotEqual,
+    check,
+    fresh,
+    mean_square,
+    one_step,
+    seeded,
+)
 from ephemeron.partition.tracing.exporting import CannotTrace, export_program
+from ephemeron.partition.tracing.nesting import register_dataclasses, strangers
 from ephemeron.partition.tracing.program import Program
 from ephemeron.partition.tracing.traced import Traced
 from ephemeron.partition.tracing.whole import opaque_program, symbolic_program
 
 _MOST_OPAQUE = 16
+_CACHE_REMEDY = "build the model, or call it, with use_cache=False"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +49,9 @@ class Tracing:
     opaque: tuple[str, ...]
     """Paths of modules that were kept as they are."""
     failures: tuple[str, ...] = field(default=())
-    """Why earlier tracers were not taken."""
+    """Why earlier tracers were not taken, each with the line of the model's code at which it gave up, where there is one."""
+    remedy: str = ""
+    """What would make more of the model visible, where that is known."""
 
     @property
     def splittable(self) -> bool:
@@ -72,34 +86,43 @@ def trace(
             raise JobError(f"opaque = {path!r} is no module of the model", remedy="use a path of named_modules()")
     given, named = tuple(args), dict(kwargs or {})
     twin = copy.deepcopy(model).train()
+    register_dataclasses((given, named))
+    hidden = _register_results(twin, given, named)
     _refuse_what_fails(twin, given, named, loss or mean_square)
-    failures: list[str] = []
+    failures = [*hidden]
+    remedies = dict.fromkeys([_CACHE_REMEDY] if any("Cache" in h for h in hidden) else [])
     kept = list(opaque)
-    for attempt in _attempts(twin, given, named, kept, failures):
+    for attempt in _attempts(twin, given, named, kept, lambda e: _note(e, failures, remedies)):
         try:
             program = attempt()
-            made = Traced(program, twin, given, named)
+            made = Traced(program, twin, given, named, loss=loss)
             checked = check(twin, made, given, named, loss=loss, steps=steps)
         except CannotTrace as e:
-            failures.append(_told(e))
+            _note(e, failures, remedies)
         except NotEqual as e:
             failures.append(str(e))
         else:
             made.__dict__["evaluates"] = checked.evaluation
             modules = dict.fromkeys(s.module for s in program.steps if s.module is not None and s.shape is not None)
-            return Tracing(model=made, checked=checked, opaque=tuple(modules), failures=tuple(failures))
+            return Tracing(
+                model=made, checked=checked, opaque=tuple(modules), failures=tuple(failures), remedy="; ".join(remedies)
+            )
     raise JobError(
         f"{type(model).__name__} cannot be traced: " + "; ".join(failures),
-        remedy="name the modules not to look into with opaque=[…]",
+        remedy="; ".join(remedies) or "name the modules not to look into with opaque=[…]",
     )
 
 
 def _attempts(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kept: list[str], failures: list[str]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kept: list[str],
+    note: Callable[[CannotTrace], None],
 ) -> Sequence[Callable[[], Program]]:
     return (
-        lambda: _with_opaque(model, args, kwargs, kept, failures, open_batch=True),
-        lambda: _with_opaque(model, args, kwargs, kept, failures, open_batch=False),
+        lambda: _with_opaque(model, args, kwargs, kept, note, open_batch=True),
+        lambda: _with_opaque(model, args, kwargs, kept, note, open_batch=False),
         lambda: symbolic_program(model, args, kwargs, opaque=kept),
         lambda: opaque_program(model, args, kwargs),
     )
@@ -110,7 +133,7 @@ def _with_opaque(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     kept: list[str],
-    failures: list[str],
+    note: Callable[[CannotTrace], None],
     *,
     open_batch: bool,
 ) -> Program:
@@ -121,7 +144,7 @@ def _with_opaque(
         except CannotTrace as e:
             if not e.module or e.module in kept or len(kept) >= _MOST_OPAQUE:
                 raise
-            failures.append(_told(e))
+            note(e)
             kept[:] = [k for k in kept if not k.startswith(f"{e.module}.")] + [e.module]
 
 
@@ -137,5 +160,22 @@ def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         ) from e
 
 
-def _told(e: CannotTrace) -> str:
-    return str(e) if e.module is None else f"module {e.module or 'itself'}: {e}"
+def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Dataclasses that the model returns become nests of tensors; says what it returns that cannot be looked into."""
+    twin = copy.deepcopy(model)
+    given, named = fresh((args, kwargs))
+    try:
+        with seeded(0), torch.no_grad():
+            result = twin(*given, **named)
+    except Exception:  # noqa: BLE001 - it is refused with the reason in a moment
+        return []
+    register_dataclasses(result)
+    return [f"the result holds {kind}, which hides its tensors" for kind in dict.fromkeys(strangers(result))]
+
+
+def _note(e: CannotTrace, failures: list[str], remedies: dict[str, None]) -> None:
+    told = str(e) if e.module is None else f"module {e.module or 'itself'}: {e}"
+    if told not in failures:
+        failures.append(told)
+    if e.remedy:
+        remedies[e.remedy] = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,19 @@ from ephemeron.partition.tracing.piece import Piece
 from ephemeron.partition.tracing.program import Input, Leaf, Program, Ref, State, filled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """What a model was traced with: stages are checked on it before they are trained. Never copied."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Callable[[Any], torch.Tensor] | None = None
+    """Of the result; None: the mean square."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Example:
+        return self
+
+
 class Traced(Piece):
     """A model whose operators are known. Make one with `trace`.
 
@@ -26,17 +40,28 @@ class Traced(Piece):
         program: the steps.
         observation: what they did on the example batch.
         evaluates: whether it may be used in evaluation.
+        example: the batch that it was traced with.
     """
 
     program: Program
     observation: Observation
     evaluates: bool
+    example: Example
 
-    def __init__(self, program: Program, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        loss: Callable[[Any], torch.Tensor] | None = None,
+    ) -> None:
         wanted = [o.name for o in program.outputs if isinstance(o, Ref)]
         every = [s.name for s in program.steps]
         super().__init__(steps=program.steps, outputs=wanted, random=every, constants=program.constants)
         self.__dict__.update(program=program, evaluates=True, names=canonical_names(model))
+        self.__dict__["example"] = Example(args=args, kwargs=kwargs, loss=loss)
         twin = copy.deepcopy(model)
         modules = tuple(dict.fromkeys(s.module for s in program.steps if s.module is not None))
         if "" not in modules:

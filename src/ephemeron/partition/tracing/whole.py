@@ -54,12 +54,11 @@ def symbolic_program(
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         plain = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
-        graph = _Tracer(opaque).trace(copy.deepcopy(model), concrete_args=plain or None)
+        twin = copy.deepcopy(model)  # the tracer adds constants that the code makes to it
+        graph = _Tracer(opaque).trace(twin, concrete_args=plain or None)
         made = copy.deepcopy(model)(*args, **kwargs)
     except Exception as e:
-        raise CannotTrace(
-            f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e).strip() else ''}"
-        ) from e
+        raise CannotTrace.of(e, model) from e
     flat, spec = tree_flatten((args, kwargs))
     keys = [*list(bound.arguments)[: len(args)], *kwargs]
     if len(flat) != len(keys):
@@ -83,7 +82,7 @@ def symbolic_program(
             if name in names:
                 found[node] = State(names[name])
             else:
-                constants[name] = operator.attrgetter(name)(model)
+                constants[name] = operator.attrgetter(name)(twin)
                 found[node] = Constant(name)
         elif node.op == "output":
             outputs, out_spec = _flat_output(fx.node.map_arg(node.args[0], leaf), made)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import treespec_loads
 
 from ephemeron.errors import JobError
+from ephemeron.partition.tracing.nesting import register_names, registered_names
 from ephemeron.partition.tracing.observing import Deed, Observation, Value
 from ephemeron.partition.tracing.operators import front_numbers
 from ephemeron.partition.tracing.piece import Piece
@@ -96,6 +97,11 @@ def part_of(split: Split, device: str) -> Part:
             "outputs": [to_json(o) for o in program.outputs],
             "in_spec": spec_to_json(program.in_spec),
             "out_spec": spec_to_json(program.out_spec),
+            "dataclasses": registered_names(
+                program.in_spec,
+                program.out_spec,
+                *(step.shape.spec for s in mine for step, _ in s._box.steps[True] if step.shape is not None),
+            ),
         },
         "values": {n: dataclasses.asdict(seen.values[n]) for n in sorted(values)},
     }
@@ -119,6 +125,7 @@ def joined(
         JobError: a module that was kept as it is cannot be made without memory.
     """
     told = document["program"]
+    register_names(told["dataclasses"], resolve)
     steps = {n: [step_from_json(s, resolve) for s in raw["steps"]] for n, raw in document["stages"].items()}
     modules = {s.module for own in steps.values() for s in own if s.module is not None}
     model = _without_memory(build) if modules else None

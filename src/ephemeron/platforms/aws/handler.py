@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from ephemeron.events import Event, to_json
 from ephemeron.platforms._hygiene import CleanState
+from ephemeron.platforms._output import warnings_emitted
 from ephemeron.platforms.base import Call, Limits
 from ephemeron.platforms.recorded.records import Envelope, Names, Record
 from ephemeron.platforms.recorded.reporter import Reporter, peak_mb
@@ -147,6 +148,7 @@ async def _run(
 
             stack.callback(asyncio.create_task(_ahead(settings, envelope.lifetime_s)).cancel)
             stack.push_async_callback(_all_sent, sending)
+            stack.enter_context(warnings_emitted(emit, lambda: time.time() - float(call.options.get("origin", 0.0))))
             return await entry(
                 Context(
                     call=call, invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}", channel=channel,

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ephemeron import blocking
 from ephemeron.channels.address import open_channel
 from ephemeron.errors import EphemeronError, JobError, PlanInfeasible
 from ephemeron.platforms.base import Limits
@@ -103,12 +104,12 @@ def check_channel(channel: str, secrets: dict[str, str]) -> None:
 
 def _probe_nodes(found: Sequence[Node], settings: RaySettings, channel: str) -> None:
     key, mark = f"{_PROBE}.{secrets.token_hex(8)}", secrets.token_hex(8)
-    asyncio.run(_put(channel, key, mark.encode()))
+    blocking.run(lambda _: _put(channel, key, mark.encode()))
     try:
         for node, answer in zip(found, _answers(found, channel, key, settings), strict=True):
             judge(node, answer, mark, channel)
     finally:
-        asyncio.run(_forget(channel, key))
+        blocking.run(lambda _: _forget(channel, key))
 
 
 def _answers(found: Sequence[Node], channel: str, key: str, settings: RaySettings) -> list[Any]:

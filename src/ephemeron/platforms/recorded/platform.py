@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import random
 import secrets
 from abc import abstractmethod
 from collections.abc import AsyncIterator
@@ -14,6 +15,8 @@ from typing import Self
 
 from ephemeron.channels.address import open_channel
 from ephemeron.channels.base import Channel
+from ephemeron.channels.retry import RetryPolicy
+from ephemeron.channels.retrying import Retrying
 from ephemeron.errors import ChannelError, InvocationRefused, PlatformError
 from ephemeron.events import Event, to_json
 from ephemeron.platforms._journal import Journal, follow
@@ -75,7 +78,6 @@ class RecordedPlatform(Platform):
 
     def __init__(self, run_dir: Path, limits: Limits, channel: Channel, names: Names, *, every_s: float) -> None:
         self.run_dir, self.limits = run_dir, limits
-        self._names, self._channel, self._every_s = names, channel, every_s
         self._journal = Journal(run_dir / EVENTS_FILE)
         self._known = Calls()
         """What the records in `calls.jsonl` say, whoever collects them."""
@@ -84,6 +86,8 @@ class RecordedPlatform(Platform):
         self._outcomes: dict[str, Outcome] = {}
         self._changed = asyncio.Condition()
         self._voice = f"{CLIENT}{secrets.token_hex(4)}"
+        self._names, self._every_s = names, every_s
+        self._channel: Channel = Retrying(channel, policy=RetryPolicy(), rng=random.Random(self._voice))
         self._number = 0
         self._offset = 0
         self._reopened = False
@@ -193,7 +197,8 @@ class RecordedPlatform(Platform):
         if self._closed:
             return
         try:
-            await self.cancel_all("")
+            async with asyncio.timeout(2 * _CANCEL_S):
+                await self.cancel_all("")
             async with asyncio.timeout(_SWEEP_S):
                 # The one object that stays: a cloud may deliver a call again when nothing else is left of the run.
                 await self._channel.put(self._names.cancel, [cancellation([EVERYTHING])])

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import random
 import secrets
 import sys
 import threading
@@ -21,8 +22,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from ephemeron.channels.base import Channel
+from ephemeron.channels.retry import RetryPolicy
+from ephemeron.channels.retrying import Retrying
 from ephemeron.channels.wrappers import Metered
-from ephemeron.errors import ChannelError, KeyExists
+from ephemeron.errors import ChannelError, ChannelUnreachable, KeyExists
 from ephemeron.events import Traffic
 from ephemeron.platforms.recorded.records import (
     EVERYTHING,
@@ -59,6 +62,7 @@ class Reporter:
         leave: Callable[[int], Any] = os._exit,
     ) -> None:  # fmt: skip
         self.delivery = 0
+        self._policy, self._rng = RetryPolicy(), random.Random(envelope.id)
         self._envelope, self._open_channel, self._begun_with = envelope, open_channel, begun
         self._names = Names(envelope.calls)
         self._leave = leave
@@ -106,9 +110,23 @@ class Reporter:
         self._pending.append(line)
 
     async def announce(self, record: Record) -> None:
-        """Adds a record, and returns when it is in the store."""
+        """Adds a record, and returns when it is in the store. What cannot be put stays, and is put with the next try.
+
+        Raises:
+            ChannelError: the store has not taken it for as long as requests are repeated.
+        """
+        loop = asyncio.get_running_loop()
         self.say(line_of(record))
-        await asyncio.wrap_future(self._flushed())
+        tries, first = 0, 0.0
+        while True:
+            try:
+                return await asyncio.wrap_future(self._flushed())
+            except ChannelUnreachable as e:
+                tries, first = tries + 1, first or loop.time()
+                pause_s = self._policy.pause_s(e, tries=tries, failing_s=loop.time() - first, rng=self._rng)
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s)
 
     def flush(self, limit_s: float = _LAST_WORD_S) -> None:
         """Waits, but not for ever, until everything said is in the store."""
@@ -160,11 +178,13 @@ class Reporter:
         try:
             async with self._open_channel() as channel:
                 self._channel = Metered(channel)
-                if EVERYTHING in await self._cancelled(self._channel):
+                # Later on nothing is repeated here: reports go with the next ones, and the lifetime is minded meanwhile.
+                steady = Retrying(self._channel, policy=RetryPolicy(total_s=0.75 * _START_S), rng=self._rng)
+                if EVERYTHING in await self._cancelled(steady):
                     self._leave(1)  # delivered again when the run was over: not even a word about it
-                await self._begin(self._channel)
-                payload = await self._payload(self._channel)
-                if await self._is_cancelled(self._channel):
+                await self._begin(steady)
+                payload = await self._payload(steady)
+                if await self._is_cancelled(steady):
                     await self._end(self._channel, "cancelled", "cancelled before it began")
                 self._begun.set_result(payload)
                 await self._report(self._channel)

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
 from ephemeron.channels.base import Channel
+from ephemeron.channels.retry import RetryPolicy
+from ephemeron.channels.retrying import Retrying
 from ephemeron.errors import InvocationRefused
 from ephemeron.platforms.base import Call
 from ephemeron.platforms.recorded.records import Envelope, Names, Record, new_id, sending
@@ -47,7 +49,8 @@ class RecordedSender(ABC):
         self, *, channel: Channel, names: Names, announce: Announce, every_s: float, by: str = "",
         clock: Callable[[], float] = time.time, inline_bytes: int,
     ) -> None:  # fmt: skip
-        self._channel, self._names, self._announce, self._by = channel, names, announce, by
+        self._channel = Retrying(channel, policy=RetryPolicy(), rng=random.Random(f"{names.calls}/{by}"))
+        self._names, self._announce, self._by = names, announce, by
         self._every_s, self._clock, self._inline_bytes = every_s, clock, inline_bytes
 
     @abstractmethod

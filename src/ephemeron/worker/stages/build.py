@@ -16,9 +16,10 @@ from ephemeron.partition.travelling import joined
 from ephemeron.tensors import decode_state, encode_state
 from ephemeron.worker.build import open_feed, rank_seed
 from ephemeron.worker.life import Life
+from ephemeron.worker.losses import make_loss
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.stages.trainer import StageTrainer
-from ephemeron.worker.torch_trainer import make_loss, make_model, to_arrays, to_tensor
+from ephemeron.worker.torch_trainer import make_model, to_arrays, to_tensor
 
 Get = Callable[[str], Awaitable[memoryview]]
 
@@ -55,7 +56,7 @@ async def stage_trainer(life: Life, spec: RunSpec, get: Get) -> tuple[StageTrain
     )
     feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=life.ctx.own_process)
     return StageTrainer(
-        split, document["device"], owned=document["owned"], optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
+        split, document["device"], saved=document["saved"], optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
         schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches, recompute=stages.recompute), feed=feed,  # type: ignore[arg-type]
         sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta["dtype"]),
         seed=rank_seed(spec.seed, replica),

@@ -77,6 +77,7 @@ class StageWorker(Worker):
         group.keys, group.rank = Keys(self.life.keys.run, group=self.stage), self.replica
         group.world, group.overdue = self.stages.replicas, self._overdue_in_group
         # One patience for all waits: whoever waits has to have said so when another stage looks for the one to blame.
+        group.heard = lambda replica, busy_s: self.life.heard(self.stages.rank(self.stage, replica), busy_s)
         group.patience_s = lambda times: self.life.patience()
         return group
 
@@ -96,7 +97,8 @@ class StageWorker(Worker):
             await self._compute(partial(self.stage_trainer.begin, self.t, samples), samples=0)
             await self._passes(samples)
             await self._sum_shared()
-        step = await self._compute(lambda: self.trainer.compute(self.t), samples=0)
+        t = self.t
+        step = await self._compute(lambda: self.finite.step(self.trainer.compute(t), t), samples=0)
         all_heard = all(self.split.batch_at(r, self.t % self.split.iterations) for r in range(self.stages.replicas))
         return step, self.post.flags if all_heard else self.post.flags & ~STOP
 

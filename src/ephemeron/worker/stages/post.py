@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ephemeron.channels.keys import Keys
-from ephemeron.collectives import Blame
+from ephemeron.collectives import Blame, ask_for
 from ephemeron.collectives.expectation import Expectation
 from ephemeron.errors import ChannelTimeout
 from ephemeron.worker.life import Life
@@ -66,6 +66,7 @@ class Post:
         """
         began = self._life.now()
         said["sent_at"] = self._life.run_now()
+        said["busy_s"] = self._life.timeouts.slowest_s
         await self._life.channel.put(self._key(a), sealed(values, flags=self.flags, **said))
         self._life.trace.record("upload", began, self._life.now())
 
@@ -80,6 +81,7 @@ class Post:
         stream = f"{a.what}.{a.source}.{a.target}.{a.micro_batch}"
         reference, began = self._reference, life.now()
         polled = not life.channel.traits.waits
+        sender = self._stages.rank(a.sender, self._replica)
         predicted = self._expect.predict(stream, reference) if polled else None
         missed = False
         while True:
@@ -87,10 +89,9 @@ class Post:
             try:
                 got = await life.channel.get(key, deadline=asked + life.patience(), expected_at=predicted)
                 break
-            except ChannelTimeout:
+            except ChannelTimeout as e:
                 missed = True
-                sender = self._stages.rank(a.sender, self._replica)
-                await life.overdue(Blame(a.iteration, [sender]))
+                await ask_for(life.overdue, Blame(a.iteration, [sender]), e)
         found = asked + got.waited_s
         head, values = opened(got.data, key=key)
         if polled:
@@ -101,6 +102,7 @@ class Post:
             life.trace.record("wait", began, found)
         life.trace.record("download", found, life.now())
         self.flags |= head["flags"]
+        life.heard(sender, head["busy_s"])
         return head, values
 
     def forget_before(self, durable: int) -> None:

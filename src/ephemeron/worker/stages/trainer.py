@@ -6,8 +6,9 @@ the port kept: `compute` closes an iteration whose passes are over, `evaluate` a
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from ephemeron.partition.running.micro_batches import cut, sizes
 from ephemeron.partition.running.training import Loss, Training
 from ephemeron.partition.schedule import Schedule
 from ephemeron.partition.tracing.split import Split
-from ephemeron.tensors import Arrays
-from ephemeron.worker.torch_trainer import as_tensors, correct_of, optimizer_over, to_arrays, to_tensor
+from ephemeron.tensors import ABSENT, Arrays, absent_parts
+from ephemeron.worker.eager import eager_optimizers
+from ephemeron.worker.losses import evaluated
+from ephemeron.worker.torch_trainer import as_tensors, optimizer_over, to_arrays, to_tensor
 from ephemeron.worker.trainer import Evaluation, Step
 
 
@@ -33,7 +36,7 @@ class StageTrainer:
     Args:
         split: with this device's stages in it.
         device: which.
-        owned: parameters and buffers that this device speaks for, in results.
+        saved: what this device writes into results: names here by key of the original model's `state_dict()`.
         schedule: of micro-batches.
         loss: `loss(output, target)`, a mean over samples.
         optimizer: made over this device's parameters.
@@ -44,10 +47,10 @@ class StageTrainer:
     """
 
     def __init__(
-        self, split: Split, device: str, *, owned: Sequence[str], schedule: Schedule, loss: Loss, optimizer: Target,
+        self, split: Split, device: str, *, saved: Mapping[str, str], schedule: Schedule, loss: Loss, optimizer: Target,
         feed: Feed | None, sampler: Positions, dtype: torch.dtype, seed: int,
     ) -> None:  # fmt: skip
-        self.split, self.name, self.owned = split, device, frozenset(owned)
+        self.split, self.name, self.saved = split, device, dict(saved)
         self.schedule, self.feed, self.sampler, self._inputs_dtype = schedule, feed, sampler, dtype
         self.borders: tuple[Border, ...] = tuple(b for b in borders(split) if b.device == device)
         self._loss = loss
@@ -66,6 +69,8 @@ class StageTrainer:
         self.size = max(1, sum(p.numel() for _, p in self.trained))  # a stage without parameters exchanges one zero
         self.dtype: np.dtype[np.generic] = torch.zeros(0, dtype=wide).numpy().dtype
         self.flat = torch.zeros(self.size, dtype=wide)
+        ends = list(itertools.accumulate(p.numel() for _, p in self.trained))
+        self._bounds = list(zip([0, *ends], ends, strict=False))
         self.losses: dict[int, float] = {}
         """Of micro-batches, as far as they are known here."""
         self._weights: tuple[float, ...] = ()
@@ -119,14 +124,14 @@ class StageTrainer:
         self.device.updates.sum_shared(received)
 
     def compute(self, iteration: int) -> Step:
-        """Gradients of the passes that are over; zeros if there were none, because the iteration has no samples here."""
-        self.flat.zero_()
+        """Gradients of the passes that are over; none if there were none, because the iteration has no samples here."""
+        self.flat.fill_(ABSENT)
         if self.device.iteration != iteration:
             return Step(self.flat.numpy(), 0, 0.0)
         start = 0
         for _, p in self.trained:
             if p.grad is not None:
-                self.flat[start : start + p.numel()].copy_(p.grad.reshape(-1))
+                self.flat[start : start + p.numel()].copy_(p.grad.reshape(-1)).add_(0.0)  # minus zero becomes zero
                 p.grad = None
             start += p.numel()
         self.flat.mul_(self._samples)
@@ -135,12 +140,12 @@ class StageTrainer:
 
     def apply(self, mean: np.ndarray) -> None:
         self.flat.copy_(torch.from_numpy(mean if mean.flags.writeable else mean.copy()))
-        start = 0
-        for _, p in self.trained:
-            view = self.flat[start : start + p.numel()].view(p.shape)
-            p.grad = view if p.dtype == view.dtype else view.to(p.dtype)
-            start += p.numel()
-        self.device.updates.step()
+        none = absent_parts(mean, self._bounds)
+        for i, ((_, p), (start, stop)) in enumerate(zip(self.trained, self._bounds, strict=True)):
+            view = self.flat[start:stop].view(p.shape)
+            p.grad = None if i in none else view if p.dtype == view.dtype else view.to(p.dtype)
+        with eager_optimizers():
+            self.device.updates.step()
         self.device.updates.clear()
 
     def parameters(self) -> np.ndarray:
@@ -171,12 +176,7 @@ class StageTrainer:
             if border.last and test is not None:
                 output = self.split.traced.result({**values, **made})
                 targets = as_tensors(test.targets, self._inputs_dtype)
-                s = self._sums
-                self._sums = Evaluation(
-                    s.loss_sum + float(self._loss(output, targets)) * test.samples,
-                    s.correct + correct_of(output, targets),
-                    s.samples + test.samples,
-                )
+                self._sums = self._sums.plus(evaluated(self._loss, output, targets, test.samples))
         return made
 
     def evaluate(self) -> Evaluation:
@@ -203,14 +203,16 @@ class StageTrainer:
     # -- state --------------------------------------------------------------------------------------------
 
     def weights(self) -> tuple[Arrays, dict[str, Any]]:
-        """Of what this device speaks for, by the names of the original model."""
-        arrays, bf16 = to_arrays({n: t for n, t in self._states().items() if n in self.owned})
+        """What this device writes of the original model's `state_dict()`."""
+        states = self._states()
+        arrays, bf16 = to_arrays({key: states[name] for key, name in self.saved.items()})
         return arrays, {"bf16": bf16} if bf16 else {}
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         tensors = {f"w/{n}": t for n, t in self._states().items()}
         plain: dict[str, dict[str, Any]] = {}
-        states, options = self.device.updates.state()
+        with eager_optimizers():
+            states, options = self.device.updates.state()
         for name, values in states.items():
             for key, value in values.items():
                 if isinstance(value, torch.Tensor):
@@ -233,7 +235,8 @@ class StageTrainer:
             if name.startswith("o/"):
                 _, key, of = name.split("/", 2)
                 states.setdefault(of, {})[key] = to_tensor(array, name in bf16)
-        self.device.updates.load(states, meta["optimizer"]["options"])
+        with eager_optimizers():
+            self.device.updates.load(states, meta["optimizer"]["options"])
 
     def close(self) -> None:
         if self.feed is not None:

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
+from typing import Any
 from urllib.parse import unquote
 
-from ephemeron.data.catalog.dataset import Dataset, check_id, data_folder
+from ephemeron.data.catalog.dataset import Dataset, check_id, data_folder, dataset_folder
 from ephemeron.data.catalog.files import FileRange, open_files
 from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.importers import files_per_sample, records, tables
 from ephemeron.data.catalog.importers.base import Found, Importer, Request, Tell, counted
+from ephemeron.data.catalog.importers.defects import MOST_KEPT_BYTES, Defects
 from ephemeron.data.catalog.importers.source import Source, open_source
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.catalog.pins import stored_range, taken
+from ephemeron.data.catalog.shards import digest
 from ephemeron.data.catalog.store import SHARD_SIZE, DatasetStore, NewVariant
+from ephemeron.data.catalog.unpack import unpack_bytes
 from ephemeron.data.options import near
 from ephemeron.errors import JobError
 
@@ -46,6 +52,8 @@ def import_dataset(
     keep: bool = True,
     copy: bool = False,
     shard_size: int = SHARD_SIZE,
+    digests: bool = True,
+    on_defect: str = "fail",
     tell: Tell | None = None,
 ) -> Dataset:
     """Describes a source and publishes the description as a new version. Data stays where it is, unless copied.
@@ -61,6 +69,9 @@ def import_dataset(
         keep: whether variants of the version before stay.
         copy: whether to copy the source's files into the dataset's own `data` folder first.
         shard_size: samples per metadata shard.
+        digests: whether to pin the content (`pins`): local data is read once for it, objects are pinned by their ETags.
+        on_defect: what to do with a row that cannot be read, an empty file or one that is absent: `fail`, `skip`, or
+            `quarantine`, which keeps a copy. What was left out is listed: `DatasetStore.defects`.
         tell: told how far it is.
 
     Raises:
@@ -73,6 +84,7 @@ def import_dataset(
         raise JobError(f"import kind {kind!r} is not known", remedy=near(kind, KINDS, what="known kinds"))
     importer = KINDS[kind]
     filled = importer.filled(options or {})
+    defects = Defects(on_defect)
     root, prefix = None, ""
     place = open_source(source)
     if copy:
@@ -81,21 +93,48 @@ def import_dataset(
         prefix = f"{place.files.url}/".removeprefix(own)
     else:
         root = place.files.url
-    found = importer.find(Request(source=place, variant=variant, options=filled))
+    found = importer.find(Request(source=place, variant=variant, options=filled, defects=defects))
     if copy:
         _copy(place, store, f"{data_folder(name)}/{prefix}", tell)
     told = {"kind": kind, "url": source, "options": dict(options or {})}
     new = {
         part: NewVariant(
-            samples=_moved(counted(one, part, tell), prefix),
+            samples=_moved(_taken(counted(one, part, tell), place, digests, defects), prefix),
             decoders=one.decoders,
             root=root,
             info=one.info,
             source=told,
+            defects=partial(_listed, defects, place, store, name),
         )
         for part, one in found.items()
     }
     return store.publish(name, new, version=version, keep=keep, shard_size=shard_size)
+
+
+def _taken(
+    samples: Iterable[SampleMeta], place: Source, digests: bool, defects: Defects
+) -> Iterable[SampleMeta]:  # fmt: skip
+    def absent(path: str) -> None:
+        defects.caught(place.wrong(path, "has vanished during the import"), place, path)
+
+    return taken(samples, place.files, absent) if digests else samples
+
+
+def _listed(defects: Defects, place: Source, store: DatasetStore, name: str) -> list[dict[str, Any]]:
+    """The list of what was left out; in quarantine, with a copy of each."""
+    out = []
+    for defect in defects.found:
+        entry, ref = defect.to_json(), defect.ref
+        if defects.policy == "quarantine" and ref is not None and 0 < (ref.length or 0) <= MOST_KEPT_BYTES:
+            (data,) = run(place.files.fetch([stored_range(ref)]))
+            if ref.unpack is not None and ref.inner is not None:
+                start, length = ref.inner
+                data = unpack_bytes(ref.unpack, data)[start : start + length]
+            suffix = PurePosixPath(defect.file).suffix
+            entry["kept"] = f"{dataset_folder(name)}/quarantine/{digest(data)}{suffix}"
+            run(store.files.create(entry["kept"], data))
+        out.append(entry)
+    return out
 
 
 def _moved(samples: Iterable[SampleMeta], prefix: str) -> Iterator[SampleMeta]:

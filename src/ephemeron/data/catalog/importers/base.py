@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ephemeron.data.catalog.importers.defects import Defects
 from ephemeron.data.catalog.importers.source import Source
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.data.options import near
@@ -28,6 +29,8 @@ class Request:
     """The user's name for it; None: `train`, or all that the source itself tells apart."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of the kind; all that it knows are there."""
+    defects: Defects = field(default_factory=Defects)
+    """Where samples go that are none."""
 
     def single(self, found: Found) -> dict[str, Found]:
         """For kinds without splits of their own."""

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ephemeron.data.catalog.importers.base import Found, Importer, Request
-from ephemeron.data.catalog.importers.source import Source, open_source
+from ephemeron.data.catalog.importers.source import open_source
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.errors import JobError
 
@@ -21,21 +21,22 @@ def _image_folder(request: Request) -> dict[str, Found]:
     """CLASS/…/file.jpg; classes are numbered in the order of their names. Files that are no images are counted only."""
     source = request.source
     paths = source.only(IMAGES, what="images")
-    loose = [path for path in paths if "/" not in path]
-    if loose:
-        raise source.wrong(loose[0], "lies outside of a folder that names its class", "one folder per class")
+    for path in [path for path in paths if "/" not in path]:
+        wrong = source.wrong(path, "lies outside of a folder that names its class", "one folder per class")
+        request.defects.caught(wrong, source, path, ref=source.entries[path])
+        paths.remove(path)
     classes = sorted({path.partition("/")[0] for path in paths})
-    if _SPLITS.issuperset(name.lower() for name in classes):
+    if classes and _SPLITS.issuperset(name.lower() for name in classes):
         remedy = f"import {source.url}/{classes[0]} with --variant {classes[0]}, and so on"
         raise JobError(f"{source.url} has splits ({', '.join(classes)}) where classes should be", remedy=remedy)
     number = {name: i for i, name in enumerate(classes)}
-    others = len(source.entries) - len(paths)
+    others = len(source.entries) - len(paths) - len(request.defects.found)
     info = {"classes": classes} | ({"passed_over": others} if others else {})
 
     def samples() -> Iterator[SampleMeta]:
         for path in paths:
-            _check_not_empty(source, path)
-            yield SampleMeta(key=path, data={"image": source.entries[path]}, target=number[path.partition("/")[0]])
+            if not _is_empty(request, path):
+                yield SampleMeta(key=path, data={"image": source.entries[path]}, target=number[path.partition("/")[0]])
 
     return request.single(Found(samples=samples(), decoders=_IMAGE, total=len(paths), info=info))
 
@@ -61,28 +62,54 @@ def _coco(request: Request) -> dict[str, Found]:
         targets: dict[int, dict[str, Any]] = {
             i: {"image_id": i, "boxes": [], "labels": [], "iscrowd": []} for i, _ in images
         }
-        for note in table["annotations"]:
-            target = targets[note["image_id"]]
-            target["boxes"].append([float(n) for n in note["bbox"]])
-            target["labels"].append(label[note["category_id"]])
-            target["iscrowd"].append(int(note.get("iscrowd", 0)))
-            if len(note["bbox"]) != 4:
-                raise ValueError(f"annotation {note.get('id')} has a box of {len(note['bbox'])} numbers")
+        annotations = list(table["annotations"])
     except (KeyError, TypeError, ValueError) as e:
-        what = f"{e.args[0]!r} is missing or unknown" if isinstance(e, KeyError) else str(e)
-        raise JobError(f"{where} is no COCO annotation file: {what}", remedy="give an instances_*.json") from None
-    del table
+        raise _no_annotations(where, e) from None
+    names = dict(images)
+    known = {name: source.entries[name] for name in names.values() if name in source.entries}
+    for note in annotations:
+        try:
+            _annotate(targets, label, note)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            owner = note.get("image_id") if isinstance(note, dict) else None
+            name = names.get(owner, where) if isinstance(owner, int) else where
+            at = f"annotation {note.get('id')}" if isinstance(note, dict) else "an annotation"
+            if owner not in names or owner in targets:  # once for each image
+                request.defects.caught(_no_annotations(where, e), source, name, at=at, ref=known.get(name))
+            targets.pop(owner, None)  # type: ignore[arg-type]
+    del table, annotations
 
     def samples() -> Iterator[SampleMeta]:
         for number, name in images:
+            if number not in targets:
+                continue  # an annotation of it is wrong
             if name not in source.entries:
-                raise JobError(
+                absent = JobError(
                     f"{source.url} has no {name}, which {where} lists", remedy="give the folder of the images"
                 )
-            _check_not_empty(source, name)
+                request.defects.caught(absent, source, name)
+                continue
+            if _is_empty(request, name):
+                continue
             yield SampleMeta(key=name, data={"image": source.entries[name]}, target=targets.pop(number))
 
     return request.single(Found(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories}))
+
+
+def _annotate(targets: dict[int, dict[str, Any]], label: dict[int, int], note: Any) -> None:
+    """Adds an annotation to its image's target, or raises and adds nothing."""
+    target = targets[note["image_id"]]
+    box, kind, crowd = [float(n) for n in note["bbox"]], label[note["category_id"]], int(note.get("iscrowd", 0))
+    if len(box) != 4:
+        raise ValueError(f"annotation {note.get('id')} has a box of {len(box)} numbers")
+    target["boxes"].append(box)
+    target["labels"].append(kind)
+    target["iscrowd"].append(crowd)
+
+
+def _no_annotations(where: str, e: Exception) -> JobError:
+    what = f"{e.args[0]!r} is missing or unknown" if isinstance(e, KeyError) else str(e)
+    return JobError(f"{where} is no COCO annotation file: {what}", remedy="give an instances_*.json")
 
 
 def _librispeech(request: Request) -> dict[str, Found]:
@@ -94,33 +121,43 @@ def _librispeech(request: Request) -> dict[str, Found]:
     def samples() -> Iterator[SampleMeta]:
         for path in transcripts:
             folder = str(PurePosixPath(path).parent)
-            for line in _lines(source, path):
+            for number, line in _lines(request, path):
                 name, _, text = line.partition(" ")
                 stem = name if folder == "." else f"{folder}/{name}"
-                if stem not in audio or not text.strip():
-                    what = "no audio" if stem not in audio else "no text"
-                    raise source.wrong(path, f"has {what} for utterance {name!r}")
-                at = audio.pop(stem)
-                _check_not_empty(source, at)
+                at = audio.pop(stem, None)
+                if at is None or not text.strip():
+                    what = "no audio" if at is None else "no text"
+                    wrong = source.wrong(path, f"has {what} for utterance {name!r}")
+                    request.defects.caught(wrong, source, path, at=f"line {number}")
+                    continue
+                if _is_empty(request, at):
+                    continue
                 speaker, chapter = (*name.split("-"), "", "")[:2]
                 extra = {"speaker": speaker, "chapter": chapter}
                 yield SampleMeta(key=name, data={"audio": source.entries[at]}, target=text.strip(), extra=extra)
-        if audio:
-            raise source.wrong(next(iter(audio.values())), "is in no transcript")
+        for path in audio.values():
+            request.defects.caught(source.wrong(path, "is in no transcript"), source, path, ref=source.entries[path])
 
     return request.single(Found(samples=samples(), decoders={"audio": {"decoder": "audio"}}, total=len(audio)))
 
 
-def _lines(source: Source, path: str) -> list[str]:
+def _lines(request: Request, path: str) -> list[tuple[int, str]]:
+    """Lines with something in them, numbered from 1; of a file that is no text none."""
+    source = request.source
     try:
-        return [line for line in source.read(path).decode().splitlines() if line.strip()]
+        return [(n, line) for n, line in enumerate(source.read(path).decode().splitlines(), 1) if line.strip()]
     except UnicodeDecodeError as e:
-        raise source.wrong(path, f"is no UTF-8 text: {e}") from None
+        wrong = source.wrong(path, f"is no UTF-8 text: {e}")
+        request.defects.caught(wrong, source, path, ref=source.entries[path])
+        return []
 
 
-def _check_not_empty(source: Source, path: str) -> None:
-    if not source.entries[path].length:
-        raise source.wrong(path, "is empty")
+def _is_empty(request: Request, path: str) -> bool:
+    """Whether a file has no bytes, which is a defect."""
+    if request.source.entries[path].length:
+        return False
+    request.defects.caught(request.source.wrong(path, "is empty"), request.source, path)
+    return True
 
 
 IMPORTERS = (

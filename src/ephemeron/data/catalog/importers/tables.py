@@ -25,17 +25,28 @@ def _csv(request: Request) -> dict[str, Found]:
     columns: list[str] = []
     for path in paths:
         split = delimiter or ("\t" if ".tsv" in path else ",")
-        data, ref = source.contents(path)
+        try:
+            data, ref = source.contents(path)
+            found = _header(source, path, data, split)
+            if columns and found != columns:
+                raise source.wrong(path, f"has columns {found}, but {paths[0]} has {columns}", "one header for all")
+        except JobError as e:
+            request.defects.caught(e, source, path, ref=source.entries[path])
+            continue
+        columns = found
+        line, counted = 1, 0
         for i, (start, size) in enumerate(_records(data)):
-            cells = _cells(source, path, i, data[start : start + size], split)
+            line, counted = line + data.count(b"\n", counted, start), start
             if i == 0:
-                if columns and cells != columns:
-                    raise source.wrong(path, f"has columns {cells}, but {paths[0]} has {columns}", "one header for all")
-                columns = cells
-            elif len(cells) != len(columns):
-                raise source.wrong(path, f"has {len(cells)} cells in record {i}, but {len(columns)} columns")
-            else:
-                rows.append((f"{path}[{i - 1}]", ref.within(start, size), cells))
+                continue
+            try:
+                cells = _cells(source, path, i, data[start : start + size], split)
+                if len(cells) != len(columns):
+                    raise source.wrong(path, f"has {len(cells)} cells in record {i}, but {len(columns)} columns")
+            except JobError as e:
+                request.defects.caught(e, source, path, at=f"line {line}", ref=ref.within(start, size))
+                continue
+            rows.append((f"{path}[{i - 1}]", ref.within(start, size), cells))
     target = _column(source, request.options["target"], columns)
     at = columns.index(target) if target else -1
     types: list[str | None] = [_type(cells[c] for _, _, cells in rows) for c in range(len(columns))]
@@ -50,6 +61,12 @@ def _csv(request: Request) -> dict[str, Found]:
     decoder = {"decoder": "csv", "columns": columns, "types": kept, "delimiter": split}
     info = {"columns": [c for c in columns if c != target], "target": target}
     return request.single(Found(samples=samples(), decoders={"row": decoder}, total=len(rows), info=info))
+
+
+def _header(source: Source, path: str, data: bytes, delimiter: str) -> list[str]:
+    for start, size in _records(data):
+        return _cells(source, path, 0, data[start : start + size], delimiter)
+    return []
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int]]:
@@ -102,13 +119,17 @@ def _parquet(request: Request) -> dict[str, Found]:
         if ref.offset is not None or ref.unpack is not None:
             raise source.wrong(path, "is inside an archive", "unpack the archive")
         try:
-            opened[path] = parquet_file(source.files, ref.path, ref.length or 0)
-        except ValueError as e:
-            raise source.wrong(path, f"is no Parquet file: {e}") from None
-        names = opened[path].schema_arrow.names
-        if columns not in (None, names):
-            raise source.wrong(path, f"has columns {names}, but {paths[0]} has {columns}", "one schema for all")
-        columns = names
+            try:
+                file = parquet_file(source.files, ref.path, ref.length or 0)
+            except ValueError as e:
+                raise source.wrong(path, f"is no Parquet file: {e}") from None
+            names = file.schema_arrow.names
+            if columns not in (None, names):
+                raise source.wrong(path, f"has columns {names}, but {paths[0]} has {columns}", "one schema for all")
+        except JobError as e:
+            request.defects.caught(e, source, path, ref=ref)
+            continue
+        opened[path], columns = file, names
     columns = columns or []
     target = _column(source, options["target"], columns)
     data = options["data"]
@@ -118,8 +139,10 @@ def _parquet(request: Request) -> dict[str, Found]:
         for path, file in opened.items():
             for group in range(file.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
-                targets = _targets(source, path, file, group, target) if target else [None] * count
+                targets = _targets(request, path, file, group, target) if target else [None] * count
                 for row, value in enumerate(targets):
+                    if value is _NO_TARGET:
+                        continue
                     ref = DataRef(path=source.entries[path].path, length=source.entries[path].length, unpack="parquet",
                                   row=(group, row), column=data or None)  # fmt: skip
                     yield SampleMeta(key=f"{path}[{group}][{row}]", data={data or "row": ref}, target=value)
@@ -131,12 +154,19 @@ def _parquet(request: Request) -> dict[str, Found]:
     return request.single(Found(samples=samples(), decoders={data or "row": decoder}, total=total, info=info))
 
 
-def _targets(source: Source, path: str, file: Any, group: int, column: str) -> list[Any]:
+_NO_TARGET = object()
+
+
+def _targets(request: Request, path: str, file: Any, group: int, column: str) -> list[Any]:
+    """Of the rows of a group; `_NO_TARGET` for those that have none."""
     values: list[Any] = file.read_row_group(group, columns=[column]).column(0).to_pylist()
     for row, value in enumerate(values):
         if not isinstance(value, (bool, int, float, str, list, dict)):
             what = f"{type(value).__name__} in column {column!r}, row {row} of row group {group}"
-            raise source.wrong(path, f"has {what}, which is no target", "use whole numbers, numbers, text or lists")
+            remedy = "use whole numbers, numbers, text or lists"
+            wrong = request.source.wrong(path, f"has {what}, which is no target", remedy)
+            request.defects.caught(wrong, request.source, path, at=f"row {row} of row group {group}")
+            values[row] = _NO_TARGET
     return values
 
 

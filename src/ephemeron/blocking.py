@@ -1,0 +1,144 @@
+"""Coroutines from blocking calls, also where an event loop runs already, as in notebooks.
+
+Where the calling thread has no loop, the coroutine gets one there, and signals reach it as the loop's signal handlers.
+Where the thread has one, which cannot be entered twice, the coroutine runs on a thread of its own while the caller
+waits, and what interrupts the waiting (`KeyboardInterrupt`) is passed on to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Runner = Callable[[Coroutine[Any, Any, Any]], Any]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """What Ctrl-C and SIGTERM do to a coroutine: cancel it, unless it handles them itself for a while."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._callback: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def handled(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Calls `callback` on the loop for each interrupt, instead of cancelling the coroutine."""
+        loop = asyncio.get_running_loop()
+        added = []
+        self._callback = callback
+        try:
+            for number in _SIGNALS:
+                # Not the main thread, or a loop without signals: then they come by `fire`, or are the caller's affair.
+                with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
+                    loop.add_signal_handler(number, callback)
+                    added.append(number)
+            yield
+        finally:
+            self._callback = None
+            for number in added:
+                loop.remove_signal_handler(number)
+
+    def fire(self) -> None:
+        """Interrupts the coroutine from another thread."""
+        if self._loop is None or self._task is None:
+            return
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            self._loop.call_soon_threadsafe(self._callback or self._task.cancel)
+
+    async def attached(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the coroutine as the one that is interrupted."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        return await work
+
+
+def run(main: Callable[[Interrupts], Coroutine[Any, Any, T]], runner: Runner = asyncio.run) -> T:
+    """Runs a coroutine to its end, whether or not a loop runs in this thread.
+
+    Args:
+        main: makes the coroutine; is given the interrupts to handle.
+        runner: runs a coroutine in a loop of its own.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted and did not handle that.
+    """
+    interrupts = Interrupts()
+
+    def work() -> T:
+        result: T = runner(interrupts.attached(main(interrupts)))
+        return result
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    return _on_a_thread(work, interrupts)
+
+
+def _on_a_thread(work: Callable[[], T], interrupts: Interrupts) -> T:
+    ended: Future[T] = Future()
+    context = contextvars.copy_context()  # what is printed there appears where it was asked for
+
+    def body() -> None:
+        try:
+            ended.set_result(context.run(work))
+        except BaseException as e:  # noqa: BLE001 - raised where it was asked for
+            ended.set_exception(e)
+
+    thread = threading.Thread(target=body, name="ephemeron", daemon=True)
+    interrupted = False
+    with _interruptible():
+        while not ended.done():
+            try:
+                if thread.ident is None:
+                    thread.start()
+                wait([ended])
+            except KeyboardInterrupt:
+                interrupted = True
+                interrupts.fire()
+    try:
+        return ended.result()
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt`, also below `asyncio.run`, which would cancel a task that is not waiting."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Turns SIGTERM into `KeyboardInterrupt`, so that what was begun is tidied up; only where nobody else handles it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,28 @@
+"""`ephemeron logs`: what a run's functions have printed."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("run")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's functions.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+def logs(run: str, rank: int | None, follow: bool) -> None:
+    """Print what the functions of RUN have printed: output, warnings, whole tracebacks.
+
+    Of functions in a cloud it prints what has been collected of those that failed, and names the command that prints the rest.
+    """
+    from ephemeron.training import home
+    from ephemeron.training.logs import elsewhere, lines
+
+    folder = home.find(run)
+    said = False
+    for line in lines(folder, rank=rank, follow=follow):
+        said = True
+        click.echo(f"{line.source} | {line.text}")
+    if rest := elsewhere(folder):
+        click.echo(f"everything that functions print there: {rest}", err=True)
+    elif not said:
+        click.echo(f"the functions of {folder.run_id} have printed nothing", err=True)

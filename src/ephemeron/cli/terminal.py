@@ -1,0 +1,39 @@
+"""Consoles that print what they are given: brackets and colons in texts of users are neither styles nor emoji.
+
+Styles are given beside a text, as `(text, style)`, never within it. All consoles are made here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+Part: TypeAlias = "str | tuple[str, str]"
+"""A text as it is, or a text and its style."""
+
+
+def make_console(*, to_stderr: bool = False, width: int | None = None, piped_width: int | None = None) -> Console:
+    """A console for people.
+
+    Args:
+        to_stderr: standard error instead of standard output.
+        width: in columns; None: as wide as the terminal.
+        piped_width: instead, where the output is no terminal.
+    """
+    from rich.console import Console
+
+    file = sys.stderr if to_stderr else sys.stdout
+    if piped_width is not None and not file.isatty():
+        width = piped_width
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+
+def text_of(*parts: Part) -> Text:
+    """One text of styled and plain parts."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)

@@ -1,0 +1,233 @@
+"""The user's folders as one zip, and back: what a function has of the machine that started it.
+
+A function starts bare. Of the folders in `job.code` every file travels that the code may read: sources, text, and other
+kinds such as initial weights. Left out are virtual environments, caches, what is hidden (that is where credentials live),
+and, of files that are neither source nor text, those in folders that hold data or results. 20 MB at most, so that a data
+set that lies beside the code is noticed; a job says what else has to travel (`code_include`) or need not (`code_exclude`).
+The same files give the same bytes, so that a store can name the bundle by its hash.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from ephemeron.errors import CorruptMessage, JobError
+
+SUFFIXES = frozenset({".py", ".pyi", ".toml", ".json", ".txt", ".yaml", ".yml", ".ini", ".cfg"})
+"""Kinds of files that code consists of."""
+BUNDLE_LIMIT = 20_000_000
+"""Bytes that the files of a bundle may have together, before compression."""
+INCLUDED_LIMIT = 250_000_000
+"""Bytes of the files that the job includes by name: they come on top."""
+
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
+_OUTPUTS = frozenset({"build", "dist"})
+_NO_CODE = frozenset(
+    {
+        "data",
+        "datasets",
+        "checkpoints",
+        "logs",
+        "lightning_logs",
+        "mlruns",
+        "out",
+        "output",
+        "outputs",
+        "results",
+        "runs",
+    }
+    | {"wandb"}
+)
+"""Folders in which only code and text is taken for what functions need."""
+_JUNK = frozenset({".pyc", ".pyo", ".log", ".swp", ".tmp"})
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What travels of some folders, beside what would anyhow."""
+
+    include: tuple[str, ...] = ()
+    """Patterns of file names or of paths below a folder, such as `*.pt` or `data/labels.csv`."""
+    exclude: tuple[str, ...] = ()
+    """The same; a folder's name stands for all that is in it. `include` comes first."""
+    apart: tuple[Path, ...] = ()
+    """Files and folders that travel in another way, such as the training samples; sources in them travel all the same."""
+    closed: tuple[Path, ...] = ()
+    """Folders of which nothing travels."""
+
+
+def bundle(folders: Sequence[Path], selection: Selection = Selection(), *, limit: int = BUNDLE_LIMIT) -> bytes:
+    """The code in these folders as a zip, each folder under its index (`0/…`, `1/…`).
+
+    The same files give the same bytes: sorted, without timestamps or permissions.
+
+    Args:
+        limit: bytes that the files may have together, before compression; those included by name come on top.
+
+    Raises:
+        JobError: a folder does not exist, a file cannot be read, there is too much, or a pattern to include fits nothing.
+    """
+    files, named = _collect(folders, selection)
+    _check_sizes({n: p for n, p in files.items() if n not in named}, limit)
+    _check_sizes({n: p for n, p in files.items() if n in named}, INCLUDED_LIMIT)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for index in range(len(folders)):
+            archive.writestr(_entry(f"{index}/"), b"")
+        for name in sorted(files):
+            text = files[name].suffix in SUFFIXES
+            archive.writestr(_entry(name), _read(files[name]), zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED, 6)
+    return buffer.getvalue()
+
+
+def left_out(folders: Sequence[Path], selection: Selection = Selection()) -> list[Path]:
+    """Files below these folders that a bundle does not hold, but for what is hidden or in caches and environments."""
+    taken = set(_collect(folders, selection)[0].values())
+    return [path for _, path, _ in _walk(folders, selection) if path not in taken]
+
+
+def unbundle(data: bytes, folder: Path) -> list[Path]:
+    """Unpacks a bundle into a folder of the caller's own, which is created if need be.
+
+    Returns:
+        The folders to put on `sys.path`, in the order given to `bundle`.
+
+    Raises:
+        CorruptMessage: it is no bundle, or an entry would be written outside of `folder`.
+    """
+    folder = folder.resolve()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            places = {entry: _place(entry, folder) for entry in entries}
+            for entry, place in places.items():
+                if entry.is_dir():
+                    place.mkdir(parents=True, exist_ok=True)
+                else:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes(archive.read(entry))
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as e:
+        raise CorruptMessage(f"code bundle of {len(data)} bytes is damaged: {e}") from None
+    indices = {int(PurePosixPath(entry.filename).parts[0]) for entry in entries}
+    return [folder / str(index) for index in sorted(indices)]
+
+
+def _collect(folders: Sequence[Path], selection: Selection) -> tuple[dict[str, Path], frozenset[str]]:
+    """Files by name in the bundle, and the names of those that were asked for."""
+    apart = [path.resolve() for path in selection.apart]
+    found: dict[str, Path] = {}
+    named = set()
+    fitting: set[str] = set()
+    for name, path, code in _walk(folders, selection):
+        inner = PurePosixPath(*PurePosixPath(name).parts[1:])
+        wanted = [p for p in selection.include if _fits(inner, p)]
+        if wanted:
+            fitting.update(wanted)
+            named.add(name)
+        elif (
+            not code
+            or any(_fits(inner, p) for p in selection.exclude)
+            or (path.suffix not in SUFFIXES and _is_below(path, apart))
+        ):
+            continue
+        found[name] = path
+    for pattern in selection.include:
+        if pattern not in fitting:
+            raise JobError(
+                f"code_include has {pattern!r}, and no file in {', '.join(map(str, folders)) or 'no folder'} is like that",
+                remedy="name files relative to the folders in 'code'",
+            )
+    return found, frozenset(named)
+
+
+def _fits(path: PurePosixPath, pattern: str) -> bool:
+    """By its name, by its whole path, or by a folder that it is in."""
+    own = pattern.rstrip("/")
+    return fnmatch(path.name, own) or any(fnmatch(str(p), own) for p in (path, *path.parents[:-1]))
+
+
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    place = path.resolve()
+    return any(place.is_relative_to(folder) for folder in folders)
+
+
+def _walk(folders: Sequence[Path], selection: Selection) -> Iterator[tuple[str, Path, bool]]:
+    """Name in the bundle, file, and whether it would travel unasked."""
+    closed = {path.resolve() for path in selection.closed}
+    for index, folder in enumerate(folders):
+        if not folder.is_dir():
+            raise JobError(f"code folder {folder} does not exist", remedy="give a folder with Python files")
+        for place, inner, names in os.walk(folder):
+            inner[:] = sorted(
+                n for n in inner if _is_entered(Path(place, n)) and Path(place, n).resolve() not in closed
+            )
+            parts = Path(place).relative_to(folder).parts
+            for name in sorted(names):
+                path = Path(place, name)
+                if name.startswith(".") or not path.is_file():
+                    continue
+                code = path.suffix in SUFFIXES or not (path.suffix in _JUNK or _NO_CODE.intersection(parts))
+                yield f"{index}/{path.relative_to(folder).as_posix()}", path, code
+
+
+def _is_entered(folder: Path) -> bool:
+    name = folder.name
+    if name.startswith(".") or name in _SKIPPED or name.endswith(".egg-info"):
+        return False
+    if name in _OUTPUTS and not (folder / "__init__.py").exists():
+        return False
+    return not (folder / "pyvenv.cfg").exists()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as e:
+        raise JobError(f"code file {path} cannot be read: {e}") from None
+
+
+def _check_sizes(files: Mapping[str, Path], limit: int) -> None:
+    sizes = {name: _size(path) for name, path in files.items()}
+    if sum(sizes.values()) > limit:
+        largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
+        listed = ", ".join(f"{files[name]} ({sizes[name] / 1e6:.1f} MB)" for name in largest)
+        raise JobError(
+            f"code has {sum(sizes.values()) / 1e6:.1f} MB, the limit is {limit / 1e6:.1f} MB; largest: {listed}",
+            remedy='keep data elsewhere, or leave it out with code_exclude = ["…"]; what functions have to read may be '
+            f"larger if code_include names it, up to {INCLUDED_LIMIT / 1e6:.0f} MB",
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise JobError(f"code file {path} cannot be read: {e}") from None
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, date_time=_EPOCH)
+    entry.create_system = 3
+    entry.external_attr = (stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644) << 16
+    return entry
+
+
+def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
+    """Where an entry goes, inside `folder`."""
+    path = PurePosixPath(entry.filename)
+    inside = not path.is_absolute() and ".." not in path.parts and not any(c in entry.filename for c in "\\\0")
+    place = (folder / entry.filename).resolve() if inside else folder
+    if not inside or not place.is_relative_to(folder) or not path.parts or not path.parts[0].isdecimal():
+        raise CorruptMessage(f"code bundle has an entry {entry.filename!r}, which is not inside a numbered folder")
+    if stat.S_ISLNK(entry.external_attr >> 16):
+        raise CorruptMessage(f"code bundle has a link {entry.filename!r}")
+    return place

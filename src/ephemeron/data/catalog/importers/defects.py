@@ -1,0 +1,64 @@
+"""What an import does with a row that cannot be read, an empty file, or a file that is absent.
+
+fail        refuses the import and publishes nothing (the default)
+skip        leaves the sample out; a list of all that was left out is stored beside the version
+quarantine  the same, and a copy of what it was is kept in the dataset's folder `quarantine`, to be looked at and mended
+
+Only what concerns single samples or single files is a defect. A source that is something else altogether (no such column,
+no annotations, arrays of other shapes) is refused in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from ephemeron.data.catalog.importers.source import Source
+from ephemeron.data.catalog.meta import DataRef
+from ephemeron.errors import JobError
+
+OnDefect: TypeAlias = Literal["fail", "skip", "quarantine"]
+MOST_KEPT_BYTES = 16_000_000
+"""Larger ones are not copied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """Something that is no sample."""
+
+    file: str
+    """As the source names it."""
+    reason: str
+    at: str = ""
+    """Line, row or annotation, where it is less than the file."""
+    ref: DataRef | None = None
+    """Its bytes, where there are any."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the list."""
+        return {"file": self.file, "at": self.at, "reason": self.reason}
+
+
+class Defects:
+    """What was found, under a policy.
+
+    Raises:
+        JobError: the policy is unknown.
+    """
+
+    def __init__(self, policy: str = "fail") -> None:
+        if policy not in get_args(OnDefect):
+            raise JobError(f"on_defect = {policy!r} is not known", remedy="use fail, skip or quarantine")
+        self.policy = policy
+        self.found: list[Defect] = []
+
+    def caught(self, e: JobError, source: Source, file: str, *, at: str = "", ref: DataRef | None = None) -> None:
+        """Takes note of an error that concerns one sample or file.
+
+        Raises:
+            JobError: the same, if nothing may be left out.
+        """
+        if self.policy == "fail":
+            raise JobError(f"{e} (to leave out what is wrong: on_defect = 'skip', or --on-defect skip)") from None
+        reason = e.problem.removeprefix(source.url).removeprefix(":").lstrip().removeprefix(f"{file} ")
+        self.found.append(Defect(file=file, reason=reason, at=at, ref=ref))

@@ -1,0 +1,141 @@
+"""Whether a version's data is still what was imported: everything that has a pin is compared, which may read all of it.
+
+`check` looks whether samples can be read; this looks whether they are the same. Objects with an ETag are only listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ephemeron.data.catalog.check import check_variant
+from ephemeron.data.catalog.dataset import Dataset
+from ephemeron.data.catalog.fetcher import Fetcher, ReadLimits, data_place
+from ephemeron.data.catalog.files import FileRange, Files
+from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.meta import DataRef
+from ephemeron.data.catalog.pins import changed, etag_of, file_pin, not_imported
+from ephemeron.data.catalog.store import DatasetStore
+from ephemeron.errors import DatasetDamaged
+
+_BATCH = 512
+_BATCH_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantVerification:
+    """What was found in one variant."""
+
+    variant: str
+    samples: int
+    """That it should have."""
+    pinned: int
+    """Samples all of whose bytes were compared."""
+    unpinned: int
+    """Samples of which the metadata has no digest."""
+    nbytes: int
+    """Read for it."""
+    defects: tuple[str, ...]
+    """One line each."""
+
+
+def verify_variant(
+    store: DatasetStore, dataset: Dataset, variant: str, *, tell: Callable[[str, int, int | None], None] | None = None
+) -> VariantVerification:
+    """Checks every shard, range and pin.
+
+    Args:
+        store: where it is.
+        dataset: the version.
+        variant: its name.
+        tell: `(what, done, total)`, now and then.
+
+    Raises:
+        DatasetUnreachable: a store fails.
+    """
+    checked = check_variant(store, dataset, variant, decode=0, tell=tell)
+    spec, comparing = dataset.variant(variant), _Comparing(*data_place(store.files, dataset, variant))
+    fetcher = Fetcher(store.files, dataset, variant, ReadLimits(meta_cache_bytes=0))
+    defects, pinned, unpinned = list(checked.defects), 0, 0
+    for shard in range(len(spec.shards)):
+        try:
+            metas = run(fetcher.load_meta(shard))
+        except DatasetDamaged:
+            continue  # it is among the defects
+        wanted: list[tuple[int, DataRef]] = []
+        for position in range(len(metas)):
+            try:
+                refs = list(metas.sample(position).refs().values())
+            except ValueError:
+                continue
+            whole = all(ref.pin is not None for ref in refs)
+            pinned, unpinned = pinned + whole, unpinned + (not whole)
+            wanted += [(metas.first + position, ref) for ref in refs if ref.pin is not None]
+        for index, problem in comparing.problems(wanted):
+            defects.append(f"{dataset}, {variant}, sample {index}: {problem}")
+        if tell is not None:
+            tell(f"{variant}: content", metas.first + len(metas), spec.samples)
+    return VariantVerification(
+        variant=variant, samples=spec.samples, pinned=pinned, unpinned=unpinned, nbytes=comparing.nbytes,
+        defects=tuple(defects),
+    )  # fmt: skip
+
+
+class _Comparing:
+    """Pins of references against what lies there; what several share is read and told once."""
+
+    def __init__(self, files: Files, prefix: str) -> None:
+        self.nbytes = 0
+        self._files, self._prefix = files, prefix
+        self._sizes = run(files.tree(prefix))
+        self._etags: dict[str, str] | None = None
+        self._seen: set[tuple[str, int | None, int | None]] = set()
+
+    def problems(self, wanted: list[tuple[int, DataRef]]) -> Iterator[tuple[int, str]]:
+        """Sample and problem, for what was not seen before. What is absent or cut short is left to `check`."""
+        ranges: list[tuple[int, DataRef]] = []
+        for index, ref in wanted:
+            shared = etag_of(ref) is not None or ref.row is not None
+            key = (ref.path, None, None) if shared else (ref.path, ref.offset, ref.length)
+            size = self._sizes.get(self._prefix + ref.path)
+            if key in self._seen or size is None or size < (ref.offset or 0) + (ref.length or 0):
+                continue
+            self._seen.add(key)
+            if not shared:
+                ranges.append((index, ref))
+            elif problem := self._of_file(ref, size):
+                yield index, f"{ref.path}: {problem}"
+        for batch in _batches(ranges):
+            found = run(self._files.fetch([self._range(ref) for _, ref in batch]))
+            self.nbytes += sum(map(len, found))
+            for (index, ref), data in zip(batch, found, strict=True):
+                if problem := changed(ref, data):
+                    yield index, f"{ref.path}: {problem}"
+
+    def _of_file(self, ref: DataRef, size: int) -> str:
+        path, was = self._prefix + ref.path, ref.pin or ""
+        if etag_of(ref) is not None:
+            if self._etags is None:
+                self._etags = run(self._files.identities(self._prefix))
+            now = self._etags.get(path)
+        else:
+            now = file_pin(self._files, path)
+            self.nbytes += size
+        return "" if now == was.partition("@")[0] else not_imported(was, now)
+
+    def _range(self, ref: DataRef) -> FileRange:
+        path = self._prefix + ref.path
+        return FileRange(path) if ref.offset is None else FileRange(path, ref.offset, ref.length)
+
+
+def _batches(wanted: list[tuple[int, DataRef]]) -> Iterator[list[tuple[int, DataRef]]]:
+    batch: list[tuple[int, DataRef]] = []
+    nbytes = 0
+    for index, ref in wanted:
+        batch.append((index, ref))
+        nbytes += ref.length or 0
+        if len(batch) >= _BATCH or nbytes > _BATCH_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch

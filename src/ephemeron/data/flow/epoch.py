@@ -1,0 +1,216 @@
+"""One iteration over a flow's loader: an epoch, or what is left of one, loaded ahead and delivered in order.
+
+Each iteration has a window and loader processes of its own, so that two of them at a time do not meet, and one that was left
+takes away nothing but what it had under way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.data.flow.collate import Collator
+from ephemeron.data.flow.counters import Counters
+from ephemeron.data.flow.loaders import Pool
+from ephemeron.data.flow.loading import COLLATE, Item
+from ephemeron.data.flow.pool import Collated, Done
+from ephemeron.data.flow.stream import Stream
+from ephemeron.data.randomness import kept
+from ephemeron.errors import SampleFailed
+
+if TYPE_CHECKING:
+    from ephemeron.data.flow.read import DataLoadFlowRead
+
+CHUNK = 16
+"""Most samples that a loader gets at a time."""
+
+UNKNOWN = 2
+"""Batches under way at most while nobody knows how large they are."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Terms:
+    """What all iterations of a loader have in common."""
+
+    read: DataLoadFlowRead
+    collator: Collator
+    prefetch: int
+    """Batches loaded ahead."""
+    prefetch_bytes: float
+    skip: bool
+    """Samples that failed are passed over."""
+    retries: int
+    counters: Counters
+    usual_bytes: int | None = None
+    """Of a batch, by the latest that were complete; None before the first."""
+    chunks: int = 0
+    """That were submitted: names of the next ones."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One that is on its way."""
+
+    indices: Sequence[int]
+    stream: Stream
+    """As it is once this batch has been delivered."""
+    results: list[Any]
+    missing: int
+    nbytes: int = 0
+    collated: Collated | None = None
+    """Put together by its loader."""
+
+
+@dataclass(slots=True)
+class Epoch:
+    """Batches of one iteration.
+
+    Args:
+        terms: of the loader.
+        stream: where it begins; it is consumed.
+        pool: loads ahead, for this iteration alone; None: everything is loaded when it is asked for.
+    """
+
+    terms: Terms
+    stream: Stream
+    pool: Pool | None
+    batches: deque[_Batch] = field(default_factory=deque)
+    """That are loaded ahead, in order."""
+    nbytes: int = 0
+    """Of results that have arrived and not been delivered."""
+    _places: dict[int, tuple[_Batch, int]] = field(default_factory=dict)
+    """Of chunks under way: their batch, and where in it they begin."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Stream]]:
+        """Batches, each with the stream as it is once the batch has been delivered.
+
+        Raises:
+            SampleFailed: a sample cannot be loaded, and may not be skipped.
+            LoadersLost: loader processes keep dying, or the loader was closed.
+        """
+        self._foresee()
+        counters = self.terms.counters
+        while True:
+            began = time.perf_counter()
+            self.plan()
+            if not self.batches:
+                return
+            batch = self.batches.popleft()
+            while batch.missing:
+                self._take(self._await())
+                self.plan()
+            value = self._value(batch)
+            counters.waited_s += time.perf_counter() - began
+            counters.batches += 1
+            self.nbytes -= batch.nbytes
+            yield value, batch.stream
+
+    def _foresee(self) -> None:
+        """Tells those who load what this epoch and the next one will use."""
+        if self.pool is None:
+            return
+        stream, indices = self.stream.copy(), self.terms.read.indices
+        at, seed, ordered = stream.epoch, stream.seed, stream.ordered
+        self.pool.foresee(at, seed, lambda: indices(stream.rest()), ordered=ordered)
+        self.pool.foresee(at + 1, seed, lambda: indices(stream.following()), ordered=ordered)
+
+    def plan(self) -> None:
+        """Hands out batches up to the limits; the next one always."""
+        while len(self.batches) < self.terms.prefetch and (not self.batches or self._room()):
+            indices = self.stream.next()
+            if indices is None:
+                return
+            batch = _Batch([int(i) for i in indices], self.stream.copy(), [None] * len(indices), len(indices))
+            self.batches.append(batch)
+            # What is mapped here cannot be put together there: then loaders share a batch, and it comes sooner.
+            size = CHUNK if self.terms.read.maps_here or self.pool is None else len(indices)
+            for start in range(0, len(indices), max(1, size)):
+                self._submit(batch, start, batch.indices[start : start + size])
+            if self.pool is None:
+                return  # nothing loads meanwhile
+
+    def _room(self) -> bool:
+        """Whether results that are here, and those to come at their usual size, leave room for another batch."""
+        terms = self.terms
+        done = [b for b in self.batches if not b.missing]
+        if done:
+            terms.usual_bytes = max(b.nbytes for b in done)
+        if terms.usual_bytes is None:
+            return len(self.batches) < UNKNOWN
+        return self.nbytes + terms.usual_bytes * (len(self.batches) - len(done) + 1) <= terms.prefetch_bytes
+
+    def _submit(self, batch: _Batch, start: int, indices: Sequence[int]) -> None:
+        number, self.terms.chunks = self.terms.chunks, self.terms.chunks + 1
+        self._places[number] = (batch, start)
+        if self.pool is not None:
+            self.pool.submit(number, self._items(indices, batch.stream))
+
+    def _items(self, indices: Sequence[int], stream: Stream) -> list[Item]:
+        return [Item(index=self.terms.read.index(i), epoch=stream.epoch, seed=stream.seed) for i in indices]
+
+    def _await(self) -> Done:
+        if self.pool is not None:
+            return self.pool.result()
+        number = next(iter(self._places))
+        batch, start = self._places[number]
+        later = [s for n, (b, s) in self._places.items() if b is batch and n > number]
+        end = min(later, default=len(batch.indices))
+        loading = self.terms.read.loading
+        loading.seconds = type(loading.seconds)()
+        results = loading.load(self._items(batch.indices[start:end], batch.stream))
+        return Done(number, results, loading.seconds, 0)
+
+    def _take(self, done: Done) -> None:
+        batch, start = self._places.pop(done.chunk)
+        batch.nbytes += done.nbytes
+        self.nbytes += done.nbytes
+        self.terms.counters.loading.merge(done.seconds)
+        if isinstance(done.results, Collated):
+            batch.collated, batch.missing = done.results, 0
+            return
+        batch.results[start : start + len(done.results)] = done.results
+        batch.missing -= len(done.results)
+
+    def _value(self, batch: _Batch) -> Any:
+        if not batch.indices:
+            return None
+        counters = self.terms.counters
+        if batch.collated is not None:
+            counters.samples += batch.collated.samples
+            return batch.collated.value
+        samples = self._settle(batch)
+        began = time.perf_counter()
+        value = self.terms.collator(samples, self._items(batch.indices, batch.stream))
+        counters.loading.add(COLLATE, time.perf_counter() - began)
+        counters.samples += len(samples)
+        return value
+
+    def _settle(self, batch: _Batch) -> list[Any]:
+        """The batch's samples after the policy for those that failed, mapped by what is to be done here.
+
+        Raises:
+            SampleFailed: one that may not be skipped, or all of them.
+        """
+        terms, out, failed = self.terms, [], None
+        items = self._items(batch.indices, batch.stream)
+        with kept() if terms.read.maps_here else nullcontext():
+            for item, loaded in zip(items, batch.results, strict=True):
+                result, tries = loaded, 0
+                while isinstance(result, SampleFailed) and tries < terms.retries:
+                    tries += 1
+                    terms.counters.retried += 1
+                    (result,) = terms.read.loading.load([item])
+                if isinstance(result, SampleFailed):
+                    failed = result
+                    if not terms.skip:
+                        raise result
+                    terms.counters.skipped += 1
+                    continue
+                out.append(terms.read.mapped_here(result, item))
+        if failed is not None and not out:
+            raise failed
+        return out

@@ -1,0 +1,25 @@
+"""Errors of functions in one line. Pure.
+
+Platforms say how a function failed as a line, `ValueError: no luck`, followed by its traceback. People want the line and
+the place in their own code; the whole is in the log of the invocation (`ephemeron logs`).
+"""
+
+from __future__ import annotations
+
+import re
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_BUNDLED = re.compile(r"/code/\d+/(.+)$")
+"""Where functions unpack the user's code."""
+_FOREIGN = ("/site-packages/", "/lib/python", "/ephemeron/", "<frozen")
+
+
+def in_short(error: str) -> str:
+    """`ValueError: no luck (model.py, line 8)`, of an error with its traceback."""
+    line, _, trace = error.strip().partition("\n")
+    for path, number in reversed(_FRAME.findall(trace)):
+        bundled = _BUNDLED.search(path)
+        if bundled or not any(part in path for part in _FOREIGN):
+            name = bundled[1] if bundled else path.rpartition("/")[2]
+            return f"{line} ({name}, line {number})"
+    return line

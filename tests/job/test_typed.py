@@ -1,0 +1,106 @@
+"""What users build or write by hand is checked where they do it."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+import ephemeron
+from ephemeron.errors import JobError
+from ephemeron.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target, load_job
+
+
+def build():
+    """No module:function."""
+
+
+def test_strings_stand_for_what_they_name():
+    job = Job(name="j", model="m:build", data=DataSpec(source="npz", path="x.npz"), code=["."])
+    assert job.model == Target(target="m:build")
+    assert job.data.path == Path("x.npz")
+    assert job.code == (Path("."),)
+    assert JobLimits(deadline_s=3).deadline_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Job(name="j", model=build), "Job: model is the object build; name it: .module:function"),
+        (lambda: Job(name="j", model="m:b", epochs="3"), "Job: epochs = '3' should be a whole number"),
+        (lambda: Job(name="j", model="m:b", epochs=10**30), "Job: epochs is a number of 31 digits"),
+        (lambda: Job(name="j", model="m:b", code="."), "Job: code = '.' should be a list"),
+        (lambda: Job(name="j", model="m:b", data="digits"), "Job: data: expected a table, got 'digits'"),
+        (lambda: JobLimits(budget_usd=math.nan), "JobLimits: budget_usd = nan is not a number"),
+        (lambda: Simulation(compute={"a": "x"}), "Simulation: compute.a = 'x' should be a number"),
+    ],
+)
+def test_python_values(make, told):
+    with pytest.raises(JobError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"workers": "4"}, "configuration: workers = '4' should be a whole number"),
+        ({"batch_size": 16.5}, "configuration: batch_size = 16.5 should be a whole number"),
+        ({"lifetime_s": math.nan}, "configuration: lifetime_s = nan is not a number"),
+        ({"lifetime_s": math.inf}, "lifetime_s = inf is not finite"),
+        ({"wrokers": 3}, "configuration: unknown key wrokers; did you mean workers?"),
+        ({"pattern": "kreduce"}, "configuration: pattern = 'kreduce' is not known; use one of k-reduce"),
+    ],
+)
+def test_configure(values, told):
+    with pytest.raises(JobError, match=told.replace("?", r"\?")):
+        ephemeron.configure(Job(name="j", model="m:b"), **values)
+
+
+def test_a_table_built_in_python_is_checked_too():
+    with pytest.raises(JobError, match="the job's run: workers = '4'"):
+        ephemeron.configure(Job(name="j", model="m:b", run={"workers": "4"}))
+
+
+def test_train_takes_a_path_and_says_what_is_wrong_with_it(tmp_path):
+    with pytest.raises(JobError, match=r"job file .*absent.toml does not exist"):
+        ephemeron.train(tmp_path / "absent.toml")
+    with pytest.raises(JobError, match=r"job file absent.toml does not exist"):
+        ephemeron.train("absent.toml")
+
+
+def test_other_things_than_jobs_and_configurations_are_refused_by_name(tmp_path):
+    job = Job(name="j", model="m:b")
+    for refused in (lambda: ephemeron.train({"model": "m:b"}), lambda: ephemeron.configure({"model": "m:b"})):
+        with pytest.raises(JobError, match="job is a dict; give a Job, or the path of a job file"):
+            refused()
+    with pytest.raises(JobError, match=r"configuration is a dict; give what configure\(job, …\) returns"):
+        ephemeron.train(job, {"workers": 4})
+    with pytest.raises(JobError, match="configuration: workers = '4' should be a whole number"):
+        ephemeron.train(job, Configuration(workers="4"))
+    file = tmp_path / "job.toml"
+    file.write_text('model = "m:b"\n[run]\nworkers = 3')
+    assert ephemeron.configure(file).workers == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = " + "[" * 200_000, "brackets are nested too deep"),
+        ("epochs = " + "9" * 5000, "Exceeds the limit"),
+        ('model = "m:b"\nepochs = ' + "9" * 4000, "epochs is a number of 4000 digits"),
+    ],
+    ids=["brackets", "digits", "large"],
+)
+def test_absurd_files_are_one_line(tmp_path, text, told):
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    with pytest.raises(JobError, match=told) as caught:
+        load_job(file)
+    assert len(str(caught.value)) < 300
+
+
+def test_replacing_keeps_checking():
+    job = Job(name="j", model="m:b")
+    with pytest.raises(JobError, match="Job: seed = 'x'"):
+        dataclasses.replace(job, seed="x")
+    assert Configuration(workers=3).resolved().workers == 3

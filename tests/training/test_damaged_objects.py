@@ -1,0 +1,183 @@
+"""Whatever happens to any object of a run: the weights of an undisturbed run, or an error that names the key."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from training_runs import WORLD, configuration, make_job
+
+from ephemeron import simulation
+from ephemeron.channels.keys import Keys
+from ephemeron.errors import ChannelError
+from ephemeron.job import Target
+from ephemeron.platforms.base import Limits
+from ephemeron.platforms.simulated import SimulatedPlatform
+from ephemeron.prices import load_prices
+from ephemeron.tensors import digest
+from ephemeron.training.prepare import Prepared
+from ephemeron.training.trigger import Trigger
+from ephemeron.worker.loop import run_worker
+from ephemeron.worker.spec import RunSpec
+
+Store = dict[str, bytes]
+"""Every object that was ever put, by key, in the order of puts."""
+Damage = Callable[[str, bytes, Store, random.Random], bytes | None]
+"""What is found instead of an object; None: there is nothing of that kind to put in its place."""
+
+SHAPES = {
+    "bsp": {"workers": 3, "aggregators": 2, "sync": "bsp", "lifetime_s": 8.0},
+    "hap": {"workers": 3, "aggregators": 2, "sync": "hap", "pattern": "pipelined"},
+    "server": {"workers": 3, "pattern": "parameter-server", "sync": "bsp"},
+}
+
+
+def flipped(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes:
+    """One bit is another one."""
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def cut_short(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes:
+    """The end is missing."""
+    return data[: rng.randrange(len(data))]
+
+
+def _parts(key: str) -> list[str]:
+    return key.replace(".", "/").split("/")
+
+
+def _kind(key: str) -> tuple[str, ...]:
+    return tuple(part for part in _parts(key) if not part.isdigit())
+
+
+def another(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes | None:
+    """An object of the same kind that was put under another key: an older iteration, another rank or another shard."""
+    others = [k for k in seen if k != key and _kind(k) == _kind(key) and seen[k] != data]
+    return seen[rng.choice(others)] if others else None
+
+
+def older(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes | None:
+    """What was put last under another key that differs in one number alone."""
+    others = [
+        k for k in seen
+        if len(_parts(k)) == len(_parts(key)) and sum(a != b for a, b in zip(_parts(k), _parts(key), strict=True)) == 1
+    ]  # fmt: skip
+    same = [k for k in others if _kind(k) == _kind(key) and seen[k] != data]
+    return seen[same[-1]] if same else None
+
+
+def of_another_run(key: str, data: bytes, seen: Store, rng: random.Random) -> bytes | None:
+    """The object of the same name from a run with other data."""
+    return STRANGERS.get(key.replace("run/", "other/", 1))
+
+
+STRANGERS: Store = {}
+DAMAGES: tuple[Damage, ...] = (flipped, cut_short, another, older, of_another_run)
+
+
+def execute(
+    shape: str, *, run_id: str = "run", seed: int = 1, target: str = "", damage: Damage | None = None, lasting: bool = True
+) -> tuple[str, str, Store]:  # fmt: skip
+    """A run in virtual time, whose object `target` is damaged when it is first put.
+
+    Args:
+        lasting: the store keeps the damaged object; else only the first read of it is wrong.
+
+    Returns:
+        The weights that the client got, why there are none, and every object that was put.
+    """
+    spec = RunSpec(
+        run_id=run_id, model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
+        configuration=configuration(checkpoint_every=2, **SHAPES[shape]), epochs=1, seed=seed, dtype="float32", samples=48 * 8,
+        prices=load_prices("objects"), trainer="synthetic", trainer_options={"elements": 24}, cold_start_s=WORLD.cold_start_s,
+    )  # fmt: skip
+    seen: Store = {}
+    rng = random.Random(f"{shape}/{target}/{damage.__name__ if damage else ''}")
+
+    async def go() -> tuple[str, str]:
+        platform = SimulatedPlatform(WORLD, run_worker, seed=1, limits=Limits())
+        store = platform.store
+        publish, fetch, get = store.publish, store.fetch, store.get
+        once: dict[str, bytes] = {}
+
+        def damaging(key: str, data: bytes) -> None:
+            first = key not in seen
+            found = damage(key, bytes(data), seen, rng) if damage and first and key == target else None
+            seen[key] = bytes(data)
+            if found is not None and not lasting:
+                once[key] = found
+            publish(key, found if found is not None and lasting else data)
+
+        async def fetching(key: str) -> memoryview | None:
+            data = await fetch(key)
+            return memoryview(once.pop(key)) if data is not None and key in once else data
+
+        async def getting(key: str, *, deadline: float, expected_at: float | None = None):
+            got = await get(key, deadline=deadline)
+            return got._replace(data=memoryview(once.pop(key))) if key in once else got
+
+        store.publish, store.fetch, store.get = damaging, fetching, getting
+        trigger = Trigger(
+            platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time
+        )  # fmt: skip
+        prepared = Prepared(job=make_job(), spec=spec, objects={Keys(run_id).spec: [spec.to_bytes()]}, model_bytes=0)
+        try:
+            await trigger.launch(prepared)
+            ending = await asyncio.wait_for(trigger.watch(), 100_000)
+        except ChannelError as e:
+            return "", f"{type(e).__name__}: {e}"
+        if ending.status != "finished":
+            return "", "; ".join(ending.causes)
+        assert ending.arrays is not None
+        assert ending.final is not None
+        return f"{digest(ending.arrays)} {ending.final['weights_sha256']} {ending.final['iterations']}", ""
+
+    return *simulation.run(go()), seen
+
+
+def trials(shape: str, seen: Store) -> Iterator[tuple[str, Damage, bool]]:
+    for key in seen:
+        for damage in DAMAGES:
+            yield key, damage, True
+        yield key, flipped, False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def strangers():
+    for shape in SHAPES:
+        STRANGERS.update(execute(shape, run_id="other", seed=2)[2])
+    yield
+    STRANGERS.clear()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_damaged_object_changes_no_weight(shape):
+    whole, _, seen = execute(shape)
+    assert whole
+    chosen = random.Random(5).sample(list(trials(shape, seen)), 60)
+    wrong, survived = [], 0
+    for key, damage, lasting in chosen:
+        got, why, _ = execute(shape, target=key, damage=damage, lasting=lasting)
+        survived += got == whole
+        if got != whole and (got or key not in why):
+            wrong.append((key, damage.__name__, lasting, got, why))
+    assert not wrong, f"{len(wrong)} of {len(chosen)}, for example {wrong[:3]}"
+    assert survived > len(chosen) / 2
+
+
+if __name__ == "__main__":  # every trial of every shape
+    strangers_of = [STRANGERS.update(execute(shape, run_id="other", seed=2)[2]) for shape in SHAPES]
+    for shape in SHAPES:
+        whole, _, seen = execute(shape)
+        counts: dict[str, int] = {}
+        for key, damage, lasting in trials(shape, seen):
+            got, why, _ = execute(shape, target=key, damage=damage, lasting=lasting)
+            verdict = "same" if got == whole else "WRONG" if got else "named" if key in why else "UNNAMED"
+            counts[verdict] = counts.get(verdict, 0) + 1
+            if verdict.isupper():
+                print(shape, key, damage.__name__, lasting, verdict, why[:160])
+        print(shape, len(seen), "objects", counts)

@@ -1,0 +1,65 @@
+"""Other functions' clocks may be hours ahead: nobody is kept waiting, or believed, for as long."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from ephemeron import simulation
+from ephemeron.channels.keys import Keys
+from ephemeron.channels.memory import MemoryChannel
+from ephemeron.collectives import Blame
+from ephemeron.worker import lease
+from ephemeron.worker.lease import Claim
+from ephemeron.worker.replacing import Replacing
+from ephemeron.worker.timeouts import Timeouts
+from ephemeron.worker.waiting import Waiting
+
+PATIENCE_S = 20.0
+AHEAD_S = 7200.0
+KEYS = Keys("run")
+
+
+def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_other():
+    async def main() -> None:
+        channel, loop = MemoryChannel(), asyncio.get_running_loop()
+        invoked: list[tuple[int, int]] = []
+
+        async def invoke(rank: int, attempt: int, options: dict[str, Any]) -> None:
+            invoked.append((rank, attempt))
+
+        spec: Any = SimpleNamespace(
+            configuration=SimpleNamespace(checkpoint_every=2), cold_start_s=3.0, most_replacements=10
+        )
+        replacing = Replacing(
+            channel, KEYS, spec, Timeouts(least_s=PATIENCE_S), rank=0, lifetime_s=900.0, now=loop.time, run_now=loop.time,
+            patience_s=lambda times: times * PATIENCE_S, invoke=invoke, note=lambda text: None,
+        )  # fmt: skip
+        assert await lease.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
+        while not invoked:
+            assert loop.time() < 20 * PATIENCE_S
+            await replacing.replace(1, 5)
+            await asyncio.sleep(PATIENCE_S)
+        assert invoked == [(1, 2)]
+        assert loop.time() > PATIENCE_S  # it had its time, too
+
+    simulation.run(main())
+
+
+def test_whoever_said_that_it_waits_by_a_clock_ahead_is_not_believed_for_ever():
+    async def main() -> None:
+        channel, loop = MemoryChannel(), asyncio.get_running_loop()
+
+        def of(rank: int, ahead_s: float = 0.0) -> Waiting:
+            return Waiting(
+                channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, patience_s=lambda times: times * PATIENCE_S
+            )
+
+        await of(2, AHEAD_S).culprits(Blame(7, [1]))  # and then it dies
+        me = of(0)
+        assert await me.culprits(Blame(7, [2])) == [(1, 7)]
+        await asyncio.sleep(2 * PATIENCE_S)
+        assert await me.culprits(Blame(7, [2])) == [(2, 7)]
+
+    simulation.run(main())

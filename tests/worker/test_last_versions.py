@@ -1,0 +1,24 @@
+"""The end of a run whose ranks run ahead: what is left to wait for need not fit one life."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ephemeron.events import Invoked
+from ephemeron.job import Simulation
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from training_runs import synthetic
+
+
+@pytest.mark.parametrize("lifetime_s", [3.6, 4.4])
+def test_short_lives_hand_over_between_the_last_versions(lifetime_s):
+    """Iterations of 2.9 s: a rank that is one ahead waits for two versions, longer than a function lives."""
+    world = Simulation(compute={"a": 2.8 * 1769 / 36, "b": 4.0, "m": 0.0})
+    values = {"samples": 128 * 30, "epochs": 1, "elements": 250_000, "world": world, "workers": 4, "batch_size": 32}
+    run, calm = (synthetic(sync="hap", lifetime_s=life, **values) for life in (lifetime_s, 900.0))
+    assert run.sha == calm.sha
+    assert not [e for e in run.of(Invoked) if e.reason == "replacement"]

@@ -1,0 +1,57 @@
+"""How long a peer may be silent follows from what is known of iterations."""
+
+from ephemeron.worker.timeouts import Timeouts
+
+
+def test_ten_times_the_slowest_iteration_and_never_less_than_the_least():
+    timeouts = Timeouts(least_s=20.0)
+    assert timeouts.usual_s() == 20.0
+    timeouts.begin(0.0)
+    timeouts.end(1.0, busy_s=0.5)
+    assert timeouts.usual_s() == 20.0
+    timeouts.begin(1.0)
+    timeouts.end(6.0, busy_s=4.0)
+    assert timeouts.usual_s() == 40.0
+    assert timeouts.typical_s == 0.7 * 1.0 + 0.3 * 5.0
+
+
+def test_one_s_own_computing_counts_before_any_iteration_is_over():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.computed(22.0)
+    assert timeouts.usual_s() == 220.0
+
+
+def test_waiting_for_the_dead_makes_nobody_patient():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.begin(0.0)
+    timeouts.disturbed()
+    timeouts.end(500.0, busy_s=1.0)
+    assert (timeouts.usual_s(), timeouts.typical_s) == (20.0, 0.0)
+
+
+def test_peers_say_how_slow_the_run_is():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.begin(0.0)
+    timeouts.heard(3, 46.0, 45.0)
+    assert timeouts.silent_s(3, 50.0) == 4.0
+    assert timeouts.silent_s(2, 50.0) is None
+    assert timeouts.usual_s() == 450.0
+    assert timeouts.late_after_s(3, within_s=180.0) == 180.0
+
+
+def test_a_peer_that_is_only_seen_to_go_on_is_given_its_own_time():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.begin(0.0)
+    timeouts.seen(3, 46.0)
+    assert timeouts.late_after_s(3, within_s=900.0) == 460.0
+    assert timeouts.late_after_s(2, within_s=900.0) == 20.0
+
+
+def test_what_was_learned_is_handed_on():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.heard(3, 1.0, 46.0)
+    successor = Timeouts(least_s=20.0)
+    successor.load(timeouts.state())
+    assert successor.usual_s() == 460.0
+    successor.load({})
+    assert successor.usual_s() == 460.0
