@@ -1,5 +1,8 @@
 """Seconds, requests and bytes of a K-REDUCE round: `python -m benchmarks.collectives`.
 
+First over an S3 server, in turns with bare `obstore` transfers of the same bytes, and with public implementations where
+`--peers FOLDER` holds their checkouts (`benchmarks.side_by_side`). Then over every channel, alone.
+
 Every case is run as fast as the machine allows, and again with each worker behind a link of 70 MB/s and 10 ms, where
 the round can be held against its lower bound. Cases come in order of interest, and the time is bounded: what no
 longer fits is listed as skipped. All workers, and the store, share this machine's cores.
@@ -8,38 +11,36 @@ longer fits is listed as skipped. All workers, and the store, share this machine
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.collective_peers import find
 from benchmarks.common import environment, write
 from benchmarks.rounds import BANDWIDTH_MB_S, LATENCY_S, POLLED_WARM_UP, WARM_UP, Case, CaseFailed, measure
+from benchmarks.side_by_side import LARGE_MB, Comparison, compare, request_cost
 from benchmarks.stores import CHANNELS, Unavailable, store
-
-PEERS = (
-    # system, MB, seconds a round with four workers over the same kind of S3 server on the same kind of machine, K
-    ("LambdaML ScatterReduce", 46.8, 8.6, 4),
-    ("LambdaML AllReduce", 46.8, 9.7, 1),
-    ("LambdaML ScatterReduce", 1.05, 0.87, 4),
-    ("LambdaML AllReduce", 1.05, 0.62, 1),
-    ("FasDL k_reduce", 1.05, 0.55, 1),
-    ("FasDL k_reduce", 1.05, 0.78, 2),
-    ("FasDL k_reduce", 1.05, 1.34, 4),
-)
-LARGE_MB = 20.0
+from ephemeron.collectives.chunking import RequestCost, best_chunk_bytes
+from ephemeron.units import MB
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument("--quick", action="store_true", help="W = 4, two K, two sizes, fewer rounds: two minutes")
+    parser.add_argument("--quick", action="store_true", help="W = 4, two K, two sizes, fewer rounds: four minutes")
     parser.add_argument("--workers", type=int, nargs="+", metavar="W")
     parser.add_argument("--sizes", type=float, nargs="+", metavar="MB", help="of 1e6 bytes")
     parser.add_argument("--channels", nargs="+", choices=CHANNELS, default=list(CHANNELS))
-    parser.add_argument("--minutes", type=float, help="stop starting cases after so long (default: 20, quick: 1.8)")
+    parser.add_argument(
+        "--peers", type=Path, metavar="FOLDER", help="with checkouts of LambdaML and FasDL, run in turns"
+    )
+    parser.add_argument("--parts", nargs="+", choices=("sides", "channels"), default=["sides", "channels"])
+    parser.add_argument("--minutes", type=float, help="stop starting cases after so long (default: 40, quick: 4)")
     arguments = parser.parse_args()
     result = {**environment(), "benchmark": "collectives", **Measurement(arguments).run()}
     if arguments.json:
@@ -56,15 +57,21 @@ class Measurement:
         self.workers = arguments.workers or ([4] if self.quick else [4, 2, 8])
         self.sizes = arguments.sizes or ([1.0, 47.0] if self.quick else [47.0, 1.0, 5.0])
         self.channels = arguments.channels
-        self.ends = time.monotonic() + 60 * (arguments.minutes or (1.8 if self.quick else 20))
+        self.ends = time.monotonic() + 60 * (arguments.minutes or (4 if self.quick else 40))
         self.budget_s = 0.5 if self.quick else 1.0
         self.rows: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
         self.probes: dict[str, Any] = {}
+        self.parts = arguments.parts
+        self.peers = find(arguments.peers) if arguments.peers else []
+        self.sides: list[dict[str, Any]] = []
+        self.requests: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
         began = time.monotonic()
-        for at, channel in enumerate(self.channels):
+        if "sides" in self.parts:
+            self._side_by_side()
+        for at, channel in enumerate(self.channels if "channels" in self.parts else []):
             # Each channel gets its part of what is left, so that the last one is not the one that is cut.
             part = (self.ends - time.monotonic()) / (len(self.channels) - at)
             try:
@@ -77,8 +84,40 @@ class Measurement:
             "warm_up_rounds": {"polled": POLLED_WARM_UP, "others": WARM_UP},
             "minutes": round((time.monotonic() - began) / 60, 2),
             "processes": {"rule": "the faster of one and two, by the probe: W=K=4, plain, unthrottled", "probes": self.probes},
-            "rounds": self.rows, "peers": self._peers(), "skipped": self.skipped,
+            "side_by_side": {"channel": "s3", "requests": self.requests, "rows": self.sides},
+            "rounds": self.rows, "skipped": self.skipped,
         }  # fmt: skip
+
+    def _side_by_side(self) -> None:
+        try:
+            with store("s3") as address:
+                cost = request_cost(address)
+                self.requests = dataclasses.asdict(cost)
+                for size in sorted(self.sizes):
+                    for w in sorted(self.workers):
+                        for k in self._aggregators(w):
+                            self._compare(address, w, k, size, cost)
+        except Unavailable as e:
+            self._skip({"part": "sides"}, str(e))
+
+    def _compare(self, address: str, w: int, k: int, size_mb: float, cost: RequestCost) -> None:
+        name = {"part": "sides", "workers": w, "aggregators": k, "size_mb": size_mb}
+        reason = "no time left" if time.monotonic() > self.ends else None
+        if size_mb >= LARGE_MB and w >= 8:
+            reason = "one Python process is the store: a round of eight workers moves a gigabyte through it"
+        if reason:
+            self._skip(name, reason)
+            return
+        comparison = Comparison(
+            workers=w, aggregators=k, size_mb=size_mb, forms=("plain", "pipelined"),
+            peers=tuple((p, checkout) for p, checkout in self.peers if k in p.aggregators(w)),
+            chunk_bytes=best_chunk_bytes(w, k, model_bytes=int(size_mb * MB), cost=cost),
+        )  # fmt: skip
+        try:
+            self.sides.append(compare(comparison, f"{address}/{w}.{k}.{size_mb:g}", turns=3 if self.quick else 5))
+            print(_side_line(self.sides[-1]), file=sys.stderr)
+        except CaseFailed as e:
+            self._skip(name, f"failed: {e}")
 
     def _channel(self, channel: str, address: str, ends: float) -> None:
         processes = 1 if channel == "memory" else self._probe(channel, address)
@@ -127,28 +166,6 @@ class Measurement:
     def _skip(self, what: dict[str, Any], reason: str) -> None:
         self.skipped.append({**what, "reason": reason})
 
-    def _peers(self) -> list[dict[str, Any]]:
-        """Earlier public implementations over an S3 server of the same kind on such a machine, four workers."""
-        out = []
-        for system, size_mb, seconds, k in PEERS:
-            for row in self.rows:
-                here = (row["channel"], row["workers"], row["throttled"], row["form"]) == ("s3", 4, False, "plain")
-                if here and row["aggregators"] == k and abs(row["size_mb"] - size_mb) < 0.5:
-                    ours = row["seconds"]["median"]
-                    out.append(
-                        {
-                            "system": system,
-                            "workers": 4,
-                            "aggregators": k,
-                            "size_mb": size_mb,
-                            "seconds": seconds,
-                            "ours_size_mb": row["size_mb"],
-                            "ours_seconds": ours,
-                            "times_faster": round(seconds / ours, 1),
-                        }
-                    )
-        return out
-
 
 def too_much(case: Case) -> str | None:
     """Why this machine cannot carry a case, if so: the round would measure the machine and not the code."""
@@ -178,11 +195,31 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
+def _side_line(row: dict[str, Any]) -> str:
+    sides = ", ".join(
+        f"{name} {side['median']:.4f} s ({side['ratio_to_bare']:.2f})" for name, side in row["sides"].items()
+    )
+    return f"W={row['workers']} K={row['aggregators']} {row['size_mb']:g} MB: {sides}"
+
+
 # -- tables ---------------------------------------------------------------------------------------------------
 
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Tables for people."""
+    sides = Table(
+        title="Over an S3 server, in turns: seconds per round (median), and ratio to bare transfers of the same bytes"
+    )
+    for name in ("MB", "W", "K", "chunk", "side", "seconds", "× bare", "× ours plain"):
+        sides.add_column(name, justify="left" if name == "side" else "right")
+    for row in result["side_by_side"]["rows"]:
+        for name, side in row["sides"].items():
+            chunk = f"{row['chunk_bytes'] / MB:g} MB" if row["chunk_bytes"] else "plain"
+            sides.add_row(
+                f"{row['size_mb']:g}", str(row["workers"]), str(row["aggregators"]), chunk if "pipelined" in name else "",
+                name, f"{side['median']:.4f}", f"{side['ratio_to_bare']:.2f}", f"{side.get('ratio_to_ours', '')}",
+            )  # fmt: skip
+    console.print(sides)
     table = Table(title="K-REDUCE, seconds per round (median)")
     for name in (
         "channel",
@@ -205,11 +242,6 @@ def show(result: dict[str, Any], console: Console) -> None:
     for key in dict.fromkeys([*slow, *free]):
         table.add_row(*_cells(key, free.get(key), slow.get(key)))
     console.print(table)
-    for peer in result["peers"]:
-        console.print(
-            f"{peer['system']} K={peer['aggregators']} {peer['size_mb']:g} MB: {peer['seconds']:g} s; "
-            f"ours {peer['ours_seconds']:.3f} s at {peer['ours_size_mb']:g} MB: {peer['times_faster']} times as fast"
-        )
     console.print(f"skipped: {len(result['skipped'])}; took {result['minutes']} minutes")
 
 

@@ -6,7 +6,8 @@ passes take one and a half to two and a half times as long as forward passes.
 
 **Models** of NetSplit's table 6-3. The thesis states number of nodes and memory, and no cost of any operator, so times are
 *assumed*: forward work is drawn for each operator of a generated architecture and scaled to a total, backward is twice forward, and
-memory is scaled so that the graph needs what table 6-3 states.
+memory is scaled so that the graph needs what table 6-3 states. Twice forward for every operator means that Pesto's program and NetSplit's,
+which differ by what they know of backward passes, are the same: these graphs cannot tell them apart.
 """
 
 from __future__ import annotations

@@ -143,10 +143,10 @@ def _flow(
 
     flow = DataLoadFlow(f"bench/photos-{latency_s:g}")
     if latency_s:
-        flow.dataset(ManyAtOnce(folder / "photos", latency_s))
+        flow = flow.dataset(ManyAtOnce(folder / "photos", latency_s))
     else:
-        flow.dataset("bench/photos", variant="train", store=str(folder / "store"))
-    flow.map_data("augment", augment)
+        flow = flow.dataset("bench/photos", variant="train", store=str(folder / "store"))
+    flow = flow.map_data("augment", augment)
     if name == "flow":
         reader: DataLoadFlowReader = LocalDataLoadFlowReader(workers)
     else:

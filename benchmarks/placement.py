@@ -14,8 +14,11 @@ fit the devices' memory is reported and not compared.
 
 **Recompute**: pipelines of the same models with activations kept and made again: seconds per micro-batch and the memory needed.
 
+**Public** (with `--peers FOLDER`, a checkout of the code of "Efficient Algorithms for Device Placement of DNN Graph Operators"): its workloads,
+proved here or not, beside its own dynamic program; see `benchmarks.placement_peers`. CPU seconds are those of `place` with all baselines.
+
 **Never worse**: random instances; each baseline is run and judged apart, and must not beat the plan. `violations` counts those that
-did; 0 is demanded, and the process ends with 1 otherwise.
+did, and proofs that a peer contradicts; 0 is demanded, and the process ends with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,14 +42,14 @@ from rich.table import Table
 
 from benchmarks.common import environment, write
 from benchmarks.graphs import THESIS, branching, chain, thesis_model, three_devices, three_gpus
+from benchmarks.placement_peers import placed_beside, public_tasks
 from ephemeron.errors import PlanInfeasible
 from ephemeron.partition import Effort, Graph, Plan, Schedule, Topology, place, replay
 from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
 from ephemeron.partition.costs import Costs, costs_of
-from ephemeron.partition.quiet import solvers_to_stderr
 from ephemeron.partition.relaxation import iteration_program
 
-PARTS = ("iteration", "published", "throughput", "models", "recompute", "never_worse")
+PARTS = ("iteration", "published", "throughput", "models", "recompute", "never_worse", "public")
 PEERS = ("m-TOPO", "m-ETF", "m-SCT", "Pesto")
 IMPROVED = (*PEERS, "m-ETF, both passes and true links", "m-SCT, both passes and true links")
 PIPELINED = Schedule(kind="1f1b", micro_batches=8)
@@ -69,11 +73,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="threads of CP-SAT")
     parser.add_argument("--instances", type=int, default=500, help="for never_worse")
     parser.add_argument("--jobs", type=int, default=1, help="placements at once; give each --workers cores")
+    parser.add_argument("--peers", type=Path, help="checkout with workloads and program of the part `public`")
     arguments = parser.parse_args()
     effort = Effort(time_limit_s=arguments.limit_s, workers=arguments.workers)
     begun_s = time.monotonic()
-    with solvers_to_stderr():
-        rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
+    rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
     result = {
         **environment(), "benchmark": "placement", "limit_s": arguments.limit_s, "workers": arguments.workers,
         "jobs": arguments.jobs,
@@ -98,6 +102,8 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
             yield from ((part, (name, objective)) for name in THESIS for objective in ("iteration", "throughput"))
         elif part == "recompute":
             yield from ((part, name) for name in THESIS)
+        elif part == "public":
+            yield from ((part, task) for task in public_tasks(arguments.peers))
         else:
             yield part, None
 
@@ -130,6 +136,8 @@ def _measure(task: tuple[str, Any], *, effort: Effort, instances: int) -> dict[s
         return {"part": part, "kind": name, "nodes": THESIS[name][0], "objective": objective, **row}
     if part == "recompute":
         return {"part": part, "kind": what, "nodes": THESIS[what][0], **recomputed(what, effort)}
+    if part == "public":
+        return {"part": part, **placed_beside(*what, effort)}
     return {"part": part, **never_worse(instances)}
 
 

@@ -1,6 +1,9 @@
 """Configuration search on FasDL's four workloads (table 5.1) under its constraints (table 5.3), and its figures again.
 
-    python -m benchmarks.planning [--json] [--out FOLDER]
+    python -m benchmarks.planning [--json] [--out FOLDER] [--workloads N]
+
+`whole_plans` is the CPU time of everything that `ephemeron plan` says of a hundred random workloads
+(`benchmarks/planning_workloads.py`): worst and median.
 
 Search: seconds, candidates and cost of `exact` at 128 MB and at 1 MB steps and of `two-stage` (algorithms 3.1 and 3.2),
 under the honest model and under the published equations; decay is equation 5-1. The thesis needs 32 to 290 s for two
@@ -26,10 +29,14 @@ import click
 import numpy as np
 
 from benchmarks.common import environment, write
+from benchmarks.planning_thesis import thesis_rows
+from benchmarks.planning_workloads import COUNT, cpu_seconds
 from ephemeron.performance.builtin import builtin_platform
 from ephemeron.performance.model import Terms, published
 from ephemeron.performance.profile import PlatformProfile, Profile, Workload
-from ephemeron.planning.search import Candidate, Found, evaluate, exact, two_stage
+from ephemeron.planning.heuristics import evaluate, two_stage
+from ephemeron.planning.pareto import Candidate, Found
+from ephemeron.planning.search import exact
 from ephemeron.planning.space import Limits, Space, make_space
 
 RUNTIME_MB = 300.0
@@ -232,8 +239,12 @@ def draw(result: dict[str, Any], out: Path) -> list[Path]:
 @click.command()
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for pictures.")
+@click.option(
+    "--thesis", is_flag=True, help="Only the thesis's own configurations, at equal B^a and at equal global batch."
+)
+@click.option("--workloads", default=COUNT, show_default=True, help="Random workloads of which whole plans are timed.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each search; medians are reported.")
-def main(as_json: bool, out: Path | None, repeats: int) -> None:
+def main(as_json: bool, out: Path | None, thesis: bool, workloads: int, repeats: int) -> None:
     """Measures the searches, and draws what they find."""
     platforms = {name: builtin_platform(name) for name in ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server")}
     objects, server = platforms["aws-lambda-s3"], platforms["aws-lambda-server"]
@@ -241,6 +252,19 @@ def main(as_json: bool, out: Path | None, repeats: int) -> None:
         "environment": environment(),
         "goal": "exact under 1 s at 128 MB, under 5 s at 1 MB, decay 0",
     }
+    if thesis:
+        result["thesis"] = thesis_rows(ROWS, workload, epochs, objects)
+        if as_json:
+            write(result)
+            return
+        for r in [*result["thesis"]["rows"], *result["thesis"]["means"]]:
+            click.echo(
+                f"{r.get('workload', 'mean'):10} {r['model']:9} equal {r['equal']:12} against {r['against']:14} "
+                f"saves {r['saves_time']:+7.1%} time {r['saves_cost']:+7.1%} cost"
+            )
+        return
+    if workloads:
+        result["whole_plans"] = cpu_seconds(workloads)
     result["search"] = [r for row in ROWS for r in search_rows(row, objects, repeats)]
     result["patterns"] = [r for row in ROWS for r in pattern_rows(row, objects, server)]
     result["channels"] = [r for row in ROWS for r in channel_rows(row, platforms)]
@@ -250,6 +274,11 @@ def main(as_json: bool, out: Path | None, repeats: int) -> None:
     if as_json:
         write(result)
         return
+    if workloads:
+        cpu = result["whole_plans"]["cpu_s"]
+        click.echo(
+            f"whole plans of {workloads} random workloads: median {cpu['median']} s, worst {cpu['worst']} s of CPU"
+        )
     for r in result["search"]:
         b = r["best"]
         found = (

@@ -22,8 +22,9 @@ from ephemeron.channels import open_channel
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.wrappers import Metered, Throttled
-from ephemeron.collectives import Collective, Group, NoTrace, collective_for
+from ephemeron.channels.run_channel import RunChannel
+from ephemeron.channels.wrappers import Throttled
+from ephemeron.collectives import CHUNK_BYTES, Collective, Group, NoTrace, collective_for
 from ephemeron.events import Traffic
 from ephemeron.performance import round_bound_s
 from ephemeron.sync import policy_for
@@ -142,7 +143,7 @@ async def _rounds(
 ) -> dict[str, Any]:
     ranks = range(share, case.workers, of)
     shared = MemoryChannel() if case.channel == "memory" else None
-    members = [_Member(case, rank, Metered(_channel(case, shared or open_channel(address)))) for rank in ranks]
+    members = [Member(case, rank, opened(case, rank, shared or open_channel(address))) for rank in ranks]
     loop = asyncio.get_running_loop()
     times: list[tuple[float, float]] = []
     before = Traffic()
@@ -170,10 +171,10 @@ async def _rounds(
     return {"times": times[case.warm_up :], "traffic": _minus(after, before), "peak_rss_mb": peak}
 
 
-def _channel(case: Case, channel: Channel) -> Channel:
-    if not case.throttled:
-        return channel
-    return Throttled(channel, latency_s=LATENCY_S, bandwidth_mb_s=BANDWIDTH_MB_S)
+def opened(case: Case, rank: int, channel: Channel) -> RunChannel:
+    if case.throttled:
+        channel = Throttled(channel, latency_s=LATENCY_S, bandwidth_mb_s=BANDWIDTH_MB_S)
+    return RunChannel(channel, owner=f"rank {rank}")
 
 
 def _minus(after: Traffic, before: Traffic) -> dict[str, int]:
@@ -187,19 +188,30 @@ class _Clock(NoTrace):
         return asyncio.get_running_loop().time()
 
 
-class _Member:
-    """One worker without a model."""
+class Member:
+    """One worker without a model.
 
-    def __init__(self, case: Case, rank: int, channel: Metered) -> None:
+    Args:
+        case: what is measured.
+        rank: of the worker.
+        channel: its own.
+        chunk_bytes: of the pipelined form.
+        poll_worth_s: seconds of waiting that a poll is worth; the default polls rarely.
+    """
+
+    def __init__(
+        self, case: Case, rank: int, channel: RunChannel, *, chunk_bytes: int = CHUNK_BYTES, poll_worth_s: float = 0.1
+    ) -> None:
         self.channel = channel
         self.keys = Keys("benchmark")
         self.vector = np.random.default_rng(SEED + rank).standard_normal(case.elements, dtype=np.float32)
         self.group = Group(
             keys=self.keys, rank=rank, world=case.workers, aggregators=case.aggregators, channel=channel,
             policy=policy_for("bsp"), size=case.elements, dtype=np.dtype(np.float32), trace=_Clock(),
+            poll_worth_s=poll_worth_s,
         )  # fmt: skip
         pattern = "pipelined" if case.form == "pipelined" else "k-reduce"
-        self.collective: Collective = collective_for(pattern, self.group)
+        self.collective: Collective = collective_for(pattern, self.group, chunk_bytes=chunk_bytes)
 
     async def round(self, t: int) -> None:
         """What the worker's loop does between two computations."""

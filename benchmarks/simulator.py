@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.common import condensed, environment, write
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.memory import MemoryChannel
+from ephemeron.channels.run_channel import RunChannel
 from ephemeron.channels.wrappers import Metered, Throttled
 from ephemeron.collectives import Group, KReduce, Status
 from ephemeron.job import Configuration, Simulation, Target
@@ -63,7 +64,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def operations(workers: int, aggregators: int, about: int) -> dict[str, Any]:
-    """Puts and gets of K-REDUCE with 64 elements, through Metered(Throttled(memory)), per second of wall time."""
+    """Puts and gets of K-REDUCE with 64 elements, through RunChannel(Throttled(memory)), per second of wall time."""
     per_round = aggregators * workers + 2 * aggregators * (workers - 1)
     wall, cpu = [], []
     for _ in range(5):
@@ -83,8 +84,9 @@ async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Mete
     store = MemoryChannel()
 
     async def worker(rank: int) -> None:
-        channel = Metered(Throttled(store, latency_s=0.01, bandwidth_mb_s=70))
-        meters.append(channel)
+        network = Throttled(store, latency_s=0.01, bandwidth_mb_s=70)
+        channel = RunChannel(network, owner=f"rank {rank}")
+        meters.append(channel.meter)
         group = Group(
             keys=Keys("benchmark"), rank=rank, world=workers, aggregators=aggregators, channel=channel,
             policy=policy_for("bsp"), size=64, dtype=np.dtype(np.float32), status=Status(),

@@ -6,6 +6,9 @@ FILE has the columns memory_mb, size_mb, upload_s and download_s, one row per qu
 out of the fit; errors are mean absolute relative errors over all quotas on the sizes kept out. `chosen` is what
 `ephemeron profile` does: the form is chosen by cross-validation within the sizes that it may see.
 
+The shipped profile is fitted to all rows (`--coefficients` prints it), and its errors are those of `all_rows`. `beyond`
+says how larger objects than were measured are predicted: by the form itself, or at the bandwidth of the largest.
+
 Rows that repeat a value of their own quota to the last digit, or another quota's, for every large size are no
 measurements. `measured_rows_only` leaves them out, on both sides.
 """
@@ -24,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment, write
+from ephemeron.performance.builtin import builtin_platform
 from ephemeron.performance.fit import FORMS, Timing, fit_form, fit_transfers, rate_error
 
 LEAST_REPEATED = 4
@@ -92,23 +96,62 @@ def held_out(timings: Sequence[Timing]) -> dict[str, Any]:
     return out
 
 
+def beyond(timings: Sequence[Timing], largest_mb: float) -> dict[str, Any]:
+    """Errors on all sizes above one, fitted to those below it: by the form itself, and at the bandwidth of the largest."""
+    known = [t for t in timings if t.size_mb <= largest_mb]
+    transfer = fit_transfers(known).transfer
+    out: dict[str, Any] = {"fitted_up_to_mb": largest_mb}
+    for direction in ("up", "down"):
+        rates = {t.memory_mb: getattr(t, direction) for t in transfer}
+        errors: dict[str, list[float]] = {"by_form": [], "by_bandwidth": []}
+        for t in timings:
+            if t.direction == direction and t.size_mb > largest_mb:
+                rate = rates[t.memory_mb]
+                at_largest, latency = float(rate.seconds(largest_mb)), float(rate.seconds(0.0))
+                by_bandwidth = at_largest + (at_largest - latency) / largest_mb * (t.size_mb - largest_mb)
+                errors["by_form"].append(abs(float(rate.seconds(t.size_mb)) / t.seconds - 1))
+                errors["by_bandwidth"].append(abs(by_bandwidth / t.seconds - 1))
+        out[direction] = {name: round(float(np.mean(each)), 4) for name, each in errors.items()}
+    return out
+
+
+def shipped(timings: Sequence[Timing]) -> dict[str, float]:
+    """Errors of the profile that comes with the library on all rows, which it was fitted to."""
+    platform = builtin_platform("aws-lambda-s3")
+    return {
+        direction: round(
+            float(
+                np.mean(
+                    [
+                        abs(float(platform.seconds(t.direction, t.size_mb, t.memory_mb)) / t.seconds - 1)
+                        for t in timings
+                        if t.direction == direction
+                    ]
+                )
+            ),
+            4,
+        )
+        for direction in ("up", "down")
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="CSV: memory_mb,size_mb,upload_s,download_s")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument(
-        "--coefficients", action="store_true", help="print the fit of all measured rows, as in a profile"
-    )
+    parser.add_argument("--coefficients", action="store_true", help="print the fit of all rows, as in a profile")
     args = parser.parse_args()
     timings = read(args.table)
     doubtful = filled_in(timings)
     if args.coefficients:
-        for row in fit_transfers([t for t in timings if t not in doubtful]).transfer:
+        for row in fit_transfers(timings).transfer:
             both = {k: {n: float(f"{v:.4g}") for n, v in asdict(getattr(row, k)).items()} for k in ("up", "down")}
             sys.stdout.write(json.dumps({"memory_mb": row.memory_mb, **both}) + "\n")
         return
     result = {
         "all_rows": held_out(timings),
+        "beyond": [beyond(timings, largest) for largest in (15.0, 30.0)],
+        "shipped": shipped(timings),
         "measured_rows_only": held_out([t for t in timings if t not in doubtful]),
         "filled_in": sorted({f"{t.direction} {t.memory_mb:g} MB from {_first(doubtful, t):g} MB" for t in doubtful}),
     }
@@ -120,6 +163,9 @@ def main() -> None:
             part = result[rows][direction]
             shown = "  ".join(f"{k} {100 * v:.1f} %" for k, v in part.items() if isinstance(v, float))
             sys.stdout.write(f"{rows:18} {direction:4}  {shown} ({part['chosen_form']})\n")
+    for row in result["beyond"]:
+        sys.stdout.write(f"beyond {row['fitted_up_to_mb']:g} MB: {row['up']} up, {row['down']} down\n")
+    sys.stdout.write(f"shipped, all rows: {result['shipped']}\n")
     sys.stdout.write("filled in: " + "; ".join(result["filled_in"]) + "\n")
 
 

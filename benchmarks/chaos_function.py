@@ -1,0 +1,37 @@
+"""What functions run under `benchmarks.chaos`: the worker, with arithmetic on its own thread and a clock that may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ephemeron.platforms.context import Context
+from ephemeron.worker.loop import run_worker
+
+T = TypeVar("T")
+SKEW_S, STEP_S, SEED = "EPHEMERON_CHAOS_SKEW_S", "EPHEMERON_CHAOS_STEP_S", "EPHEMERON_CHAOS_SEED"
+
+
+class _Compute:
+    """The synthetic trainer's arithmetic takes microseconds: a step lasts as long as it would with a model."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+        if samples:
+            await asyncio.sleep(self._step_s)
+        return work()
+
+
+async def run(ctx: Context) -> dict[str, Any]:
+    """`run_worker` where the wall clock of each invocation is off by up to so many seconds, either way."""
+    skew_s = float(os.environ.get(SKEW_S, "0"))
+    off_s = random.Random(f"{os.environ.get(SEED)}/{ctx.invocation}").uniform(-skew_s, skew_s)
+    return await run_worker(
+        dataclasses.replace(ctx, compute=_Compute(float(os.environ.get(STEP_S, "0"))), origin=ctx.origin + off_s)
+    )
