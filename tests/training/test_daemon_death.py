@@ -175,6 +175,20 @@ def test_a_daemon_that_is_told_to_end_stops_the_run(tmp_path: Path) -> None:
     nothing_left(run.folder)
 
 
+def test_a_host_that_is_ending_already_is_shut_down(tmp_path: Path) -> None:
+    async def main() -> None:
+        platform = await LocalPlatform.start(tmp_path / "run", env=LIGHT)
+        async with await LocalPlatform.attach(tmp_path / "run") as other:
+            host = platform.host_pid
+            psutil.Process(host).suspend()
+            asks = [asyncio.ensure_future(p.shutdown()) for p in (platform, other)]
+            psutil.Process(host).resume()
+            await asyncio.gather(*asks)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    nothing_left(tmp_path / "run")
+
+
 def test_functions_killed_by_another_client_stop_the_run(tmp_path: Path) -> None:
     tasks = []
 

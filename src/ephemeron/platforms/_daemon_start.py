@@ -16,15 +16,11 @@ from typing import Any
 
 from ephemeron.errors import PlatformError
 from ephemeron.platforms.base import Limits
-from ephemeron.platforms.local_host import HOST_FILE
+from ephemeron.platforms.local_host import HOST_FILE, HostGone
 from ephemeron.rpc import Client, ProtocolError, RemoteError, TokenRefused
 
 START_S = 60.0
 """Longest start of a daemon, and longest silence of one that is asked for its status."""
-
-
-class HostGone(PlatformError):
-    """No living process hosts the functions of this run."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ import psutil  # type: ignore[import-untyped]
 
 from ephemeron.errors import InvocationRefused, PlatformError
 from ephemeron.events import Event, Note, to_json
-from ephemeron.platforms._daemon_start import HostGone as HostGone
 from ephemeron.platforms._daemon_start import Successor, held, reach, reach_or_launch, settings_of
 from ephemeron.platforms._journal import Journal, follow, latest_t
 from ephemeron.platforms._refusals import check_call
@@ -43,6 +42,7 @@ from ephemeron.platforms.local_host import (
     SCRATCH_FOLDER,
     remove_remains,
 )
+from ephemeron.platforms.local_host import HostGone as HostGone
 from ephemeron.rpc import CallTimedOut, Client, ProtocolError, RemoteError
 from ephemeron.units import MIB
 
@@ -52,6 +52,8 @@ PASSED_ON = (
 )  # fmt: skip
 """Variables of the client's environment that functions see. Everything else stays here."""
 
+_SAID = {"HostGone": HostGone, "InvocationRefused": InvocationRefused}
+"""What a host answers with, by the name of the error; anything else is a PlatformError."""
 _END_S = 30.0
 _ASK_EVERY_S = 5.0
 """Between two questions whether the host still answers."""
@@ -252,7 +254,7 @@ class LocalPlatform(Platform):
         try:
             reply, _ = await client.call(method, params, timeout_s=_timeout_s)
         except RemoteError as e:
-            raise (InvocationRefused if e.type == "InvocationRefused" else PlatformError)(e.text) from None
+            raise _SAID.get(e.type, PlatformError)(e.text) from None
         except ConnectionError as e:
             if self._closed:
                 raise PlatformError("this platform was closed") from e

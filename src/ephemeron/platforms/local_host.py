@@ -51,6 +51,10 @@ _SOCKET_PATH = 100
 """Longest path of a socket that every system takes."""
 
 
+class HostGone(PlatformError):
+    """No process hosts the functions of this run, or the one that does is ending."""
+
+
 @dataclass(kw_only=True)
 class _Started:
     """An invocation, running or ended."""
@@ -97,7 +101,7 @@ class LocalHost:
     ) -> tuple[dict[str, Any], Sequence[memoryview]]:
         """Answers one message of a client."""
         if self.stopping.is_set():
-            raise PlatformError("the host is ending")
+            raise HostGone("the process that hosts the functions is ending")
         reply: dict[str, Any] = {}
         if method == "attend":
             await self._attend()

@@ -39,7 +39,6 @@ class Case:
     """Calls that are delivered twice."""
     relays: bool = False
     """In lives so short that every rank hands over once or more."""
-    patience_s: float = 20.0
 
 
 CASES = (
@@ -58,7 +57,6 @@ CASES = (
         deaths=4,
         drops=1,
         duplicates=1,
-        patience_s=4.0,
     ),
     Case(
         name="past lifetimes, and a successor dies while it loads",
@@ -88,7 +86,9 @@ class TrainingMatrix:
             pytest.skip("every start is cold here, and this takes minutes: EPHEMERON_FULL_MATRIX=1 runs it")
         how: dict[str, Any] = {"lifetime_s": world.relay_lifetime_s} if case.relays else {}
         faults = case.faults + (world.relay_faults if case.relays else ())
-        result, events = world.go(faults=faults, patience_s=case.patience_s, **how)
+        if case.drops:
+            how["patience_s"] = world.patience_s  # whoever misses what was lost waits for that long
+        result, events = world.go(faults=faults, **how)
         world.check_same(result)
         fired = [e.fault for e in of(events, FaultFired)]
         assert len(fired) == case.deaths + case.drops, fired

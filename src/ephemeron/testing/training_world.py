@@ -47,6 +47,9 @@ class TrainingWorld:
     """A short life, which is still longer than a cold start and a first iteration, which takes ten times as long as others:
     the run passes it with `relay_faults`."""
     relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
+    patience_s: float = 8.0
+    """Shortest wait before a silent peer is replaced, in runs that lose a put: longer than a function takes to start beside
+    others, since a needless replacement changes which attempt a fault hits."""
     slow_relays: bool = False
     """Nothing is ever warm, so passing lifetimes takes minutes: only with EPHEMERON_FULL_MATRIX=1."""
 
