@@ -139,6 +139,7 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     peaks = [(c["batch"], c["peak_mb"]) for c in (*steps["probes"], *steps["kept_out"])]
     assert all(w.memory_needed_mb(b) >= peak - 0.06 for b, peak in peaks)
     assert p.cold_start_s > p.warm_start_s > 0
+    assert p.cold_start_s == pytest.approx(fitted["platform"]["cold_starts_s"][0], abs=1e-3)
     assert p.poll_s > 0
     assert len(p.transfer) == 2
     assert p.price_gb_s > 0
@@ -226,6 +227,18 @@ def test_a_run_that_was_slower_makes_steps_slower_and_nothing_else():
     assert refined.platform.cold_start_s == pytest.approx(1.8)
     assert refined.platform.transfer == PROFILE.platform.transfer
     assert (note["run"], note["a_scaled_by"]) == ("run", 1.3)
+
+
+def test_a_cold_start_of_a_profile_is_one_of_the_launch():
+    relays = [
+        event
+        for n in range(1, 6)
+        for event in (
+            Invoked(t=3.0, rank=0, attempt=n, invocation=f"r{n}", reason="relay"),
+            Started(t=3.2, rank=0, attempt=n, invocation=f"r{n}", cold=True),
+        )
+    ]
+    assert refine(PROFILE, [*events(slower=1.3), *relays]).platform.cold_start_s == pytest.approx(1.8)
 
 
 def test_a_refined_profile_agrees_with_its_own_run():

@@ -169,6 +169,31 @@ def test_the_daemon_is_killed_then_frozen_and_the_weights_are_the_same(
     assert not [p for parent in detect().parents for p in parent.glob(f"ephemeron-{run.platform.host_pid}-*")]
 
 
+def test_the_fork_server_and_its_functions_are_killed_and_the_weights_are_the_same(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    killed: list[int] = []
+    tasks: list[asyncio.Future[None]] = []
+
+    async def kill(platform: LocalPlatform) -> None:
+        status = await platform.status()
+        (server,) = status["fork_servers"]
+        for pid in (server, *status["running"].values()):
+            os.kill(pid, signal.SIGKILL)
+        killed.append(server)
+
+    def act(platform: LocalPlatform) -> None:
+        tasks.append(asyncio.ensure_future(kill(platform)))
+
+    run = go(tmp_path / "run", at(8, act, act))
+    assert run.sha == undisturbed
+    assert len(set(killed)) == 2
+    lost = [e for e in run.of(Ended) if e.status == "lost"]
+    assert 2 <= len(lost) <= 4
+    assert {e.error for e in lost} == {"killed by SIGKILL"}
+    nothing_left(run.folder)
+
+
 def test_a_daemon_that_is_told_to_end_stops_the_run(tmp_path: Path) -> None:
     run = go(tmp_path / "run", at(8, signalled(signal.SIGTERM)))
     assert run.ending.status == "stopped"

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import fcntl
 import json
+import os
 import select
 import subprocess
 import sys
@@ -32,11 +33,13 @@ class Successor:
 
 
 def settings_of(
-    run_dir: Path, limits: Limits, *, idle_s: float = 30.0, linger_s: float = 2.0, enforce: bool = True
-) -> dict[str, Any]:
+    run_dir: Path, limits: Limits, *, idle_s: float = 30.0, linger_s: float = 2.0, enforce: bool = True,
+    forks: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """What a host is told. The environment variable `EPHEMERON_FORKS=0` overrules `forks`."""
     return {
         "folder": str(run_dir), "limits": dataclasses.asdict(limits), "idle_s": idle_s, "linger_s": linger_s,
-        "enforce": enforce,
+        "enforce": enforce, "forks": forks and os.environ.get("EPHEMERON_FORKS") != "0",
     }  # fmt: skip
 
 

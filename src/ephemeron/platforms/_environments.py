@@ -2,7 +2,7 @@
 
 An `Environment` serves one invocation at a time and is thrown away at the first sign of trouble: only an
 invocation that ended well, left no threads and no children makes its process fit for the next. Imports run without
-a CPU quota, as in clouds, and with the memory quota.
+a CPU quota, as in clouds, and with the memory quota; where processes are forked (`_fork_server`), what was imported counts.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import psutil  # type: ignore[import-untyped]
 
 from ephemeron.events import Status
+from ephemeron.platforms._fork_server import Forked, Forks, Process, spawn
 from ephemeron.platforms.cgroups import Enforcement, Group
 from ephemeron.units import MIB
 
@@ -46,11 +46,13 @@ class Environment:
         vcpus: CPU share while a handler runs.
         env: its environment variables.
         folder: of the run; output goes to `logs/<n>.txt` below it, that of an invocation where its message says (`log`).
+        forks: what its process is forked from; None: it is a fresh one.
     """
 
     def __init__(
-        self, enforcement: Enforcement, n: int, *, memory_mb: int, vcpus: float, env: Mapping[str, str], folder: Path
-    ) -> None:
+        self, enforcement: Enforcement, n: int, *, memory_mb: int, vcpus: float, env: Mapping[str, str], folder: Path,
+        forks: Forks | None = None,
+    ) -> None:  # fmt: skip
         self.memory_mb = memory_mb
         self.peak_mb = 0.0
         self.cold = True
@@ -64,7 +66,9 @@ class Environment:
         self._folder = folder
         self._log = f"{n}.txt"
         self._group: Group | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._forks = forks
+        self._forking: asyncio.Task[Forked | None] | None = None
+        self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._killed_as: Status | None = None
         self._hear: Hear = lambda _: None
@@ -84,11 +88,12 @@ class Environment:
             log = self._folder / "logs" / f"{self._n}.txt"
             log.parent.mkdir(exist_ok=True)
             with log.open("ab") as out:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "ephemeron.platforms.environment", str(theirs.fileno()),
-                    str(os.getpid()), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=self._env,
-                    cwd="/", pass_fds=[theirs.fileno()], start_new_session=True,
-                )  # fmt: skip
+                self._process = await self._fork(theirs, out)
+                if self._process is None and self._killed_as is None:
+                    self._process = await spawn(theirs, self._env, out)
+        if self._process is None:
+            ours.close()
+            return None
         self.pid = self._process.pid
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE)
         self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._watch())]
@@ -156,6 +161,8 @@ class Environment:
     def kill(self, why: Status) -> None:
         """SIGKILL for the process and everything it started. The first reason is kept."""
         self._killed_as = self._killed_as or why
+        if self._forking is not None:
+            self._forking.cancel()
         if self._process is not None:
             if self._process.returncode is None:  # else the number may be somebody else's by now
                 _kill_group(self.pid)
@@ -192,6 +199,14 @@ class Environment:
         while self._group is not None and not self._group.remove() and time.monotonic() < end:
             self._group.kill()
             await asyncio.sleep(0.01)
+
+    async def _fork(self, connection: socket.socket, out: IO[bytes]) -> Forked | None:
+        """None: forking does not work here, or it was killed meanwhile."""
+        if self._forks is None or self._killed_as is not None:
+            return None
+        self._forking = asyncio.create_task(self._forks.fork(self._env, connection, out))
+        await asyncio.wait([self._forking])
+        return None if self._forking.cancelled() else self._forking.result()
 
     async def _next(self, limit_s: float) -> dict[str, Any] | None:
         try:

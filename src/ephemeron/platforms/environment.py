@@ -1,9 +1,10 @@
 """The process in which local functions run, one invocation after the other.
 
-Started as `python -m ephemeron.platforms.environment FD PARENT` by the host. The connection is an inherited socket,
-one line of JSON per message, because standard output belongs to the user's code. Imports happen after the host has
-put this process under its memory quota and before it says hello: that is the cold start. Two threads serve the
-connection, so that an event costs the function a queue entry and nothing else, however slow the host is.
+Started as `python -m ephemeron.platforms.environment FD PARENT` by the host, or forked from a process that was started so
+with `forks` as third argument (`_forking`). The connection is an inherited socket, one line of JSON per message, because
+standard output belongs to the user's code. After the host has put this process under its memory quota and before it says
+hello, imports happen, or what was forked becomes its own: that is the cold start. Two threads serve the connection, so that
+an event costs the function a queue entry and nothing else, however slow the host is.
 
     host      {"go"}  {"call", "invocation", "origin", "lifetime_s", "vcpus", "scratch", "base", "cold", "log"}
               {"accepted": n}  {"refused": n, "text"}
@@ -35,6 +36,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Event, to_json
+from ephemeron.platforms._forking import serve_forks, take_over
 from ephemeron.platforms._hygiene import CleanState
 from ephemeron.platforms._output import printed_to, warnings_emitted
 from ephemeron.platforms.base import Call
@@ -135,23 +137,48 @@ class HostLine:
 
 def main() -> None:
     """Serves the host until it closes the connection."""
-    _die_with_parent(int(sys.argv[2]))
+    host = int(sys.argv[2])
+    _die_with_parent(host)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
-    line = HostLine(sock)
-    line.calls.get()
-    try:
-        entry = prepare_entry()
-    except Exception as e:  # noqa: BLE001 - whatever an import raises is the function's failure
-        line.send(failure("failed", e))
-        line.flush()
-        sys.exit(1)
-    gc.collect()
-    gc.freeze()  # what was imported stays: looking through it after every invocation would take PyTorch's 0.3 s
+    if sys.argv[3:] == ["forks"]:
+        line, entry = _forked(sock, host)
+    else:
+        line, entry = _fresh(sock)
     line.send({"hello": os.getpid()})
     while True:
         _serve(line, entry, line.calls.get())
         gc.collect()
+
+
+def _fresh(sock: socket.socket) -> tuple[HostLine, Entry]:
+    line = HostLine(sock)
+    line.calls.get()
+    try:
+        entry = _prepare()
+    except Exception as e:  # noqa: BLE001 - whatever an import raises is the function's failure
+        line.send(failure("failed", e))
+        line.flush()
+        sys.exit(1)
+    return line, entry
+
+
+def _forked(control: socket.socket, host: int) -> tuple[HostLine, Entry]:
+    """Serves forks; returns in the processes that are functions."""
+    sock, pages, entry = serve_forks(control, _prepare)
+    del sys.argv[3:]
+    line = HostLine(sock)
+    line.calls.get()
+    _die_with_parent(host)
+    take_over(pages)
+    return line, entry
+
+
+def _prepare() -> Entry:
+    entry = prepare_entry()
+    gc.collect()
+    gc.freeze()  # what was imported stays: looking through it after every invocation would take PyTorch's 0.3 s
+    return entry
 
 
 def prepare_entry() -> Entry:

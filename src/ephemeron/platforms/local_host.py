@@ -31,6 +31,7 @@ from typing import Any
 from ephemeron.errors import InvocationRefused, PlatformError
 from ephemeron.events import Ended, Invoked, Status, to_json
 from ephemeron.platforms._environments import Environment, WarmPool
+from ephemeron.platforms._fork_server import Forks
 from ephemeron.platforms._journal import Journal, quota_mb, unfinished
 from ephemeron.platforms._refusals import check_call
 from ephemeron.platforms.base import Call, Limits, Outcome, Reason, ended_event
@@ -76,16 +77,19 @@ class LocalHost:
         enforcement: how quotas are imposed.
         idle_s: after which a warm process is given up.
         linger_s: how long to stay when there is nobody to serve and nothing to run.
+        forks: what function processes are forked from; None: they are fresh ones.
     """
 
     def __init__(
-        self, folder: Path, limits: Limits, enforcement: Enforcement, *, idle_s: float, linger_s: float
-    ) -> None:
+        self, folder: Path, limits: Limits, enforcement: Enforcement, *, idle_s: float, linger_s: float,
+        forks: Forks | None = None,
+    ) -> None:  # fmt: skip
         self.stopping = asyncio.Event()
         self._folder = folder
         self._limits = limits
         self._enforcement = enforcement
         self._linger_s = linger_s
+        self._forks = forks
         self._journal = Journal(folder / EVENTS_FILE)
         self._pool = WarmPool(self._make, idle_s=idle_s)
         self._started: dict[str, _Started] = {}
@@ -146,6 +150,8 @@ class LocalHost:
         while not self.stopping.is_set():
             await asyncio.sleep(_TICK_S)
             await self._pool.expire()
+            if self._forks is not None:
+                self._forks.reap()
             if self._journal.problem:
                 self._journal.flush()
             if self._clients or self._running:
@@ -159,6 +165,8 @@ class LocalHost:
         await self.cancel_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pool.expire(everything=True)
+        if self._forks is not None:
+            await self._forks.close()
         self._journal.flush()
         await asyncio.to_thread(shutil.rmtree, self._folder / SCRATCH_FOLDER, ignore_errors=True)
 
@@ -287,6 +295,7 @@ class LocalHost:
             "unenforced": list(self._enforcement.unenforced),
             "running": {s.id: s.environment.pid if s.environment else 0 for s in self._running.values()},
             "warm": len(self._pool),
+            "fork_servers": self._forks.pids if self._forks else [],
             "problem": self._journal.problem,
         }
 
@@ -296,7 +305,7 @@ class LocalHost:
         env = {**os.environ, "HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
         return Environment(
             self._enforcement, self._environments, memory_mb=memory_mb, vcpus=self._limits.vcpus(memory_mb),
-            env=env, folder=self._folder,
+            env=env, folder=self._folder, forks=self._forks,
         )  # fmt: skip
 
     def _origin(self, call: Call) -> float:
@@ -325,14 +334,16 @@ async def serve(settings: dict[str, Any], ready: Callable[[], None]) -> None:
     """Runs a host until it is told to end, or has nothing left to do.
 
     Args:
-        settings: `folder`, `limits`, `idle_s`, `linger_s`, `enforce`.
+        settings: `folder`, `limits`, `idle_s`, `linger_s`, `enforce`, `forks`.
         ready: called once clients can connect.
     """
     folder = Path(settings["folder"])
     enforcement = detect() if settings["enforce"] else Enforcement(kind="none", unenforced=UNENFORCED)
     enforcement.clean()
+    forks = Forks.make(folder / LOGS_FOLDER) if settings["forks"] else None
     host = LocalHost(
-        folder, Limits(**settings["limits"]), enforcement, idle_s=settings["idle_s"], linger_s=settings["linger_s"]
+        folder, Limits(**settings["limits"]), enforcement, idle_s=settings["idle_s"], linger_s=settings["linger_s"],
+        forks=forks,
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -324,7 +324,7 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     bare = PlatformProfile(
         name="local", memory_min_mb=limits.memory_min_mb, memory_max_mb=limits.memory_max_mb,
         memory_step_mb=max(limits.memory_step_mb, QUOTA_STEP_MB), lifetime_s=limits.lifetime_s,
-        cold_start_s=statistics.median(prober.cold_s), warm_start_s=statistics.median(prober.warm_s), price_gb_s=0.0,
+        cold_start_s=prober.cold_s[0], warm_start_s=statistics.median(prober.warm_s), price_gb_s=0.0,
         price_invocation=0.0, poll_s=0.0 if prober.traits.waits else statistics.median(polls),
         channel=service if service in ("cache", "server") else "objects", concurrency=limits.concurrency,
         mb_per_vcpu=limits.mb_per_vcpu, parallel=max(1, round(overlap)), transfer=fitted.transfer,

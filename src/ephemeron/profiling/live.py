@@ -1,6 +1,8 @@
 """Probes as functions of this machine: one at a time, so that no probe disturbs another.
 
-A new quota is a cold start; every further call of the same quota finds a warm function. Both are measured on the way.
+A new quota is a cold start; every further call of the same quota finds a warm function. Both are measured on the way. What
+a profile needs of cold starts is how long a run's first functions take: the first here, with its imports, which later ones
+are forked from.
 """
 
 from __future__ import annotations

@@ -97,14 +97,16 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
 
 
 def _starts(events: Iterable[Event]) -> tuple[list[float], list[float]]:
-    """Seconds from call to code, cold and warm."""
+    """Seconds from call to code: cold ones of the launch, and warm ones. Later cold ones may have been forked at once."""
     events = list(events)
-    invoked = {e.invocation: e.t for e in events if isinstance(e, Invoked)}
+    invoked = {e.invocation: e for e in events if isinstance(e, Invoked)}
     cold: list[float] = []
     warm: list[float] = []
     for e in events:
         if isinstance(e, Started) and e.invocation in invoked:
-            (cold if e.cold else warm).append(max(0.0, e.t - invoked[e.invocation]))
+            call = invoked[e.invocation]
+            if not e.cold or call.reason in ("start", "resume"):
+                (cold if e.cold else warm).append(max(0.0, e.t - call.t))
     return cold, warm
 
 

@@ -1,8 +1,8 @@
 """What a run's functions have printed, as far as it is on this machine.
 
 On this machine every invocation has a file of its own, `logs/INVOCATION.txt`, below the run's folder, and what a process
-prints while it starts is in `logs/N.txt`. On clouds the collector leaves there what the cloud's log says of invocations
-that ended badly; the rest stays in the cloud's own log, whose command `elsewhere` knows.
+prints while it starts is in `logs/N.txt`, or `logs/fork-server-N.txt` where it is forked. On clouds the collector leaves there
+what the cloud's log says of invocations that ended badly; the rest stays in the cloud's own log, whose command `elsewhere` knows.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def _files(folder: RunFolder, rank: int | None) -> Iterator[tuple[Path, str]]:
         for path in sorted(logs.glob("*.txt")):
             if path.stem.isdigit():
                 yield path, f"start of process {path.stem}"
+            elif path.stem.startswith("fork-server-"):
+                yield path, f"start of {path.stem}"
     if folder.events.exists():
         for event in events_of(folder):
             if isinstance(event, Invoked) and rank in (None, event.rank):

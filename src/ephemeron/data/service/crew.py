@@ -28,7 +28,7 @@ RUN = "loading"
 
 async def local_platform(folder: Path, env: Mapping[str, str]) -> Platform:
     """Functions of this machine."""
-    return await LocalPlatform.start(folder, env=env, linger_s=0.5)
+    return await LocalPlatform.start(folder, env=env, linger_s=0.5, forks=False)
 
 
 class Crew:
