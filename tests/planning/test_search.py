@@ -94,7 +94,7 @@ def test_bounds_are_below_everything_they_bound(profile, model, data):
             x1 = np.where(x0 > 0, x0 + rng.integers(0, 8, 60), 0)
             zero = np.zeros(60)
             k_index = np.where(tied, w_index, np.minimum(k_index, (4 >> level)))
-            b = Blocks(column, level, w_index, level, k_index, x0, x1, zero, zero, zero, zero)
+            b = Blocks(column, level, w_index, level, k_index, x0, x1, zero, zero, zero, zero, zero)
             r = ranges(t, b, largest, 6)
             b, r = b.take(r.some), Ranges(*(getattr(r, name)[r.some] for name in Ranges.__slots__))
             seconds, usd = bound(space, t, b, r, largest)

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ephemeron.performance.profile import Workload
 from ephemeron.prices import Machine
 
@@ -53,12 +55,9 @@ def on_machine(
     quota_mb = vcpus * mb_per_vcpu
     batch = min(batch, workload.samples)
     full, rest = divmod(workload.samples, batch)
-    epoch_s = full * float(workload.compute_s(batch, quota_mb))
-    if rest:
-        epoch_s += float(workload.compute_s(rest, quota_mb))
+    full_s, rest_s, test_s = workload.compute_s(np.array([batch, rest, workload.test_samples / 3]), quota_mb).tolist()
+    epoch_s = full * full_s + (rest_s if rest else 0.0) + (test_s if workload.test_samples else 0.0)
     epoch_s += (full + bool(rest)) * (workload.step_s + workload.apply_s / vcpus)
-    if workload.test_samples:
-        epoch_s += float(workload.compute_s(workload.test_samples / 3, quota_mb))
     seconds = machine.boot_s + download_s + epochs * epoch_s
     return {
         "name": machine.name,

@@ -42,6 +42,8 @@ class Blocks:
     seconds: Array
     """Their bounds."""
     usd: Array
+    asked: Array
+    """Bits of the targets that want them (`targets.Targets`)."""
 
     def take(self, which: Array) -> Blocks:
         if which.dtype == bool:
@@ -81,8 +83,8 @@ class Ranges:
         return Ranges(*[getattr(self, name).take(which) for name in Ranges.__slots__])
 
 
-def ranges(t: Tables, b: Blocks, largest: float, most: float) -> Ranges:
-    """Args: `largest`: global batch; `most`: W."""
+def ranges(t: Tables, b: Blocks, largest: Array | float, most: float) -> Ranges:
+    """Args: `largest`: global batch, of all or of each; `most`: W."""
     family = t.family[b.column]
     tied = np.array([f.tied for f in t.families])[family]
     limit = np.array([[f.least, min(f.most, most), f.most_k] for f in t.families], dtype=float).T[:, family]
@@ -113,15 +115,10 @@ def ranges(t: Tables, b: Blocks, largest: float, most: float) -> Ranges:
     return Ranges(w0, w1, k0, k1, x0, x1, y0, y1, some)
 
 
-def _place(t: Tables, b: Blocks) -> Array:
-    """Of each block in the flattened tables of K."""
-    return np.asarray(b.column * t.pieces.shape[1] + t.offset[b.k_level] + b.k_index)
-
-
 def pace(t: Tables, b: Blocks, r: Ranges) -> tuple[Array, Array]:
     """Least seconds of an exchange, and of those who do not aggregate (0 where they have no batch of their own)."""
-    at = _place(t, b)
-    a1, b1, a2, b2 = (np.take(x.ravel(), at) for x in t.lines)
+    at = t.place[b.column] + _within(t, b)
+    a1, b1, a2, b2 = (np.take(x, at) for x in (t.lines if not t.unequal else (*t.lines[:2], *t.lines[:2])))
     seconds = np.maximum(a1 + b1 * r.w0, a2 + b2 * r.w0)
     few = np.flatnonzero((r.w0 < FIRST) & (b1 != 0))
     if len(few):
@@ -129,10 +126,15 @@ def pace(t: Tables, b: Blocks, r: Ranges) -> tuple[Array, Array]:
         two, three = np.where(w0 <= 2, t.small[column, 0], np.inf), np.where(w1 >= 3, t.small[column, 1], np.inf)
         more = np.where(w1 >= FIRST, np.maximum(a1[few] + b1[few] * FIRST, a2[few] + b2[few] * FIRST), np.inf)
         seconds[few] = np.minimum(np.minimum(two, three), more)
-    return seconds, (np.take(t.other.ravel(), at) if t.unequal else np.zeros_like(seconds))
+    return seconds, (np.take(t.lines[2], at) if t.unequal else np.zeros_like(seconds))
 
 
-def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: float) -> tuple[Array, Array]:
+def _within(t: Tables, b: Blocks) -> Array:
+    """Of each block in its row of a table of K."""
+    return np.asarray(np.minimum(t.offset[b.k_level] + b.k_index, t.width[b.column]))
+
+
+def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float) -> tuple[Array, Array]:
     """Least seconds and US dollars of everything in a block; infinite where nothing is in it."""
     c = np.take(t.constants, b.column, axis=1)
 
@@ -186,7 +188,7 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: float) -> tupl
         epoch = s * samples / w1 + n * (sb + e)
         all_epoch = s * samples + n * w0 * (sb + e)
         each = s * r.x0 + sb + e + own
-    load = t.load[b.column, np.minimum(w1, t.load.shape[1]).astype(int) - 1]
+    load = t.load[t.load_row[b.column], np.minimum(w1, t.load.shape[1]).astype(int) - 1]
     if honest:
         start = np.maximum(of("cold_s"), w0 * of("start_each_s"))
         once = start + load + of("fixed_s") + epochs * n * own
@@ -196,7 +198,7 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: float) -> tupl
         seconds = epochs * (load + epoch)
         work = epochs * (w0 * load + all_epoch)
     iterations = epochs * n
-    pieces = np.take(t.pieces.ravel(), _place(t, b))
+    pieces = np.take(t.pieces, t.pieces_place[b.column] + _within(t, b))
     puts, gets = pieces * w0, pieces * np.maximum(of("gets_by_w") * w0 + of("gets_more"), 0.0)
     usd = work * of("gb_usd") + iterations * (puts * of("put_usd") + gets * of("get_usd")) + of("extra_usd")
     usd = usd + iterations * np.maximum(of("moved_by_w") * w0 + of("moved_more"), 0.0) * of("mb_usd")

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ephemeron.performance.model import Prediction, Terms
 from ephemeron.performance.profile import PlatformProfile, Profile
 from ephemeron.planning.answers import Answers
 from ephemeron.planning.pareto import Candidate
-from ephemeron.planning.plan import Choice, Plan, Predicted, Searched, parse_choice
+from ephemeron.planning.plan import Choice, Plan, Predicted, Searched
 from ephemeron.planning.reasons import bound_by, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.planning.rented import beyond, few, gpus, on_all
 from ephemeron.planning.search import METHODS, predictions_of
@@ -121,18 +122,21 @@ def make_plan(
     best = answers.best() if found is None else found.best
     if best is None:
         raise infeasible(answers, wish.pattern, wish.lifetime_s)
-    (choice,) = _choices(space, [best])
+    nearby = answers.beside(best, workers=wish.workers is None)
+    listed = [("front", c) for c in _thinned(answers.front())] if front else []
+    shown = [("chosen", best)], to_compare(answers, best), nearby, listed
+    all_of = iter(_choices(space, [c for part in shown for _, c in part]))
+    (choice,), *others, edge = [list(islice(all_of, len(part))) for part in shown]
+    compared, alternatives = (
+        _named(wish, best, part, named) for part, named in zip(shown[1:3], others, strict=True)
+    )  # fmt: skip
     machines = on_all(profile.workload, best, epochs=wish.epochs, file=prices_file)
     binding, reasons = bound_by(answers, best, choice.predicted)
-    compared = _named(space, wish, best, to_compare(answers, best))
-    nearby = [] if wish.workers is not None else answers.other_workers(best)
-    alternatives = _named(space, wish, best, [*nearby, *answers.other_quotas(best)])
-    edge = _choices(space, _thinned(answers.front())) if front else []
     optimum = answers.best()
     assert optimum is not None
     platform = best.option.platform
     sources = sources_of(profile.fit, platform, measured=platform.name == profile.platform.name)
-    doubted = [*edge, *(parse_choice(c) for c in (*compared, *alternatives))]
+    doubted = [*edge, *others[0], *others[1]]
     doubt = resampled(sources, choice, doubted, wish.limits, wish.minimise)
     optimal = found is None or found.optimal
     evaluated = answers.search.computed() if found is None else found.evaluated
@@ -164,14 +168,16 @@ def make_plan(
     )  # fmt: skip
 
 
-def _named(space: Space, wish: Wish, best: Candidate, others: list[tuple[str, Candidate]]) -> list[dict[str, Any]]:
+def _named(
+    wish: Wish, best: Candidate, others: Sequence[tuple[str, Candidate]], choices: Sequence[Choice]
+) -> list[dict[str, Any]]:
     """Choices beside the chosen one: why each is shown, whether it keeps the limits, and their ratios."""
     return [
         {
             "why": why, "within_limits": c.seconds <= wish.limits.seconds and c.cost_usd <= wish.limits.usd,
             "time_ratio": c.seconds / best.seconds, "cost_ratio": c.cost_usd / best.cost_usd, **choice.to_dict(),
         }
-        for (why, c), choice in zip(others, _choices(space, [c for _, c in others]), strict=True)
+        for (why, c), choice in zip(others, choices, strict=True)
     ]  # fmt: skip
 
 

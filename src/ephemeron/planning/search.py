@@ -27,8 +27,9 @@ from ephemeron.planning.bounds import Blocks, Ranges, bound, pace, ranges
 from ephemeron.planning.heuristics import brute_force, two_stage
 from ephemeron.planning.pareto import NONE, Best, Candidate, Found, Front, Points, joined
 from ephemeron.planning.space import Limits, Space
-from ephemeron.planning.splits import PARTS, cut, groups, halved, octaves
+from ephemeron.planning.splits import PARTS, cut, first_blocks, groups, halved
 from ephemeron.planning.tables import PLACE, Tables, families, tabulate
+from ephemeron.planning.targets import ALL, Query, Targets
 
 CHUNK = 96
 """Quotas that are tabulated together."""
@@ -36,33 +37,12 @@ AT_ONCE = 1 << 14
 """Blocks that are bounded together: their arrays stay in the cache."""
 SMALL = 1 << 9
 """Blocks of one optimum up to which further halves cost less than another round of bounds."""
+WAITING = 1 << 8
+"""Single (W, M, K) that wait for others, to be settled together: few say little about the rest."""
+FEW = 1 << 12
+"""The same of intervals of batches, of which several are cut at once."""
 SAMPLED = 48
 """Promising blocks of which one candidate is computed before the others are looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """Which part of the space to search. None: all of it."""
-
-    workers: frozenset[int] | None = None
-    memory_mb: float | None = None
-    aggregators: int | None = None
-    largest_global_batch: int | None = None
-    """May exceed the space's."""
-
-    def holds(self, what: Array) -> Array:
-        """Which candidates are in it, whatever their batches."""
-        good = np.ones(what.shape[1], dtype=bool)
-        if self.workers is not None and what.size:
-            good &= np.isin(np.arange(int(what[1].max()) + 1), sorted(self.workers))[what[1].astype(int)]
-        if self.memory_mb is not None:
-            good &= what[2] == self.memory_mb
-        if self.aggregators is not None:
-            good &= what[3] == self.aggregators
-        return good
-
-
-ALL = Query()
 
 
 class Search:
@@ -79,16 +59,20 @@ class Search:
 
     def run(self, target: Best | Front, query: Query = ALL) -> None:
         """Improves `target` until nothing in the query's part of the space can."""
+        self.run_all([(target, query)])
+
+    def run_all(self, asked: Sequence[tuple[Best | Front, Query]]) -> None:
+        """Improves several targets at once, each until nothing in its query's part of the space can."""
         count = len(self.space.quotas)
-        if not count or not self.families:
+        if not count or not self.families or not asked:
             return
-        chunks = [(first, min(first + CHUNK, count) - 1) for first in range(0, count, CHUNK)]
-        if query.memory_mb is not None:
-            at = int(np.searchsorted(self.space.quotas, query.memory_mb))
-            chunks = [c for c in chunks if c[0] <= at <= c[1]]
-        for first, last in chunks:
-            for columns in self._tabulated(first, last):
-                _Descent(self, columns, target, query).run()
+        targets = Targets(asked, self.space, self.most)
+        fits = np.flatnonzero(self.space.workload.largest_batch(self.space.quotas) >= 1)
+        for first in range(int(fits[0]) if len(fits) else count, count, CHUNK):
+            last = min(first + CHUNK, count) - 1
+            if targets.reach(self.space.quotas[first], self.space.quotas[last]):
+                for columns in self._tabulated(first, last):
+                    _Descent(self, columns, targets).run()
 
     def _tabulated(self, first: int, last: int) -> list[_Columns]:
         found = self._tables.get((first, last))
@@ -117,10 +101,9 @@ class Search:
         """Candidates of the query's part of the space, within limits, that were computed for other queries."""
         self._computed = [joined(self._computed)] if self._computed else [NONE]
         p = self._computed[0]
-        _, w, _, k, x, y = p.what
         largest = query.largest_global_batch or self.space.largest_global_batch
-        good = (p.seconds <= limits.seconds) & (p.usd <= limits.usd) & query.holds(p.what)
-        return p.take(np.flatnonzero(good & (x * k + y * (w - k) <= largest)))
+        good = (p.seconds <= limits.seconds) & (p.usd <= limits.usd) & query.holds(p.what, largest)
+        return p.take(np.flatnonzero(good))
 
     def computed(self) -> int:
         """Candidates that were computed, each counted once."""
@@ -144,85 +127,55 @@ class _Columns:
 
 
 class _Descent:
-    """One query over one set of columns."""
+    """Some targets over one set of columns."""
 
-    def __init__(self, search: Search, columns: _Columns, target: Best | Front, query: Query) -> None:
-        self.search, self.space, self.target, self.query = search, search.space, target, query
+    def __init__(self, search: Search, columns: _Columns, targets: Targets) -> None:
+        self.search, self.space, self.targets = search, search.space, targets
         self.fine, self.coarse, self.begin = columns.fine, columns.coarse, columns.begin
-        self.largest = float(query.largest_global_batch or self.space.largest_global_batch)
-        self.allowed = np.ones(search.most + 2, dtype=bool)
-        for some in (self.space.only_workers, query.workers):
-            if some is not None:
-                self.allowed &= np.isin(np.arange(search.most + 2), sorted(some))
-        self.before = np.concatenate([[0], np.cumsum(self.allowed)])
 
     def run(self) -> None:
         blocks = self._begun()
         self._sample(self.coarse, blocks)
         blocks = self._bounded(self.fine, self._refined(self._alive(blocks)))
+        narrow = blocks.take(np.empty(0, dtype=int))
         while len(blocks):
-            self._sample(self.fine, blocks)
-            blocks = self._alive(blocks)
             single = (blocks.w_level == 0) & (blocks.k_level == 0)
-            wide, narrow = blocks.take(~single), blocks.take(single)
-            parts = [self._bounded(self.fine, self._split(wide))] if len(wide) else []
-            if len(narrow):
-                parts.append(self._settled(narrow))
-            blocks = Blocks.joined(parts) if parts else blocks.take(np.empty(0, dtype=int))
+            narrow = Blocks.joined([narrow, blocks.take(single)])
+            blocks = blocks.take(~single)
+            if len(narrow) > WAITING or not self.targets.valued():
+                narrow = self._settled(narrow)
+            self._sample(self.fine, blocks)
+            blocks = self._bounded(self.fine, self._split(self._alive(blocks)))
+        while len(narrow):
+            narrow = self._settled(narrow)
 
     def _split(self, b: Blocks) -> Blocks:
         """Halves, and halves of halves as long as they are few."""
         b = halved(self.fine, b)
-        while isinstance(self.target, Best) and len(b) <= SMALL and (b.w_level.any() or b.k_level.any()):
+        while len(b) <= SMALL and (b.w_level.any() or b.k_level.any()):
             b = halved(self.fine, b)
         return b
 
     # -- blocks -----------------------------------------------------------------------------------------------
 
     def _begun(self) -> Blocks:
-        """What the query wants of the blocks that cover everything: they and their bounds are the same for all queries."""
+        """What the targets want of the blocks that cover everything: they and their bounds are the same for all targets."""
         t = self.coarse
-        known = self.begin.get(self.largest)
-        if known is None:
-            b = self._first(t)
-            r = ranges(t, b, self.largest, self.search.most)
-            b, r = b.take(r.some), r.take(r.some)
-            parts = [np.arange(at, min(at + AT_ONCE, len(b))) for at in range(0, len(b), AT_ONCE)]
-            found = [bound(self.space, t, b.take(i), r.take(i), self.largest) for i in parts]
-            if found:
-                seconds, usd = (np.concatenate(x) for x in zip(*found, strict=True))
-                b = replace(b, seconds=seconds, usd=usd)
-            known = self.begin[self.largest] = b, r
-        b, r = known
-        return b.take(np.flatnonzero(self._wanted(t, b, r) & ~self.target.hopeless(b.seconds, b.usd)))
-
-    def _first(self, t: Tables) -> Blocks:
-        """Few blocks that cover everything: narrow where W and K are small."""
         parts = []
-        for i, f in enumerate(t.families):
-            columns = np.flatnonzero(t.family == i)
-            levels, indices = octaves(min(f.most, self.search.most))
-            if f.tied:
-                wl, wi = kl, ki = levels, indices
-            else:
-                k_levels, k_indices = octaves(f.most_k)
-                a, b = (x.ravel() for x in np.meshgrid(np.arange(len(levels)), np.arange(len(k_levels)), indexing="ij"))
-                possible = (k_indices[b] << k_levels[b]) + 1 < ((indices[a] + 1) << levels[a])
-                wl, wi, kl, ki = (
-                    levels[a][possible],
-                    indices[a][possible],
-                    k_levels[b][possible],
-                    k_indices[b][possible],
-                )
-            n = len(wl)
-            zero = np.zeros(n * len(columns))
-            parts.append(
-                Blocks(
-                    np.repeat(columns, n),
-                    *(np.tile(x, len(columns)) for x in (wl, wi, kl, ki)),
-                    *(zero for _ in range(6)),
-                )
-            )
+        for largest, bits in self.targets.groups:
+            known = self.begin.get(largest)
+            if known is None:
+                b = first_blocks(t, self.search.most)
+                r = ranges(t, b, largest, self.search.most)
+                b, r = b.take(r.some), r.take(r.some)
+                some = [np.arange(at, min(at + AT_ONCE, len(b))) for at in range(0, len(b), AT_ONCE)]
+                found = [bound(self.space, t, b.take(i), r.take(i), largest) for i in some]
+                if found:
+                    seconds, usd = (np.concatenate(x) for x in zip(*found, strict=True))
+                    b = replace(b, seconds=seconds, usd=usd)
+                known = self.begin[largest] = b, r
+            b, r = known
+            parts.append(self._alive(replace(b, asked=np.asarray(bits & self.targets.possible(self.space, t, b, r)))))
         return Blocks.joined(parts)
 
     def _refined(self, b: Blocks) -> Blocks:
@@ -237,37 +190,28 @@ class _Descent:
         """With their bounds, and without those that hold nothing."""
         parts = []
         for start in range(0, len(b), AT_ONCE):
-            some = b.take(np.arange(start, min(start + AT_ONCE, len(b))))
-            r = ranges(t, some, self.largest, self.search.most)
-            keep = r.some & self._wanted(t, some, r)
-            if not keep.all():
+            some = b.take(np.arange(start, min(start + AT_ONCE, len(b)))) if len(b) > AT_ONCE else b
+            r = ranges(t, some, self.targets.largest(some.asked), self.search.most)
+            asked = some.asked & self.targets.possible(self.space, t, some, r)
+            keep = np.flatnonzero(r.some & (asked != 0))
+            some = replace(some, asked=asked)
+            if len(keep) < len(some):
                 some, r = some.take(keep), r.take(keep)
             if len(some):
-                seconds, usd = bound(self.space, t, some, r, self.largest)
-                some = replace(some, seconds=seconds, usd=usd)
-                parts.append(some.take(~self.target.hopeless(seconds, usd)))
+                seconds, usd = bound(self.space, t, some, r, self.targets.largest(some.asked))
+                parts.append(self._alive(replace(some, seconds=seconds, usd=usd)))
         return Blocks.joined(parts) if parts else b.take(np.empty(0, dtype=int))
 
-    def _wanted(self, t: Tables, b: Blocks, r: Ranges) -> Array:
-        last = len(self.allowed) - 1
-        w0, w1 = np.minimum(r.w0, last).astype(int), np.minimum(r.w1, last).astype(int)
-        good = self.before[w1 + 1] > self.before[w0]
-        q = self.query
-        if q.memory_mb is not None:
-            quotas = self.space.quotas
-            good &= (quotas[t.first[b.column]] <= q.memory_mb) & (quotas[t.last[b.column]] >= q.memory_mb)
-        if q.aggregators is not None:
-            good &= (r.k0 <= q.aggregators) & (r.k1 >= q.aggregators)
-        return np.asarray(good)
-
     def _alive(self, b: Blocks) -> Blocks:
-        return b.take(~self.target.hopeless(b.seconds, b.usd))
+        """Those that some target may still want, each with who does."""
+        asked = b.asked & self.targets.hopeful(b.seconds, b.usd)
+        return replace(b, asked=asked).take(np.flatnonzero(asked))
 
     # -- candidates -------------------------------------------------------------------------------------------
 
     def _sample(self, t: Tables, b: Blocks) -> None:
         """Computes one candidate of each of the most promising blocks, so that good ones prune the rest."""
-        if not len(b) or (isinstance(self.target, Best) and len(self.target.points)):
+        if not len(b) or self.targets.settled():
             return
         order = np.lexsort((b.usd, b.seconds))
         usd = b.usd[order]
@@ -275,7 +219,7 @@ class _Descent:
         if len(edge) > SAMPLED:
             edge = edge[np.unique(np.linspace(0, len(edge) - 1, SAMPLED).astype(int))]
         some = b.take(edge)
-        r = ranges(t, some, self.largest, self.search.most)
+        r = ranges(t, some, self.targets.largest(some.asked), self.search.most)
         w = np.floor((r.w0 + r.w1) / 2)
         tied = np.array([f.tied for f in t.families])[t.family[some.column]]
         k = np.where(tied, w, np.minimum(np.floor((r.k0 + r.k1) / 2), w - 1))
@@ -284,8 +228,8 @@ class _Descent:
 
     def _batches(self, t: Tables, b: Blocks, r: Ranges, w: Array, k: Array) -> list[tuple[Array, Array]]:
         """Good batches for single W and K: the smallest that give as few iterations as can be, and are balanced."""
-        memory = t.largest_batch[b.column]
-        most = np.minimum(self.largest, w * memory)
+        memory, largest = t.largest_batch[b.column], self.targets.largest(b.asked)
+        most = np.minimum(largest, w * memory)
         if not t.unequal:
             x = np.maximum(np.minimum(np.floor(most / w), r.x1), r.x0)
             x = np.clip(np.ceil(self._least(w * x) / w), r.x0, x)
@@ -297,7 +241,7 @@ class _Descent:
         found = []
         for x in (np.floor(balanced), np.floor(balanced) + 1):
             x = np.clip(x, r.x0, r.x1)
-            top = np.minimum(np.minimum(memory, np.floor((self.largest - x * k) / others)), r.y1)
+            top = np.minimum(np.minimum(memory, np.floor((largest - x * k) / others)), r.y1)
             y = np.maximum(np.minimum(np.ceil((wanted - k * x) / others), top), np.maximum(r.y0, x))
             fuller = np.minimum(np.ceil((wanted - y * (w - k)) / k), np.minimum(y, r.x1))
             found.append((np.maximum(x, np.where(y == top, fuller, 0)), y))
@@ -313,14 +257,8 @@ class _Descent:
 
     def _compute(self, t: Tables, b: Blocks, w: Array, k: Array, quota: Array, x: Array, y: Array) -> Points:
         option = np.array([f.option for f in t.families])[t.family[b.column]]
-        p = self.search.predict(option, w, self.space.quotas[quota], k, x, np.where(w > k, y, x), self.largest)
-        wanted = self.allowed[np.minimum(w, len(self.allowed) - 1).astype(int)]
-        q = self.query
-        if q.memory_mb is not None:
-            wanted = wanted & (self.space.quotas[quota] == q.memory_mb)
-        if q.aggregators is not None:
-            wanted = wanted & (k == q.aggregators)
-        self.target.take(p if wanted.all() else p.take(np.flatnonzero(wanted)))
+        p = self.search.predict(option, w, self.space.quotas[quota], k, x, np.where(w > k, y, x), self.targets.widest)
+        self.targets.take(p)
         return p
 
     def _compute_all(
@@ -334,7 +272,7 @@ class _Descent:
 
     def _settled(self, b: Blocks) -> Blocks:
         """Single (W, M, K): computes what is best in each, and returns what may hold better all the same."""
-        order = np.argsort(b.usd if not isinstance(self.target, Best) or self.target.minimise == "cost" else b.seconds)
+        order = np.argsort(b.usd if self.targets.by_cost else b.seconds)
         rest = []
         for start in range(0, len(b), AT_ONCE // 4):
             some = self._alive(b.take(order[start : start + AT_ONCE // 4]))
@@ -344,7 +282,7 @@ class _Descent:
 
     def _equal(self, b: Blocks) -> Blocks:
         t = self.fine
-        r = ranges(t, b, self.largest, self.search.most)
+        r = ranges(t, b, self.targets.largest(b.asked), self.search.most)
         ((x, _),) = self._batches(t, b, r, r.w0, r.k0)
         p = self._compute(t, b, r.w0, r.k0, t.first[b.column], x, x)
         if self.space.model == "published":
@@ -356,6 +294,8 @@ class _Descent:
         if not len(more):
             return b.take(more)
         some, x, x0 = b.take(more), x[more], r.x0[more]
+        if len(more) <= FEW // PARTS:
+            return self._bounded(t, cut(some, replace(r.take(more), x0=x0, x1=x - 1, y0=x - 1, y1=x - 1)))
         middle = np.floor((x0 + x - 1) / 2)
         low, high = replace(some, x0=x0, x1=middle), replace(some, x0=middle + 1, x1=x - 1)
         return self._bounded(t, Blocks.joined([low, high]))
@@ -366,7 +306,7 @@ class _Descent:
 
     def _unequal(self, b: Blocks) -> Blocks:
         t = self.fine
-        r = ranges(t, b, self.largest, self.search.most)
+        r = ranges(t, b, self.targets.largest(b.asked), self.search.most)
         whole = np.flatnonzero((b.x1 == 0) & (b.y1 == 0))
         if len(whole):  # for the first time at this (W, M, K)
             some, part = b.take(whole), r.take(whole)
@@ -377,11 +317,11 @@ class _Descent:
         if single.any():
             i = np.flatnonzero(single)
             self._compute(t, b.take(i), r.w0[i], r.k0[i], t.first[b.column[i]], r.x0[i], r.y0[i])
-        i = np.flatnonzero(~single & ~self.target.hopeless(b.seconds, b.usd))
+        i = np.flatnonzero(~single & ((b.asked & self.targets.hopeful(b.seconds, b.usd)) != 0))
         if not len(i):
             return b.take(i)
         some, r = b.take(i), r.take(i)
-        if isinstance(self.target, Best) and len(i) <= SMALL // PARTS:
+        if len(i) <= FEW // PARTS:
             return self._bounded(t, cut(some, r))
         by_x = r.x1 > r.x0
         middle = np.floor((r.x0 + r.x1) / 2)

@@ -36,6 +36,30 @@ def groups(t: Tables) -> Array:
     return np.concatenate(begins)
 
 
+def first_blocks(t: Tables, most: int) -> Blocks:
+    """Few blocks that cover everything: narrow where W and K are small.
+
+    Args:
+        most: W.
+    """
+    parts = []
+    for i, f in enumerate(t.families):
+        columns = np.flatnonzero(t.family == i)
+        wl, wi = octaves(min(f.most, most))
+        kl, ki = wl, wi
+        if not f.tied:
+            k_levels, k_indices = octaves(f.most_k)
+            a, b = (x.ravel() for x in np.meshgrid(np.arange(len(wl)), np.arange(len(k_levels)), indexing="ij"))
+            possible = (k_indices[b] << k_levels[b]) + 1 < ((wi[a] + 1) << wl[a])
+            a, b = a[possible], b[possible]
+            wl, wi, kl, ki = wl[a], wi[a], k_levels[b], k_indices[b]
+        wl, wi, kl, ki = (np.tile(x, len(columns)) for x in (wl, wi, kl, ki))
+        zero, nobody = np.zeros(len(wl)), np.zeros(len(wl), dtype=np.int64)
+        column = np.repeat(columns, len(wl) // len(columns))
+        parts.append(Blocks(column, wl, wi, kl, ki, zero, zero, zero, zero, zero, zero, nobody))
+    return Blocks.joined(parts)
+
+
 def halved(t: Tables, b: Blocks) -> Blocks:
     """Four blocks of each, or two where W or K is single, or tied to the other."""
     parts = []

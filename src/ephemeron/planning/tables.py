@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ CONSTANTS = (
 PLACE = {name: i for i, name in enumerate(CONSTANTS)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tables:
     """Columns of one kind of family."""
 
@@ -93,16 +94,18 @@ class Tables:
     last: Array
     offset: Array
     """Where each level begins."""
-    lines: tuple[Array, ...]
-    """Pace is at least a1 + b1·W and a2 + b2·W: columns × (level, block of K)."""
+    stacks: tuple[Array, ...]
+    """By family, of `lines`: tables × distinct quotas × (level, block of K)."""
+    row: Array
+    """Of every column in its family's stack: quotas at which nothing gets faster share a row."""
     small: Array
-    """The same for W = 2 and W = 3."""
-    other: Array
-    """Of those who do not aggregate, under HAP; empty elsewhere."""
-    pieces: Array
-    """Puts per iteration and worker."""
+    """Pace at W = 2 and W = 3: columns × 2."""
+    puts: tuple[Array, ...]
+    """By family: puts per iteration and worker, by (level, block of K)."""
     load: Array
-    """Seconds to load everything: columns × W from 1 on."""
+    """Seconds to load everything: (platform, quota) × W from 1 on."""
+    load_row: Array
+    """Of every column."""
     constants: Array
     """`CONSTANTS` × columns."""
     largest_batch: Array
@@ -110,27 +113,60 @@ class Tables:
     synchronous: Array
     """Spare samples of 3-22, where B^n is bounded by it: columns × K, at the largest W; else empty."""
 
+    @cached_property
+    def lines(self) -> tuple[Array, ...]:
+        """Pace is at least a1 + b1·W and a2 + b2·W; with unequal batches a third table, of those who do not aggregate."""
+        return tuple(np.concatenate([x[i].ravel() for x in self.stacks]) for i in range(len(self.stacks[0])))
+
+    @cached_property
+    def place(self) -> Array:
+        """Where each column's row begins in `lines`."""
+        begins = np.cumsum([0, *(x[0].size for x in self.stacks[:-1])])
+        wide = np.array([x.shape[2] for x in self.stacks])
+        return np.asarray(begins[self.family] + self.row * wide[self.family])
+
+    @cached_property
+    def width(self) -> Array:
+        """Index of the last entry of each column's row."""
+        return np.array([x.shape[2] - 1 for x in self.stacks])[self.family]
+
+    @cached_property
+    def pieces(self) -> Array:
+        """`puts` one after another."""
+        return np.concatenate(self.puts)
+
+    @cached_property
+    def pieces_place(self) -> Array:
+        """Where each column's begin."""
+        return np.asarray(np.cumsum([0, *(len(x) for x in self.puts[:-1])])[self.family])
+
     def merged(self, groups: Array) -> Tables:
         """Columns merged into groups: minima of what bounds from below.
 
         Args:
             groups: where each group of adjacent columns begins; a group stays within one family.
         """
-
         ends = np.append(groups[1:], len(self.family)) - 1
-
-        def least(x: Array, axis: int = 0) -> Array:
-            if axis or not x.size:
-                return np.minimum.reduceat(x, groups, axis=axis) if x.size else x
-            # Of wide rows this is several times as fast as `reduceat`.
-            return np.stack([x[a : b + 1].min(axis=0) for a, b in zip(groups, ends, strict=True)])
-
+        family = self.family[groups]
+        stacks, row = [], np.zeros(len(groups), dtype=int)
+        for i, x in enumerate(self.stacks):
+            mine = family == i
+            found, row[mine] = _merged(x, self.row[groups[mine]], self.row[ends[mine]])
+            stacks.append(found)
+        load, load_row = _merged(self.load, self.load_row[groups], self.load_row[ends])
         synchronous = np.maximum.reduceat(self.synchronous, groups) if self.synchronous.size else self.synchronous
         return Tables(
-            self.unequal, self.families, self.family[groups], self.first[groups], self.last[ends], self.offset,
-            tuple(least(x) for x in self.lines), least(self.small), least(self.other), least(self.pieces), least(self.load),
-            least(self.constants, 1), np.maximum.reduceat(self.largest_batch, groups), synchronous,
+            self.unequal, self.families, family, self.first[groups], self.last[ends], self.offset, tuple(stacks), row,
+            np.minimum.reduceat(self.small, groups), self.puts, load, load_row,
+            np.minimum.reduceat(self.constants, groups, axis=1), np.maximum.reduceat(self.largest_batch, groups), synchronous,
         )  # fmt: skip
+
+
+def _merged(x: Array, first: Array, last: Array) -> tuple[Array, Array]:
+    """Minima over intervals of rows, the last axis but one; equal intervals once. Also which is whose."""
+    intervals = {pair: i for i, pair in enumerate(sorted(set(zip(first.tolist(), last.tolist(), strict=True))))}
+    found = np.stack([x[..., a : b + 1, :].min(axis=-2) for a, b in intervals], axis=-2)
+    return found, np.array([intervals[pair] for pair in zip(first.tolist(), last.tolist(), strict=True)])
 
 
 def tabulate(space: Space, of: Sequence[Family], first: int, last: int, largest: int) -> list[Tables]:
@@ -154,54 +190,72 @@ def _tables(
 ) -> Tables:
     quotas = m[:, 0]
     n = max(min(max(f.most_k for f in mine), most), 1)
+    offset, levels = _levels(n)
     wide = len(quotas) * len(mine)
-    lines = tuple(np.full((wide, n), np.inf) for _ in range(4))
-    small, other = np.full((wide, 2), np.inf), np.full((wide, n) if unequal else (wide, 0), np.inf)
-    pieces, load = np.full((wide, n), np.inf), np.zeros((wide, most))
-    constants = np.zeros((len(CONSTANTS), wide))
+    stacks, puts = [], []
+    loads: dict[int, tuple[int, Array]] = {}
+    row, load_row = np.zeros(wide, dtype=int), np.zeros(wide, dtype=int)
+    small, constants = np.full((wide, 2), np.inf), np.zeros((len(CONSTANTS), wide))
     capped = space.model == "published" and unequal
     synchronous = np.zeros((wide, n) if capped else (wide, 0))
     usable = np.ones(wide, dtype=bool)
     for i, f in enumerate(mine):
         o, at = space.options[f.option], slice(i * len(quotas), (i + 1) * len(quotas))
+        few_m, row[at] = _distinct(space, o, m)
         k = np.arange(1, min(f.most_k, n) + 1, dtype=float)[None, :]
+        # A family of a single K needs no minima over several.
+        stack = np.full((3 if unequal else 4, len(few_m), n if k.size > 1 else 1), np.inf)
         rows = slice(0, k.size)
         if f.tied:
-            e, others, puts = _pace(space, o, k, k, m, known)
-            lines[0][at, rows] = lines[2][at, rows] = np.maximum(e, others)
-            lines[1][at, rows] = lines[3][at, rows] = 0.0
+            e, others, written = _pace(space, o, k, k, few_m, known)
+            stack[0, :, rows] = stack[2, :, rows] = np.maximum(e, others)
+            stack[1, :, rows] = stack[3, :, rows] = 0.0
             small[at] = 0.0
-            pieces[at, rows] = puts / k
+            pieces = written / k
             if f.least > 1:
-                lines[0][at, 0] = lines[2][at, 0] = np.inf
+                stack[0, :, 0] = stack[2, :, 0] = np.inf
         else:
-            for line, (intercept, slope) in zip(
-                (0, 2), _lines(space, o, k, m, float(most), known, unequal), strict=True
-            ):
-                lines[line][at, rows], lines[line + 1][at, rows] = intercept, slope
+            for line, (intercept, slope) in enumerate(_lines(space, o, k, few_m, float(most), known, unequal)):
+                stack[2 * line, :, rows], stack[2 * line + 1, :, rows] = intercept, slope
             near = np.maximum(k + 1, FIRST)
-            _, others, puts = _pace(space, o, near, k, m, known)
-            pieces[at, rows] = puts / near
+            _, others, written = _pace(space, o, near, k, few_m, known)
+            pieces = written / near
             if unequal:
-                other[at, rows] = others
+                stack[2, :, rows] = others
             for w in (2, 3):
                 few = np.arange(1.0, min(w, f.most_k + 1))[None, :]
-                e, others, _ = _pace(space, o, np.full_like(few, w), few, m, known)
-                small[at, w - 2] = (e if unequal else np.maximum(e, others)).min(axis=1)
+                e, others, _ = _pace(space, o, np.full_like(few, w), few, few_m, known)
+                small[at, w - 2] = (e if unequal else np.maximum(e, others)).min(axis=1)[row[at]]
             if capped:
                 synchronous[at, rows] = space.synchronous(o, np.full_like(k, float(most)), m, k, np.zeros_like(k))
-        load[at], constants[:, at] = _loading(space, o, m, most), _constants(space, o, f, quotas)
+        several = k.size > 1
+        stacks.append(_pyramid(stack, levels) if several else stack)
+        each = np.full((1, n if several else 1), np.inf)
+        each[:, rows] = pieces[:1]
+        puts.append(_pyramid(each, levels)[0] if several else each[0])
+        begins = loads.setdefault(id(o.platform), (len(loads) * len(quotas), _loading(space, o, m, most)))[0]
+        load_row[at] = begins + np.arange(len(quotas))
+        constants[:, at] = _constants(space, o, f, quotas)
         usable[at] = usable_mb(space.workload, o.platform, quotas) + space.workload.m > 0
     batch = np.tile(space.workload.largest_batch(quotas), len(mine))
     batch = np.where(usable, np.minimum(batch, 1e9), 0.0)
     index = np.tile(np.arange(first, first + len(quotas)), len(mine))
-    offset, levels = _levels(n)
-    pyramids = [_pyramid(x, levels) for x in (lines[:2] if unequal else lines)]  # one line, where batches are unequal
     return Tables(
-        unequal, mine, np.repeat(np.arange(len(mine)), len(quotas)), index, index, offset,
-        (*pyramids, *pyramids)[:4], small, _pyramid(other, levels) if unequal else other,
-        _pyramid(pieces, levels), load, constants, batch, synchronous,
+        unequal, mine, np.repeat(np.arange(len(mine)), len(quotas)), index, index, offset, tuple(stacks), row, small,
+        tuple(puts), np.concatenate([x for _, x in loads.values()]), load_row, constants, batch, synchronous,
     )  # fmt: skip
+
+
+def _distinct(space: Space, o: Option, m: Array) -> tuple[Array, Array]:
+    """Quotas at which exchanges take different times, and the row of every quota among them.
+
+    Beyond the last measured quota transfers get no faster, and folding does not where CPUs are not used any more.
+    """
+    flat = o.platform.transfer[-1].memory_mb
+    if space.workload.fold_s_per_mb:
+        flat = max(flat, space.workload.vcpus * o.platform.mb_per_vcpu or np.inf)
+    last = min(int(np.searchsorted(m[:, 0], flat)), len(m) - 1)
+    return m[: last + 1], np.minimum(np.arange(len(m)), last)
 
 
 def _levels(n: int) -> tuple[Array, int]:
@@ -212,18 +266,18 @@ def _levels(n: int) -> tuple[Array, int]:
 
 
 def _pyramid(table: Array, levels: int) -> Array:
-    """A table, and beside it its minima over pairs of K, pairs of pairs, and so on."""
-    sizes = [table.shape[1]]
+    """A table, and beside it its minima over pairs of K, pairs of pairs, and so on. K is the last axis."""
+    sizes = [table.shape[-1]]
     for _ in range(levels - 1):
         sizes.append(-(-sizes[-1] // 2))
-    out = np.empty((len(table), sum(sizes)))
-    out[:, : sizes[0]] = table
+    out = np.empty((*table.shape[:-1], sum(sizes)))
+    out[..., : sizes[0]] = table
     at = 0
     for size, half in itertools.pairwise(sizes):
-        below, above = out[:, at : at + size], out[:, at + size : at + size + half]
+        below, above = out[..., at : at + size], out[..., at + size : at + size + half]
         pairs = size // 2
-        np.minimum(below[:, 0 : 2 * pairs : 2], below[:, 1 : 2 * pairs : 2], out=above[:, :pairs])
-        above[:, pairs:] = below[:, 2 * pairs :]
+        np.minimum(below[..., 0 : 2 * pairs : 2], below[..., 1 : 2 * pairs : 2], out=above[..., :pairs])
+        above[..., pairs:] = below[..., 2 * pairs :]
         at += size
     return out
 
@@ -239,7 +293,7 @@ def _lines(
     here, there = _pace(space, o, near, k, m, known), _pace(space, o, near + 1, k, m, known)
     straight = _line(near, here[0], there[0])
     if unequal:
-        return [straight, straight]
+        return [straight]
     if o.terms.pattern == "pipelined":
         return [straight, _line(far, _pace(space, o, far, k, m, known)[0], _pace(space, o, far + 1, k, m, known)[0])]
     return [straight, _line(near, here[1], there[1])]

@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,19 @@ TABLES = {
 """Every table of a price file. `machine.arm64` is true or false; `gpu.speedup` is over one vCPU, where somebody knows it."""
 
 
-def read(file: str | Path | None = None) -> dict[str, Any]:
-    """The tables of a price file, checked; `as_of` of the file and of every table as ISO text.
+def read(file: str | Path | None = None) -> Mapping[str, Any]:
+    """The tables of a price file, checked; `as_of` of the file and of every table as ISO text. Not to be changed.
 
     Raises:
         JobError: the file is absent, or a table or key is unknown, missing or of a value that makes no sense; named.
     """
-    where = f"price file {file or DEFAULT}"
-    raw = parse_toml(_text(file), where=where, remedy=REMEDY)
+    return _checked(_text(file), f"price file {file or DEFAULT}")
+
+
+@lru_cache(maxsize=8)
+def _checked(text: str, where: str) -> Mapping[str, Any]:
+    """The same of one text, which a plan asks for many times."""
+    raw = parse_toml(text, where=where, remedy=REMEDY)
     must("as_of" in raw, f"{where}: as_of, the date of the prices, is missing")
     _known(raw.keys(), {"name", "as_of", *TABLES}, where)
     _text_of(raw, "name", where)
