@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import TERMS, platform, profiles, workload
 
-from ephemeron.performance.model import Terms
-from ephemeron.performance.profile import Profile
-from ephemeron.planning.bounds import Blocks, Ranges, bound, ranges
+from ephemeron.performance.model import Terms, exchange
+from ephemeron.performance.profile import Power, Profile, Saturating, Transfer
+from ephemeron.planning.bounds import Blocks, Ranges, bound, pace, ranges
 from ephemeron.planning.search import brute_force, exact, two_stage
 from ephemeron.planning.space import Limits, Space, make_space
 from ephemeron.planning.tables import families, tabulate
@@ -106,6 +106,28 @@ def test_bounds_are_below_everything_they_bound(profile, model, data):
                 inside &= m <= t.last[b.column[i]]
                 assert (seconds[i] <= s[inside] * (1 + 1e-11)).all()
                 assert (usd[i] <= c[inside] * (1 + 1e-11)).all()
+
+
+def test_few_functions_are_bounded_by_their_own_pace_where_more_of_them_take_no_longer():
+    """Pipelined and bound by uplinks: from W = 4 on every W takes the same, W = 2 and W = 3 take less."""
+    up, down = Saturating(p_mb_s=1.0, t_per_mb=1.0), Power(latency_s=0.0, s_per_mb=0.5, exponent=1.0)
+    where = platform(transfer=(Transfer(memory_mb=128, up=up, down=down),), poll_s=0.0, parallel=1, memory_max_mb=2048)
+    what = workload(
+        model_mb=1.0, a=1.0, b=0.0, m=0.0, memory_slope_mb=0.0, memory_base_mb=0.0, dataset_mb=0.0, samples=18
+    )
+    space = small(Profile(workload=what, platform=where), Limits(max_global_batch=40))
+    (t,) = tabulate(
+        space, [f for f in families(space) if space.options[f.option].terms.pattern == "pipelined"], 0, 0, 6
+    )
+    w = np.array([1, 2, 3])  # W - 1
+    zero, level = np.zeros(3), np.zeros(3, dtype=int)
+    column = np.full(3, int(np.flatnonzero(~t.tied)[0]))
+    b = Blocks(column, level, w, level, level, zero, zero, zero, zero, zero, zero, zero)
+    seconds, _ = pace(t, b, ranges(t, b, 40, 6))
+    terms = Terms(pattern="pipelined", epochs=2)
+    wanted = exchange(what, where, terms, workers=w + 1, aggregators=1, memory_mb=space.quotas[0]).seconds
+    assert wanted[0] < wanted[1] < wanted[2]
+    assert (seconds <= wanted * (1 + 1e-12)).all()
 
 
 def enumerated(space: Space) -> list[np.ndarray]:

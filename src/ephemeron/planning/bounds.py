@@ -86,7 +86,7 @@ class Ranges:
 def ranges(t: Tables, b: Blocks, largest: Array | float, most: float) -> Ranges:
     """Args: `largest`: global batch, of all or of each; `most`: W."""
     family = t.family[b.column]
-    tied = np.array([f.tied for f in t.families])[family]
+    tied = t.tied[b.column]
     limit = np.array([[f.least, min(f.most, most), f.most_k] for f in t.families], dtype=float).T[:, family]
     w0 = np.maximum((b.w_index << b.w_level) + 1.0, limit[0])
     w1 = np.minimum(((b.w_index + 1) << b.w_level).astype(float), np.minimum(limit[1], largest))
@@ -120,7 +120,7 @@ def pace(t: Tables, b: Blocks, r: Ranges) -> tuple[Array, Array]:
     at = t.place[b.column] + _within(t, b)
     a1, b1, a2, b2 = (np.take(x, at) for x in (t.lines if not t.unequal else (*t.lines[:2], *t.lines[:2])))
     seconds = np.maximum(a1 + b1 * r.w0, a2 + b2 * r.w0)
-    few = np.flatnonzero((r.w0 < FIRST) & (b1 != 0))
+    few = np.flatnonzero((r.w0 < FIRST) & ~t.tied[b.column])
     if len(few):
         w0, w1, column = r.w0[few], r.w1[few], b.column[few]
         two, three = np.where(w0 <= 2, t.small[column, 0], np.inf), np.where(w1 >= 3, t.small[column, 1], np.inf)

@@ -221,7 +221,7 @@ class _Descent:
         some = b.take(edge)
         r = ranges(t, some, self.targets.largest(some.asked), self.search.most)
         w = np.floor((r.w0 + r.w1) / 2)
-        tied = np.array([f.tied for f in t.families])[t.family[some.column]]
+        tied = t.tied[some.column]
         k = np.where(tied, w, np.minimum(np.floor((r.k0 + r.k1) / 2), w - 1))
         at = np.maximum((t.first[some.column] + t.last[some.column]) // 2, t.first[some.column])
         self._compute_all(t, some, w, k, at, self._batches(t, some, r, w, k))

@@ -63,7 +63,7 @@ def first_blocks(t: Tables, most: int) -> Blocks:
 def halved(t: Tables, b: Blocks) -> Blocks:
     """Four blocks of each, or two where W or K is single, or tied to the other."""
     parts = []
-    tied = np.array([f.tied for f in t.families])[t.family[b.column]]
+    tied = t.tied[b.column]
     by_w, by_k = b.w_level > 0, (b.k_level > 0) & ~tied
     for dw in (0, 1):
         for dk in (0, 1):

@@ -126,6 +126,11 @@ class Tables:
         return np.asarray(begins[self.family] + self.row * wide[self.family])
 
     @cached_property
+    def tied(self) -> Array:
+        """Of every column: K = W."""
+        return np.array([f.tied for f in self.families])[self.family]
+
+    @cached_property
     def width(self) -> Array:
         """Index of the last entry of each column's row."""
         return np.array([x.shape[2] - 1 for x in self.stacks])[self.family]
