@@ -46,6 +46,7 @@ def test_cold_functions_are_forked_from_one_process_and_are_children_of_the_host
         assert [v["parent"] for v in seen] == [platform.host_pid] * 3
         assert [v["cold"] for v in seen] == [True] * 3
         assert len({v["pid"] for v in seen}) == 3
+        assert psutil.Process(server).children() == [], "nor zombies"
 
     run(folder, scenario)
     assert (folder / "host.log").read_text() == ""
@@ -78,7 +79,7 @@ def test_random_states_are_a_functions_own_and_pytorch_computes(folder: Path) ->
         assert len({number for v in values for number in v["drawn"]}) == 9
         assert {(v["threads"], v["sum"]) for v in values} == {(1, 512.0**3)}
 
-    run(folder, scenario, env={**ENV, "EPHEMERON_PRELOAD": "numpy,torch"})
+    run(folder, scenario, env={**ENV, "EPHEMERON_PRELOAD": "numpy.random,torch"})
 
 
 def test_functions_share_no_descriptors(folder: Path) -> None:

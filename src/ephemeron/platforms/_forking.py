@@ -23,7 +23,6 @@ import ctypes
 import json
 import mmap
 import os
-import random
 import socket
 import sys
 import threading
@@ -101,10 +100,9 @@ def take_over(pages: list[Pages]) -> None:
         elif libc.mprotect(p.start, p.length, _PROT_READ | _PROT_WRITE) == 0:  # addresses that the linker has filled in
             libc.madvise(p.start, p.length, _MADV_POPULATE_WRITE)
             libc.mprotect(p.start, p.length, _PROT_READ)
-    random.seed()
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random: Any = sys.modules.get("numpy.random")  # which NumPy imports when it is asked for
+    if numpy_random is not None:
+        numpy_random.seed()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.random.default_generator.seed()
