@@ -2,8 +2,8 @@
 
     python -m benchmarks.relays [--json] [--epochs 200] [--pairs 2]
 
-Real processes with quotas. The first relay of a run starts its successors cold (each imports PyTorch), later ones find
-the environments of their predecessors' predecessors warm. Both sides alternate; seconds are from launch to end, less
+Real processes with quotas. The first relay of a run starts its successors cold, later ones find the environments of their
+predecessors' predecessors warm. Both sides alternate; seconds are from launch to end, less
 the first start, which both have alike. `warm` counts from the first iteration after the first relay to the end, on both
 sides: what relays cost where starts are warm.
 """

@@ -10,8 +10,8 @@ empty scratch folder and no memory of earlier invocations, and is billed to the 
     await platform.shutdown()           # or close(), and the functions go on
 
 Where Linux allows it, functions are forked from a process that has made their imports (`_forking`), and are charged as if they
-had made them. Measured on two cores: the first cold start of a run takes 1.4 s with PyTorch, further ones 0.12 s, a warm one
-5 to 8 ms. More functions than the machine has CPU shares for run slower than their quota promises: see `default_memory_mb`.
+had made them. Measured on two cores: the first cold start of a run takes 1.5 CPU seconds with PyTorch, further ones 0.12, a warm
+one 5 to 8 ms. More functions than the machine has CPU shares for run slower than their quota promises: see `default_memory_mb`.
 """
 
 from __future__ import annotations
