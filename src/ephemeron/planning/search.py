@@ -33,6 +33,8 @@ from ephemeron.planning.targets import ALL, Query, Targets
 
 CHUNK = 96
 """Quotas that are tabulated together."""
+THIN = 64
+"""Quotas that are searched first where there are many."""
 AT_ONCE = 1 << 14
 """Blocks that are bounded together: their arrays stay in the cache."""
 SMALL = 1 << 9
@@ -350,12 +352,16 @@ def exact(
     began = time.perf_counter()
     search = Search(space)
     target = Front(tolerance) if front else Best(minimise, limits)
+    thin = len(space.quotas) // THIN
+    some = Search(replace(space, quotas=space.quotas[::thin])) if thin > 1 else None
+    if some is not None:  # quotas are searched chunk by chunk: the first would otherwise know of nothing good elsewhere
+        some.run(target)
     search.run(target)
     points = target.thinned() if isinstance(target, Front) else target.points
     all_of = [points.candidate(space.options, i) for i in range(len(points))]
     within = [c for c in all_of if c.seconds <= limits.seconds and c.cost_usd <= limits.usd]
     best = min(within, key=lambda c: c.key(minimise), default=None)
-    evaluated = search.computed()
+    evaluated = search.computed() + (0 if some is None else some.computed())
     return Found(
         "exact", best=best, evaluated=evaluated, pruned=max(space.size() - evaluated, 0), seconds=time.perf_counter() - began,
         optimal=True, front=within,
