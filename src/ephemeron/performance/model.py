@@ -133,15 +133,19 @@ def _arrays(*numbers: Numbers) -> tuple[Array, ...]:
 
 def span_s(
     platform: PlatformProfile, direction: Any, objects: Numbers, size_mb: Numbers, memory_mb: Numbers,
-    parallel: Numbers = math.inf,
+    parallel: Numbers = math.inf, alone: Array | None = None,
 ) -> Array:  # fmt: skip
     """Seconds for some objects of one size over one function's link, `parallel` of them under way at a time.
+
+    Args:
+        alone: seconds of one of them, where that is known.
 
     Returns:
         0 where there are none; one object's time for one.
     """
     n, size, memory = _arrays(objects, size_mb, memory_mb)
-    alone = platform.seconds(direction, size, memory)
+    if alone is None:
+        alone = platform.seconds(direction, size, memory)
     window = np.minimum(platform.parallel, parallel)
     each = np.maximum(size * platform.seconds_per_mb(direction, memory), alone / window)
     return np.where(n > 0, alone + (n - 1) * np.minimum(each, alone), 0.0)
@@ -177,16 +181,19 @@ def exchange(
     plain = w > k  # somebody only sends and receives
     one_up, one_down = platform.seconds("up", s_up, m), platform.seconds("down", s_up, m)
     per_mb = platform.seconds_per_mb("down", m)
-    publish = platform.seconds("up", s_down, m)
+    same = UP[terms.compression] == DOWN[terms.compression]
+    publish = one_up if same else platform.seconds("up", s_down, m)
+    one_read = one_down if same else platform.seconds("down", s_down, m)
     # Where stores wait, whoever has asked before the object is there does not wait for the request's latency after.
     asked = 0.0 if platform.poll_s else np.minimum(platform.seconds("down", TINY_MB, m), one_down)
-    sent = span_s(platform, "up", k - 1, s_up, m)
+    sent = span_s(platform, "up", k - 1, s_up, m, alone=one_up)
     folding = cpu * ((w - 1) * s_up + s_down)
     window = np.maximum(GATHERED, np.floor(UNDER_WAY_MB / s_up))
-    aggregate = span_s(platform, "down", w - 1, s_up, m, window) + folding + publish + wait
-    read = span_s(platform, "down", k - 1, s_down, m)
+    aggregate = span_s(platform, "down", w - 1, s_up, m, window, one_down) + folding + publish + wait
+    read = span_s(platform, "down", k - 1, s_down, m, alone=one_read)
     download = np.maximum(read - asked, 0.0) + cpu * s_down * k + wait
-    sent_n, read_n = span_s(platform, "up", k, s_up, m), span_s(platform, "down", k, s_down, m)
+    sent_n = span_s(platform, "up", k, s_up, m, alone=one_up)
+    read_n = span_s(platform, "down", k, s_down, m, alone=one_read)
     if terms.sync == "hap":
         other = sent_n + read_n + cpu * (s_up + s_down) * k + wait  # 3-11
     else:
@@ -200,7 +207,7 @@ def exchange(
 
 
 def _shaped(shape: tuple[int, ...], *values: Numbers) -> Exchange:
-    return Exchange(*(np.broadcast_to(x, shape) for x in values))
+    return Exchange(*(x if np.shape(x) == shape else np.broadcast_to(x, shape) for x in values))  # type: ignore[arg-type]
 
 
 def _moved_mb(workload: Workload, terms: Terms, w: Array) -> Array:

@@ -390,12 +390,12 @@ class PlatformProfile:
         return np.asarray(self._measured(direction, np.minimum(size, largest), memory) + beyond)
 
     def _measured(self, direction: Literal["up", "down"], size: Array, memory: Array) -> Array:
-        shape = np.broadcast_shapes(size.shape, memory.shape)
         nodes, rates = _curves(self.transfer)[direction]
+        if size.ndim == 0 and len(nodes) > 1:
+            return rates.of_one(nodes, float(size), memory)
+        shape = size.shape if size.shape == memory.shape else np.broadcast_shapes(size.shape, memory.shape)
         if len(nodes) == 1:
             return np.broadcast_to(rates.at(0).seconds(size), shape)
-        if size.ndim == 0:
-            return rates.of_one(nodes, float(size), memory)
         if size.ndim == 2 and memory.ndim == 2 and size.shape[0] == memory.shape[1] == 1 and len(memory) > 1:
             return rates.of_row(nodes, size, memory)
         if memory.size == 1 or math.prod(shape) <= 2 * size.size * len(nodes):
@@ -406,7 +406,8 @@ class PlatformProfile:
             each = rates.everywhere(size)
             place = np.ogrid[tuple(slice(n) for n in size.shape)] if size.ndim else ()
             low, high = each[(i, *place)], each[(i + 1, *place)]
-        return np.broadcast_to(low + weight * (high - low), shape)
+        found = np.asarray(low + weight * (high - low))
+        return found if found.shape == shape else np.broadcast_to(found, shape)
 
     def seconds_per_mb(self, direction: Literal["up", "down"], memory_mb: Array | float) -> Array:
         """Of many objects at once: the link's own limit."""
