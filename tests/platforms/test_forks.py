@@ -19,6 +19,7 @@ import pytest
 
 from ephemeron.channels import open_channel
 from ephemeron.events import Event, Note
+from ephemeron.platforms._fork_server import Forks
 from ephemeron.platforms.base import Call, Limits, Outcome
 from ephemeron.platforms.cgroups import detect
 from ephemeron.platforms.local import LocalPlatform
@@ -229,6 +230,14 @@ def test_forking_can_be_switched_off(folder: Path, how: str, monkeypatch: pytest
     if how == "variable":
         monkeypatch.setenv("EPHEMERON_FORKS", "0")
     run(folder, scenario, forks=how != "option")
+
+
+def test_other_systems_get_fresh_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.platform", "darwin")
+        assert Forks.make(tmp_path) is None
+    monkeypatch.delattr("os.pidfd_open")
+    assert Forks.make(tmp_path) is None
 
 
 _SILENT = """
