@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -130,7 +131,9 @@ class _Server:
         """Kills it; functions go on."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+                os.kill(
+                    self.process.pid, signal.SIGKILL
+                )  # asyncio's `kill` reaps what is dead, which asyncio then misses
         await self.process.wait()
         self._control.close()
 
