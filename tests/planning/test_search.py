@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import TERMS, platform, profiles, workload
+from worlds import TERMS, platform, profiles, short_lives, workload
 
 from ephemeron.performance.model import Terms, exchange
 from ephemeron.performance.profile import Power, Profile, Saturating, Transfer
@@ -32,9 +32,9 @@ def best_of(everything: list[np.ndarray], limits: Limits, minimise: str) -> floa
     return float(mine.min()) if len(mine) else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
-    profiles(),
+    st.one_of(profiles(), profiles(), short_lives()),
     st.sampled_from(["honest", "honest", "honest", "published"]),
     st.sampled_from(["cost", "time"]),
     st.sampled_from([7, 16, 25, 40]),
@@ -75,8 +75,8 @@ def test_other_searches_agree_or_do_worse(profile, minimise):
             assert heuristic.key(minimise)[0] >= found.best.key(minimise)[0] * (1 - 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(profiles(), st.sampled_from(["honest", "published"]), st.data())
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(profiles(), short_lives()), st.sampled_from(["honest", "published"]), st.data())
 def test_bounds_are_below_everything_they_bound(profile, model, data):
     """Blocks of every shape: of one quota or of all, of any W and K, with and without bounds on the batches."""
     largest = 40
@@ -144,8 +144,8 @@ def enumerated(space: Space) -> list[np.ndarray]:
     return list(np.concatenate(parts, axis=1))
 
 
-@settings(max_examples=100, deadline=None)
-@given(profiles())
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(profiles(), short_lives()))
 def test_the_front_is_what_nothing_beats(profile):
     limits = Limits(max_global_batch=30)
     space = small(profile, limits)

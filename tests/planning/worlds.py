@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from ephemeron.performance.model import Terms
@@ -69,3 +71,17 @@ def profiles(draw: st.DrawFn) -> Profile:
         lockstep_cpu_s=draw(st.sampled_from([0.0, 0.003])), first_cpu_s=draw(st.sampled_from([0.0, 0.2])),
     )  # fmt: skip
     return Profile(workload=what, platform=where)
+
+
+@st.composite
+def short_lives(draw: st.DrawFn) -> Profile:
+    """Functions that mostly have to hand over, or live too briefly for an iteration."""
+    profile = draw(profiles())
+    what = dataclasses.replace(
+        profile.workload, a=draw(numbers(1, 100)), b=draw(numbers(0, 5)), m=0.0, model_mb=draw(numbers(0.1, 20)),
+        memory_base_mb=draw(numbers(0, 300)), memory_slope_mb=draw(numbers(0, 5)), samples=draw(st.integers(50, 1500)),
+        dataset_mb=draw(numbers(0, 20)),
+    )  # fmt: skip
+    return dataclasses.replace(
+        profile, workload=what, platform=dataclasses.replace(profile.platform, lifetime_s=draw(numbers(3, 40)))
+    )

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ephemeron.errors import JobError
+from ephemeron.performance.lives import Handing, dies_too_early, lives_of
 from ephemeron.performance.profile import Array, PlatformProfile, Workload
 
 Numbers: TypeAlias = Array | float | int
@@ -43,8 +44,6 @@ GATHERED, UNDER_WAY_MB = 4, 3.0
 """Contributions that an aggregator fetches ahead, or as many as these MB are."""
 CONTROL_EVERY_S = 2.0
 """Between two looks of rank 0 whether somebody wants the run to stop."""
-WARM_LEAD_S = 0.3
-"""By which a successor is started before it is needed, besides what loading takes."""
 CHUNK_MB = 1.0
 """Of the pipelined form, or half a shard where that is less."""
 
@@ -323,9 +322,10 @@ def predict(
         + platform.seconds("down", workload.model_mb, m) + workload.first_cpu_s / share
     )  # fmt: skip
     finish = np.where(w > 1, tiny_up + tiny_down, 0.0) + platform.seconds("up", workload.model_mb, m)
-    relays, relay_each, overlap = relays_of(workload, platform, terms, m, load, each + own, loop_s + load + finish)
-    relay_s = relays * relay_each
     start = platform.start_s(w)
+    hand = handing(workload, platform, terms, workers=w, aggregators=k, memory_mb=m, load=load)
+    lives = lives_of(hand, each + own, iterations)
+    relays, relay_s = lives.relays, lives.stops_s
     seconds = start + load + loop_s + relay_s + finish
 
     invocations = w * (1 + relays)
@@ -334,15 +334,15 @@ def predict(
     gets = iterations * e.gets + w * (START_READS + RELAY_READS * relays) + w + np.maximum(w - 2, 0)
     polls = np.where(platform.poll_s > 0, platform.polls_per_get, 0.0) * iterations * e.gets + w * relays
     polls = polls + seconds / CONTROL_EVERY_S
-    state = _state_mb(workload)
+    state = state_mb(workload)
     moved = iterations * e.moved_mb + w * (data_mb + 2 * workload.model_mb) + (saves + w * relays) * state
-    gb_s = m / 1024 * w * (seconds + relays * overlap)  # 3-23
+    gb_s = m / 1024 * w * (seconds + lives.twice_s)  # 3-23
     functions = gb_s * platform.price_gb_s
     requests = invocations * platform.price_invocation + puts * platform.price_put + (gets + polls) * platform.price_get
     kept_gb = np.maximum(kept_mb(workload, terms, w) / 1000, platform.least_kept_gb)
     hourly = platform.price_server_hour + kept_gb * platform.price_gb_hour
     storage = np.broadcast_to(moved * platform.price_mb + hourly * seconds / 3600, w.shape)
-    dies = dies_too_early(terms.lifetime_s or platform.lifetime_s, each + own, load)
+    dies = dies_too_early(hand, each + own, iterations)
     return Prediction(
         seconds=np.where(dies, np.inf, seconds), cost_usd=np.where(dies, np.inf, functions + requests + storage),
         iteration_s=each + own,
@@ -357,34 +357,27 @@ def predict(
 def kept_mb(workload: Workload, terms: Terms, w: Array) -> Array:
     """MB that a channel holds at a time: data, weights, two checkpoints of each rank, two iterations' messages."""
     messages = 2 * workload.model_mb * (w * UP[terms.compression] + DOWN[terms.compression])
-    return workload.dataset_mb + workload.model_mb + 2 * w * _state_mb(workload) + np.where(w > 1, messages, 0.0)
+    return workload.dataset_mb + workload.model_mb + 2 * w * state_mb(workload) + np.where(w > 1, messages, 0.0)
 
 
-def _state_mb(workload: Workload) -> float:
+def state_mb(workload: Workload) -> float:
+    """MB of a checkpoint."""
     return workload.state_mb or workload.model_mb
 
 
-def dies_too_early(life_s: float, iteration_s: Array, load_s: Array) -> Array:
-    """Whether a function ends before it has done anything. Once true, true for any longer iteration or loading."""
-    return np.asarray(life_s <= 2 * iteration_s + load_s)
-
-
-def relays_of(
-    workload: Workload, platform: PlatformProfile, terms: Terms, m: Array, load: Array, each: Array, total: Array
-) -> tuple[Array, Array, Array]:
-    """How often each rank hands over, the seconds that this stops the run for, and those that are billed twice.
-
-    A function hands over when another iteration might not fit its life; its successor is loaded by then. None of the
-    three falls as loading, an iteration or the total grow: bounds rest on that.
-    """
-    life = terms.lifetime_s or platform.lifetime_s
-    state = _state_mb(workload)
-    write, read = platform.seconds("up", state, m), platform.seconds("down", state, m)
-    tiny = platform.seconds("up", TINY_MB, m) + platform.seconds("down", TINY_MB, m)
-    reserve = np.maximum(min(1.0, 0.05 * life), 1.5 * each + 2 * write)
-    useful = np.maximum(life - reserve - 0.5 * each, 1e-9)
-    relays = np.where(total > useful, np.ceil(total / useful) - 1, 0.0)
-    return relays, write + read + tiny, 2 * load + WARM_LEAD_S + 2 * each
+def handing(
+    workload: Workload, platform: PlatformProfile, terms: Terms, *, workers: Array, aggregators: Array, memory_mb: Array,
+    load: Array,
+) -> Handing:  # fmt: skip
+    """What lives and hand-overs take for functions of a quota that load for some seconds, the first ones."""
+    state, m, w = state_mb(workload), memory_mb, workers
+    return Handing(
+        life_s=terms.lifetime_s or platform.lifetime_s, first_load_s=load,
+        load_s=load - platform.seconds("down", workload.model_mb, m), write_s=platform.seconds("up", state, m),
+        read_s=platform.seconds("down", state, m), request_s=platform.seconds("up", TINY_MB, m), cold_s=platform.start_s(w),
+        warm_s=platform.warm_start_s, waits=w > 1,
+        mixed=(terms.sync == "hap") & (w > aggregators) & (2 * aggregators > w),
+    )  # fmt: skip
 
 
 def published(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ephemeron.performance.model import dies_too_early, relays_of
+from ephemeron.performance.lives import Handing, dies_too_early, least_lives
 from ephemeron.performance.profile import Array
 from ephemeron.planning.space import Space
 from ephemeron.planning.tables import FIRST, PLACE, Tables
@@ -206,32 +206,43 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
         usd = usd + w0 * (of("start_usd") + np.floor(iterations / terms.checkpoint_every) * of("put_usd"))
         hourly = np.maximum(of("hourly_usd") + w0 * of("hourly_each_usd"), of("least_hourly_usd"))
         usd = usd + seconds * (of("per_s_usd") + hourly)
-        _relays(space, t, b, r, each, load, seconds, usd)
+        mine = np.flatnonzero(r.some & (seconds > of("brief_s")))
+        if len(mine):
+            some = b.take(mine), r.take(mine), each[mine], load[mine], iterations[mine]
+            loops = epochs * (epoch + n * own)[mine], epochs * (all_epoch / w0 + n * own)[mine]
+            more_s, more_usd = _lives(space, t, *some, *loops)
+            seconds[mine] += more_s
+            usd[mine] += more_usd
     empty = ~r.some | (of("low_mb") * w0 > (space.total_memory_mb or np.inf)) | (t.largest_batch[b.column] < 1)
     return np.where(empty, np.inf, seconds), np.where(empty, np.inf, usd)
 
 
-def _relays(
-    space: Space, t: Tables, b: Blocks, r: Ranges, each: Array, load: Array, seconds: Array, usd: Array
-) -> None:
-    """Adds to bounds what handing over takes at least, where a run may outlast a lifetime; in place."""
-    family = t.family[b.column]
-    platforms = [space.options[f.option].platform for f in t.families]
-    terms = space.options[t.families[0].option].terms
-    for platform in {id(p): p for p in platforms}.values():
-        here = np.array([p is platform for p in platforms])[family]
-        life = terms.lifetime_s or platform.lifetime_s
-        # A column of several quotas: one at which moving the state takes least is not looked for.
-        known = (t.first == t.last)[b.column]
-        mine = np.flatnonzero(here & known & r.some & (seconds > 0.5 * life))
-        if len(mine):
-            m = space.quotas[t.first[b.column[mine]]]
-            start = np.maximum(platform.cold_start_s, r.w0[mine] * platform.start_each_s)
-            count, lasts, twice = relays_of(
-                space.workload, platform, terms, m, load[mine], each[mine], seconds[mine] - start
-            )
-            seconds[mine] += count * lasts
-            price = m / 1024 * platform.price_gb_s
-            usd[mine] += r.w0[mine] * count * ((lasts + twice) * price + platform.price_invocation)
-        dead = np.flatnonzero(here & dies_too_early(life, each, load))
-        seconds[dead] = usd[dead] = np.inf
+def _lives(
+    space: Space, t: Tables, b: Blocks, r: Ranges, each: Array, load: Array, iterations: Array, loop: Array, work: Array
+) -> tuple[Array, Array]:  # fmt: skip
+    """Seconds and US dollars that handing over adds to a block at least; infinite where functions live too briefly.
+
+    Args:
+        each, load, iterations, loop: of the block, at least: seconds of an iteration that is whole, and of loading; how many
+            iterations there are, and what all of them take.
+        work: what is billed of a function for them, at least.
+    """
+    c = np.take(t.constants, b.column, axis=1)
+
+    def of(name: str) -> Array:
+        return c[PLACE[name]]  # type: ignore[no-any-return]
+
+    # A column of several quotas: one at which moving the state takes least is not looked for.
+    known = t.first[b.column] == t.last[b.column]
+    hand = Handing(
+        life_s=of("life_s"), first_load_s=load, load_s=np.where(known, np.maximum(load - of("init_s"), 0.0), 0.0),
+        write_s=of("write_s"), read_s=of("read_s"), request_s=of("request_s"),
+        cold_s=np.maximum(of("cold_s"), r.w0 * of("start_each_s")), warm_s=of("warm_s"), waits=r.w0 > 1,
+        mixed=t.unequal & (2 * r.k0 > r.w1),
+    )  # fmt: skip
+    epochs = space.options[t.families[0].option].terms.epochs
+    both = least_lives(hand, each, iterations, whole=iterations - epochs, loop_s=loop, billed_s=work)
+    seconds = np.minimum(*(x.seconds for x in both))
+    usd = r.w0 * np.minimum(*(x.billed_s * of("gb_usd") + x.relays * of("invoke_usd") for x in both))
+    dies = dies_too_early(hand, each, iterations)
+    return tuple(np.where(dies, np.inf, np.where(known, x, 0.0)) for x in (seconds, usd))  # type: ignore[return-value]

@@ -6,8 +6,8 @@ below in time and cost with all its batches (`bounds`), drops those that what is
 single (W, M, K) settles the batches:
 
 - equal batches: with n iterations in an epoch, the time is the same for every batch that gives n, and grows with n, so the
-  smallest batch of the least n is best, unless functions hand over, where shorter iterations may save one: then the
-  rest of the interval is bounded like any block, and halved;
+  smallest batch of the least n is best, unless functions hand over, where any other may save a life: then the rest of the
+  interval, smaller and larger, is bounded like any block, and halved;
 - unequal ones: intervals of B^a and of B^n are halved like all others, down to single integers.
 
 What is dropped is dropped for a proven reason: the gap is 0, over every whole number of samples.
@@ -289,22 +289,21 @@ class _Descent:
         p = self._compute(t, b, r.w0, r.k0, t.first[b.column], x, x)
         if self.space.model == "published":
             return b.take(np.empty(0, dtype=int))
-        # Without hand-overs nothing in the rest can be better; where it dies, smaller batches may live.
-        alone = p.seconds + 0.0
-        life = np.array([self._life(f.option) for f in t.families])[t.family[b.column]]
-        more = np.flatnonzero((x > r.x0) & ~(alone < 0.5 * life))
-        if not len(more):
-            return b.take(more)
-        some, x, x0 = b.take(more), x[more], r.x0[more]
-        if len(more) <= FEW // PARTS:
-            return self._bounded(t, cut(some, replace(r.take(more), x0=x0, x1=x - 1, y0=x - 1, y1=x - 1)))
-        middle = np.floor((x0 + x - 1) / 2)
-        low, high = replace(some, x0=x0, x1=middle), replace(some, x0=middle + 1, x1=x - 1)
-        return self._bounded(t, Blocks.joined([low, high]))
-
-    def _life(self, option: int) -> float:
-        o = self.space.options[option]
-        return o.terms.lifetime_s or o.platform.lifetime_s
+        # Without hand-overs nothing in the rest can be better. With them anything can: lives are of whole iterations, and where
+        # it dies, smaller batches may live.
+        may = ~(p.seconds < t.constants[PLACE["brief_s"], b.column])
+        parts = []
+        for x0, x1 in ((r.x0, x - 1), (x + 1, r.x1)):
+            i = np.flatnonzero(may & (x0 <= x1))
+            parts.append(replace(b.take(i), x0=x0[i], x1=x1[i]))
+        rest = Blocks.joined(parts)
+        if len(rest) <= FEW // PARTS:
+            low, high = rest.x0, rest.x1
+            whole = ranges(t, rest, self.targets.largest(rest.asked), self.search.most)
+            return self._bounded(t, cut(rest, replace(whole, x0=low, x1=high, y0=high, y1=high)))
+        middle = np.floor((rest.x0 + rest.x1) / 2)
+        upper = replace(rest, x0=middle + 1).take(np.flatnonzero(rest.x1 > rest.x0))
+        return self._bounded(t, Blocks.joined([replace(rest, x1=middle), upper]))
 
     def _unequal(self, b: Blocks) -> Blocks:
         t = self.fine

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ephemeron.performance.lives import closing_s
 from ephemeron.performance.model import (
     CONTROL_EVERY_S,
     DOWN,
@@ -28,6 +29,7 @@ from ephemeron.performance.model import (
     exchange,
     kept_mb,
     published,
+    state_mb,
     usable_mb,
 )
 from ephemeron.performance.profile import Array
@@ -76,8 +78,9 @@ CONSTANTS = (
     "sample_s", "batch_s", "own_s", "late_s", "fixed_s", "evaluate_s", "evaluate_each_s", "cold_s", "start_each_s", "gb_usd",
     "low_mb", "put_usd", "get_usd", "gets_by_w", "gets_more", "start_usd", "per_s_usd", "mb_usd", "hourly_usd",
     "hourly_each_usd", "least_hourly_usd", "moved_by_w", "moved_more", "invoke_usd", "extra_usd",
+    "life_s", "brief_s", "warm_s", "write_s", "read_s", "request_s", "init_s",
 )  # fmt: skip
-"""Rows of `Tables.constants`; each is a lower bound for every quota of the column."""
+"""Rows of `Tables.constants`; each is a lower bound for every quota of the column. Nobody hands over within `brief_s`."""
 PLACE = {name: i for i, name in enumerate(CONSTANTS)}
 
 
@@ -363,6 +366,7 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
         polls = p.polls_per_get if p.poll_s > 0 else 0.0
         kept, more = (float(kept_mb(w, t, np.array(x))) / 1000 for x in ((1.0, 1.0) if f.most == 1 else (2.0, 3.0)))
         up, down = UP[t.compression], DOWN[t.compression]
+        life, write = t.lifetime_s or p.lifetime_s, p.seconds("up", state_mb(w), m)
         many = t.pattern not in ("standalone", "parameter-server")
         found |= {
             "own_s": w.step_s + w.apply_s / share, "late_s": w.lockstep_cpu_s / share if f.most > 1 else 0.0,
@@ -377,7 +381,9 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
             "least_hourly_usd": p.least_kept_gb * p.price_gb_hour / 3600,
             "moved_by_w": w.model_mb * (2 * up + down) if many else 2 * w.model_mb if server else 0.0,
             "moved_more": -2 * w.model_mb * up if many else 0.0, "invoke_usd": p.price_invocation,
-            "extra_usd": 3 * p.price_put + w.dataset_mb * p.price_mb,
+            "extra_usd": 3 * p.price_put + w.dataset_mb * p.price_mb, "life_s": life,
+            "brief_s": 0.25 * (life - closing_s(life, write, tiny_up)), "warm_s": p.warm_start_s, "write_s": write,
+            "read_s": p.seconds("down", state_mb(w), m), "request_s": tiny_up, "init_s": p.seconds("down", w.model_mb, m),
         }  # fmt: skip
     table = np.zeros((len(CONSTANTS), len(m)))
     for name, value in found.items():

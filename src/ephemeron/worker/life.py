@@ -14,6 +14,7 @@ from ephemeron.collectives import Blame
 from ephemeron.errors import CorruptMessage, EphemeronError
 from ephemeron.events import Event, FaultFired, Note
 from ephemeron.job import Fault, parse_fault
+from ephemeron.performance import lives
 from ephemeron.platforms.base import Reason
 from ephemeron.platforms.context import Compute, Context
 from ephemeron.worker import lease
@@ -35,10 +36,9 @@ REACHED = "reached"
 """Option of a successor: the latest iteration that its predecessors have come to."""
 SEEN = "seen"
 """Option of a successor: ranks, each with the latest iteration at which its predecessor has seen it."""
-WARM_START_S = 0.3
-CLOSING_REQUESTS = 12
-"""Requests in a row that whoever waits until its end may make, to find out for whom, and to have a successor."""
 CONTROL_EVERY_S = 2.0
+LEAST_ITERATION_S = 0.001
+"""Where none has ended yet as others do."""
 
 
 class Leave(EphemeronError):
@@ -89,6 +89,7 @@ class Life:
         """What the invocation has to let go of."""
         self._successor = False
         self._iteration = -1
+        self._iteration_began = self.began
         self._waiting = Waiting(self.channel, self.keys, rank=self.rank, now=self.run_now, patience_s=self.patience)
 
     # -- clock and bill -----------------------------------------------------------------------------------
@@ -141,7 +142,8 @@ class Life:
         return budget is not None and self.spent_usd() * self.spec.configuration.workers >= budget
 
     def begin_iteration(self, iteration: int) -> None:
-        self.timeouts.begin(self.now())
+        self._iteration_began = self.now()
+        self.timeouts.begin(self._iteration_began)
         self._outages_before = self.channel.outages_s
         self.faults.iteration = self._iteration = iteration
 
@@ -175,41 +177,52 @@ class Life:
 
     # -- lifetime -----------------------------------------------------------------------------------------
 
+    def _left(self) -> float:
+        """Seconds until the end of this invocation."""
+        return self.ctx.deadline - self.now()
+
     def _closing(self) -> float:
-        """Seconds that handing over may take."""
-        return max(min(0.5, 0.03 * self.call.lifetime_s), 2 * self.write_s, CLOSING_REQUESTS * self.request_s)
+        return float(lives.closing_s(self.call.lifetime_s, self.write_s, self.request_s))
 
     def _reserve(self) -> float:
-        """Seconds that another iteration and handing over may take."""
-        return max(min(1.0, 0.05 * self.call.lifetime_s), 1.5 * self.typical_s + self._closing())
+        return float(lives.reserve_s(self.call.lifetime_s, self.typical_s, self._closing()))
+
+    def _leaving(self) -> float:
+        return float(lives.leaving_s(self.call.lifetime_s, self.typical_s, self._closing()))
 
     def _is_closing(self) -> bool:
         """Whether waiting any longer would leave no time to say so."""
-        return self.ctx.deadline - self.now() < self._closing()
+        return self._left() < self._closing()
 
     def must_hand_over(self) -> bool:
         """Whether another iteration might not fit."""
-        return self.ctx.deadline - self.now() < self._reserve()
+        return self._left() < self._reserve()
 
-    def will_hand_over_soon(self) -> bool:
-        """Whether it is time to tell the others, so that all hand over at once and the run stands still but once."""
-        return self.ctx.deadline - self.now() < self._reserve() + self.typical_s
+    def will_hand_over(self) -> bool:
+        """Whether it is time to tell the others, in this iteration, so that all hand over after it and the run stands still but once."""
+        passed = self.now() - self._iteration_began
+        return self._left() - max(self.typical_s - passed, 0.0) < self._leaving()
 
     def is_past_middle(self) -> bool:
         """Whether handing over now would not waste most of this invocation."""
-        return self.ctx.deadline - self.now() < 0.5 * self.call.lifetime_s
+        return self._left() < 0.5 * self.call.lifetime_s
 
     def should_prepare(self, iterations_left: int) -> bool:
-        """Whether a successor started now would be ready in time, and is needed."""
+        """Whether a successor would not be ready in time if it were started an iteration later, and is needed."""
         assert self.spec is not None
-        rest = 1.5 * iterations_left * self.typical_s + 0.2 * self.call.lifetime_s
-        if self.ctx.deadline - self.now() > self._reserve() + rest:
+        life_s, each, left = self.call.lifetime_s, max(self.typical_s, LEAST_ITERATION_S), self._left()
+        if self._successor:
+            return False
+        if left > self._reserve() + 1.5 * iterations_left * each + 0.2 * life_s:
             return False  # we shall have finished, also if we have to wait for the others then
         # From the second relay on, the environment of our predecessor is warm and free. The first successors will
         # start as the first functions did: all at once, and maybe more slowly than one alone.
-        start = max(self.spec.cold_start_s, self._started_after_s) if self.attempt == 0 else WARM_START_S
-        lead = min(start + 2 * self.load_s, 0.3 * self.call.lifetime_s)
-        return not self._successor and self.ctx.deadline - self.now() < self._reserve() + 2 * self.typical_s + lead
+        cold = self.attempt == 0
+        start = max(self.spec.cold_start_s, self._started_after_s) if cold else lives.WARM_START_S
+        leaving, stop = self._leaving(), float(lives.stop_s(self.write_s, self.request_s))
+        share = lives.FIRST_SHARE if cold else lives.SHARE
+        early = lives.ahead(life_s, each, leaving, lead_s=start + 2 * self.load_s, stop_s=stop, share=share)
+        return bool(lives.iterations_until(left, each, leaving) <= early)
 
     async def invoke_successor(self) -> None:
         """Starts the next attempt of this rank; it loads while we go on, and waits for us to hand over.

@@ -78,12 +78,13 @@ async def load(life: Life) -> Loaded:
     if meta is None:
         if spec.trainer == "torch":
             initial = life.keys.init if spec.stages is None else life.keys.initial(spec.stages.place(life.rank)[0])
+            asked, outages_s = life.now(), life.channel.outages_s
             trainer.load(*decode_state(await _get(life, initial), key=initial))
+            life.write_s = max(0.0, life.now() - asked - (life.channel.outages_s - outages_s))  # of the state: no less
     else:
         trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
         life.spent_before_usd = meta["spent_usd"]
         life.timeouts.load(meta["timeouts"])
-        life.write_s = life.load_s / 2
     position = meta or {"iteration": 0, "applied": 0}
     life.emit(
         LoadedEvent(
@@ -159,7 +160,9 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
             if told == OVER:
                 raise Leave("finished")
             if told != RECOVER:
+                asked, outages_s = life.now(), life.channel.outages_s
                 arrays, meta = await checkpoints.read(int(told), life.now() + LOAD_TIMEOUT_S)
+                life.write_s = max(0.0, life.now() - asked - (life.channel.outages_s - outages_s))
                 return arrays, meta, False
         except ChannelTimeout:  # the predecessor died before it could hand over
             pass

@@ -188,7 +188,7 @@ class Worker:
 
     def _flags(self) -> int:
         flags = STOP if self.life.wants_stop or self.life.over_budget() else 0
-        return flags | (RELAY if self.life.will_hand_over_soon() else 0)
+        return flags | (RELAY if self.life.will_hand_over() else 0)
 
     async def _tidy(self) -> None:
         await self.collective.tidy()
