@@ -44,7 +44,7 @@ async def state(context: Context) -> dict[str, Any]:
     """Everything that a process gets from the one that made it."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "descriptors": sorted(_opened()),
+        "descriptors": _opened(),
         "threads": [t.name for t in threading.enumerate()],
         "tasks": len(asyncio.all_tasks()),
         "signals": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt")},
