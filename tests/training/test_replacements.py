@@ -8,6 +8,7 @@ import pytest
 from training_runs import WORLD, synthetic
 
 from ephemeron.events import Ended, FaultFired, Invoked, Note
+from ephemeron.worker.replacing import MOST_TRIES
 
 PATTERNS = [
     {"pattern": "k-reduce", "sync": "bsp"},
@@ -66,7 +67,9 @@ def test_replacing_the_same_rank_for_the_same_iteration_has_an_end():
     assert run.ending.status == "failed"
     assert "rank 1" in run.ending.causes[0]
     assert "iteration 3" in run.ending.causes[0]
-    assert len(run.of(Invoked)) < 12
+    invoked = run.of(Invoked)
+    assert [e.attempt for e in invoked if e.rank == 1] == list(range(MOST_TRIES + 1))
+    assert len(invoked) <= MOST_TRIES + 2 * SHAPE["workers"]  # of the others, one life each comes to its limit
 
 
 @pytest.mark.parametrize("sync", ["bsp", "hap"])

@@ -62,11 +62,12 @@ def test_what_may_have_to_be_sent_again_keeps_a_checkpoint_before_it():
     async def go():
         channel = MemoryChannel()
         saver = checkpoints(channel)
-        kept = []
+        kept, durable = [], []
         for iteration, acknowledged in ((10, 4), (20, 4), (30, 12), (40, 12), (50, 25), (60, 50)):
             await write(saver, iteration, acknowledged=acknowledged)
             kept.append(sorted(int(key[-9:]) for key in channel.objects))
-            assert saver.durable == (kept[-1][0] if len(kept[-1]) > 1 else 0)
+            durable.append(saver.durable)
+        assert durable == [0, 0, 10, 10, 20, 50]  # before iteration 10 there is only the beginning
         assert kept == [[10], [10, 20], [10, 20, 30], [10, 20, 30, 40], [20, 30, 40, 50], [50, 60]]
 
     asyncio.run(go())

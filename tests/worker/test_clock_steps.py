@@ -34,7 +34,7 @@ def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_othe
         )
         replacing = Replacing(
             channel, KEYS, spec, Timeouts(least_s=PATIENCE_S), rank=0, lifetime_s=900.0, now=loop.time, run_now=loop.time,
-            patience_s=lambda times: times * PATIENCE_S, invoke=invoke, note=lambda text: None,
+            invoke=invoke, note=lambda text: None,
         )  # fmt: skip
         assert await lease.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
         while not invoked:

@@ -55,3 +55,20 @@ def test_what_was_learned_is_handed_on():
     assert successor.usual_s() == 460.0
     successor.load({})
     assert successor.usual_s() == 460.0
+
+
+def test_what_predecessors_waited_counts_for_the_same_iteration_of_the_same_rank():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.listen(100.0)
+    timeouts.load({"waited": [[3, 7, 12.5]]})
+    assert timeouts.waited_s(3, 7, 104.0) == 16.5
+    assert timeouts.waited_s(3, 8, 104.0) == 4.0
+    assert timeouts.waited_s(2, 7, 104.0) == 4.0
+    timeouts.begin(102.0)
+    assert timeouts.waited_s(3, 7, 104.0) == 14.5
+
+
+def test_a_life_leaves_a_fifth_of_itself_or_two_iterations_for_a_wait():
+    timeouts = Timeouts(least_s=20.0, slowest_s=3.0)
+    assert timeouts.within_s(lifetime_s=100.0, cold_start_s=1.0) == 20.0
+    assert timeouts.within_s(lifetime_s=10.0, cold_start_s=1.0) == 7.0

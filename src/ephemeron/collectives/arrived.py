@@ -74,7 +74,7 @@ class ArrivedReduce(KReduce):
         data = await self.g.channel.fetch(key)
         if data is None:
             if pace.is_late(loop.time(), self.g.timeout_s()):
-                await self.g.suspect(Blame(iteration, [rank]))
+                await self.g.suspect(Blame(iteration, [rank], [key]))
             return None
         pace.came(loop.time())
         self._record("aggregate", began)
@@ -118,7 +118,7 @@ class ArrivedReduce(KReduce):
         if found is None and piece.owner != self.g.rank:
             late = self._pace(f"m.{piece.owner}").is_late(asyncio.get_running_loop().time(), self.g.timeout_s())
             if late and await self._is_stuck(version, piece.owner):
-                await self.g.suspect(Blame(version, [piece.owner]))
+                await self.g.suspect(await self._blame_owner(version, piece))
         return found
 
     async def _is_stuck(self, version: int, owner: int) -> bool:
@@ -127,18 +127,20 @@ class ArrivedReduce(KReduce):
         before, self._looked[owner] = self._looked.get(owner), latest
         return latest > version or latest == before
 
-    async def _blame_contribution(self, iteration: int, rank: int) -> Blame:
-        return Blame(iteration, [rank])  # no rank waits for a version before it contributes
+    async def _blame_contribution(self, iteration: int, rank: int, key: str) -> Blame:
+        return Blame(iteration, [rank], [key])  # no rank waits for a version before it contributes
 
     async def _blame_merged(self, version: int, piece: Piece) -> Blame:
         if version < self.g.iterations - 1:
-            return Blame(version, [piece.owner])
+            return await self._blame_owner(version, piece)
         read = self._read.get(piece.label, (0,) * self.g.world)
-        last = self.g.iterations
-        others = [r for r in range(self.g.world) if r not in (piece.owner, self.g.rank) and read[r] < last]
-        latest = [(r, await self.latest(r)) for r in others]
-        missing = [r for r, t in latest if t < last - 1]
-        return Blame(version, missing or [piece.owner])
+        sent = set(await self.g.channel.list(self.g.keys.exchanged))
+        missing = [
+            (t, r) for r in range(self.g.world) for t in range(read[r], self.g.iterations)
+            if r != piece.owner and self.g.keys.contribution(t, r, piece.label) not in sent
+        ]  # fmt: skip
+        first = min((t for t, _ in missing), default=version)
+        return await self._blame_missing(version, first, [r for t, r in missing if t == first], piece)
 
     async def latest(self, rank: int) -> int:
         """Lists: somebody has waited in vain."""

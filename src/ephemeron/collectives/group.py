@@ -15,6 +15,9 @@ from ephemeron.errors import ChannelTimeout, ReplacementsFailed
 from ephemeron.events import Phase
 from ephemeron.sync import Policy
 
+MOMENT = 0.2
+"""Share of the patience that whoever is late gets once it has all that it may have waited for."""
+
 
 class Trace(Protocol):
     """Where a collective reports what it spends its time on. Times are loop times."""
@@ -40,6 +43,8 @@ class Status:
 
     applied: int = 0
     durable: int = 0
+    intact: int = 0
+    """Versions from this one on cannot have been deleted before this invocation."""
     busy_s: float = 0.0
     """Of the slowest iteration that it knows of, without waits."""
 
@@ -53,6 +58,8 @@ class Blame(NamedTuple):
 
     iteration: int
     ranks: Sequence[int]
+    keys: Sequence[str] = ()
+    """What is missed of each rank; empty: not known."""
 
 
 async def ask_for(overdue: Callable[[Blame], Awaitable[None]], blame: Blame, missing: ChannelTimeout) -> None:

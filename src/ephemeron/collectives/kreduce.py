@@ -25,7 +25,7 @@ import numpy as np
 from ephemeron.channels.base import Buffer
 from ephemeron.collectives._tasks import Ahead, all_of
 from ephemeron.collectives.expectation import Expectation
-from ephemeron.collectives.group import Blame, Collective, Group, Merged, ask_for
+from ephemeron.collectives.group import MOMENT, Blame, Collective, Group, Merged, ask_for
 from ephemeron.collectives.pieces import Piece, pieces, under_way
 from ephemeron.errors import ChannelTimeout, KeyExists
 from ephemeron.events import Phase
@@ -38,6 +38,10 @@ Used: TypeAlias = Mapping[int, Iterable[int]]
 """By rank, iterations whose contributions are in a share of a version."""
 ORPHAN_S = 0.25
 """Seconds between two looks at a version that does not continue the one before it."""
+
+
+class _Made(Exception):
+    """Another attempt of this rank has made the share that is being made."""
 
 
 class _Staged(NamedTuple):
@@ -74,12 +78,12 @@ class KReduce(Collective):
         self._comparable = True
         """Whether times since the reference mean what they meant in earlier iterations."""
         self._staged: dict[int, _Staged] = {}
+        self._unsent: set[tuple[int, int]] = set()
+        """Iterations and pieces whose contribution is on its way."""
         self._own: dict[tuple[int, int], tuple[np.ndarray, Envelope]] = {}
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
         self._here: set[int] = set()
         """Versions whose share is reduced by this invocation, not by a predecessor."""
-        self._published: int | None = None
-        """First version of which this invocation has put its share."""
         self._peeked: dict[int, Merged] = {}
         self._partial: tuple[int, Merged, int] | None = None
         largest = max(p.stop - p.start for p in self.pieces) * group.dtype.itemsize
@@ -88,6 +92,7 @@ class KReduce(Collective):
         puts = under_way(largest, at_least=2) if self.overlaps else len(self.pieces)
         self._slots = {"upload": asyncio.Semaphore(puts), "aggregate": asyncio.Semaphore(puts)}
         self._piece_slots = asyncio.Semaphore(self._window)
+        self._looks = asyncio.Semaphore(GATHERED)
 
     # -- upload -------------------------------------------------------------------------------------------
 
@@ -102,6 +107,7 @@ class KReduce(Collective):
                 self._own[iteration, piece.index] = (np.array(self.upward.round_trip(payload, part)), envelope)
             else:
                 payloads.append((piece, payload))
+                self._unsent.add((iteration, piece.index))
         self._staged[iteration] = _Staged(payloads, weight, flags)
 
     async def upload(self, iteration: int) -> None:
@@ -121,6 +127,7 @@ class KReduce(Collective):
             # Packed only now: its time stamp is that of its put, and a link that is idle does not wait for checksums.
             envelope = self._envelope("contribution", iteration, staged.weight, staged.flags)
             await self._put("upload", key, self._pack(self.upward, envelope, piece, payload))
+        self._unsent.discard((iteration, piece.index))
 
     # -- aggregation --------------------------------------------------------------------------------------
 
@@ -143,10 +150,23 @@ class KReduce(Collective):
                     else:
                         part, envelope = await ahead.next()
                     total, weight, flags = self._fold(total, part, envelope, weight, flags)
+            except _Made:
+                return await self._take(version, piece)
             finally:
                 ahead.cancel()
             assert total is not None
             await self._publish(version, piece, total, weight, flags, {r: [version] for r in others})
+
+    async def _take(self, version: int, piece: Piece) -> None:
+        """Goes on with a share that another attempt has made: what it was made of may be gone."""
+        key = self.g.keys.merged(version, piece.label)
+        data = (await self.g.channel.get(key, deadline=asyncio.get_running_loop().time() + self.g.patience_s(1))).data
+        envelope, part = unpack(data, key=key)
+        waiting = self._future(version, piece)
+        if not waiting.done():
+            waiting.set_result((np.array(part), envelope.flags))
+        self._own.pop((version, piece.index), None)
+        self._kept(version, piece, self._adopted(version, piece))
 
     def _fold(
         self, total: np.ndarray | None, part: np.ndarray, envelope: Envelope, weight: float, flags: int
@@ -194,7 +214,6 @@ class KReduce(Collective):
         key = self.g.keys.merged(version, piece.label)
         try:
             await self._put("aggregate", key, message, create=self.exclusive)
-            self._published = version if self._published is None else self._published
             return None, used
         except KeyExists:
             data = await self.g.channel.fetch(key)
@@ -289,6 +308,7 @@ class KReduce(Collective):
         if not self._follows(piece, envelope):
             return None
         vector[piece.start : piece.stop] = part
+        self.g.heard(piece.owner, envelope.busy_s)
         return envelope.flags
 
     async def left_to_do(self, iteration: int) -> tuple[bool, bool]:
@@ -363,33 +383,72 @@ class KReduce(Collective):
         key = self.g.keys.contribution(iteration, rank, piece.label)
 
         async def blame() -> Blame:
-            return await self._blame_contribution(iteration, rank)
+            if self.g.policy.waits_for_all and await self._is_there(iteration, piece):
+                raise _Made
+            return await self._blame_contribution(iteration, rank, key)
 
         return await self._get("aggregate", key, f"c.{rank}.{piece.label}", iteration, blame)
 
-    async def _blame_contribution(self, iteration: int, rank: int) -> Blame:
-        """A contributor is late. Its fault, or does it wait for an earlier share of ours that was lost?"""
+    async def _blame_contribution(self, iteration: int, rank: int, key: str) -> Blame:
+        """A contributor is late. Its fault, or does it wait for an earlier version, a share of ours that was lost among them?"""
         lost = await self.lost(rank, iteration)
-        return Blame(iteration, [rank]) if lost is None else Blame(lost, [self.g.rank])
+        if lost is not None:
+            return Blame(lost, [self.g.rank])
+        theirs = [piece for piece in self.pieces if piece.owner != self.g.rank]
+        missing = await self._first_missing(range(self.g.status.applied, iteration), theirs)
+        if missing is not None:
+            return await self._blame_merged(*missing)
+        if iteration > self.g.status.applied:  # it may have waited for an earlier version that has come just now
+            await asyncio.sleep(self._moment_s())
+        return Blame(iteration, [rank], [key])
 
     async def lost(self, rank: int, iteration: int) -> int | None:
-        """Looks for what this invocation has put and the rank has not said to have applied: nobody deletes that."""
-        if self._published is not None:
-            for version in range(max(self._published, self.retention.applied.get(rank, 0)), iteration):
-                for piece in self.mine:
-                    if await self.g.channel.fetch(self.g.keys.merged(version, piece.label)) is None:
-                        return version
-        return None
+        """Looks for what this rank has put, nobody can have deleted, and the other one has not said to have applied."""
+        first = max(self.g.status.intact, self.retention.applied.get(rank, 0))
+        found = await self._first_missing(range(first, iteration), self.mine)
+        return None if found is None else found[0]
+
+    async def _first_missing(self, versions: range, pieces: list[Piece]) -> tuple[int, Piece] | None:
+        """The first version of which a share of these is not there."""
+        wanted = [(version, piece) for version in versions for piece in pieces]
+        there = await all_of(self._is_there(version, piece) for version, piece in wanted)
+        return next((w for w, found in zip(wanted, there, strict=True) if not found), None)
 
     async def _blame_merged(self, version: int, piece: Piece) -> Blame:
         """An aggregator is late. Its fault, or that of somebody it waits for in turn?"""
-        missing = []
-        for rank in range(self.g.world):
-            if rank not in (piece.owner, self.g.rank):
-                data = await self.g.channel.fetch(self.g.keys.contribution(version, rank, piece.label))
-                if data is None:
-                    missing.append(rank)
-        return Blame(version, missing or [piece.owner])
+        ranks = [rank for rank in range(self.g.world) if rank != piece.owner]
+        keys = [self.g.keys.contribution(version, rank, piece.label) for rank in ranks]
+        sent = await all_of(self._exists(key) for key in keys)
+        missing = [rank for rank, there in zip(ranks, sent, strict=True) if not there]
+        return await self._blame_missing(version, version, missing, piece)
+
+    async def _blame_missing(self, version: int, iteration: int, ranks: list[int], piece: Piece) -> Blame:
+        """Who is to blame for a version of which contributions of an iteration are missing, of so many ranks."""
+        others = [rank for rank in ranks if rank != self.g.rank]
+        if others:
+            return Blame(iteration, others, [self.g.keys.contribution(iteration, r, piece.label) for r in others])
+        if ranks:  # ours was lost, unless it is on its way
+            return Blame(iteration, () if (iteration, piece.index) in self._unsent else ranks)
+        await asyncio.sleep(self._moment_s())  # the last one may have come just now
+        return await self._blame_owner(version, piece)
+
+    def _moment_s(self) -> float:
+        """Seconds for an iteration of whoever has only just got what it waited for, within the patience."""
+        patience_s = self.g.patience_s(1)
+        return min(patience_s, max(MOMENT * patience_s, 1.5 * self.g.status.busy_s))
+
+    async def _blame_owner(self, version: int, piece: Piece) -> Blame:
+        # A share that is there and does not count is no reason to wait on.
+        orphan = not self.g.policy.waits_for_all and await self._is_there(version, piece)
+        return Blame(version, [piece.owner], () if orphan else [self.g.keys.merged(version, piece.label)])
+
+    async def _is_there(self, version: int, piece: Piece) -> bool:
+        return await self._exists(self.g.keys.merged(version, piece.label))
+
+    async def _exists(self, key: str) -> bool:
+        """Whether an object is there, and whole."""
+        async with self._looks:
+            return await self.g.channel.fetch(key) is not None
 
     async def _get(
         self,

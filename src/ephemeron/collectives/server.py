@@ -89,7 +89,8 @@ class ServerReduce(Collective):
     async def _blame(self, version: int, key: str) -> Blame:
         """Those whose contribution the server has not got; all, where it knows of none."""
         heard = await self.server.heard(key)
-        return Blame(version, [r for r in range(self.g.world) if r != self.g.rank and r not in heard])
+        missing = [r for r in range(self.g.world) if r != self.g.rank and r not in heard]
+        return Blame(version, missing, [key] * len(missing))
 
     async def peek(self, version: int) -> bool:
         keys = [self.g.keys.merged(version, shard) for shard in range(len(self.bounds))]

@@ -28,6 +28,10 @@ class Saved:
     """Versions that the parameters have seen."""
 
 
+BEGINNING = Saved(0, 0)
+"""Where a rank starts for which no checkpoint is early enough. Nothing has to be stored for it."""
+
+
 @dataclass(slots=True)
 class Checkpoints:
     """The checkpoints of one rank."""
@@ -35,7 +39,10 @@ class Checkpoints:
     channel: Channel
     keys: Keys
     rank: int
-    saved: list[Saved] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=lambda: [BEGINNING])
+    """Those that count, ascending; the beginning is one of them until two later ones are enough."""
+    intact: int = 0
+    """Versions from this one on cannot have been deleted before the state was read."""
     last_write_s: float = 0.0
     superfluous: list[str] = field(default_factory=list)
 
@@ -60,7 +67,7 @@ class Checkpoints:
         before = [s for s in self.saved if s.iteration < iteration]
         first = max(0, min(len(before) - 1, sum(s.iteration <= acknowledged for s in before) - 1))
         kept = [*before[first:], Saved(iteration, applied)]
-        self.superfluous += [self.keys.state(self.rank, s.iteration) for s in before[:first]]
+        self.superfluous += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != BEGINNING]
         data = encode_state(arrays, {**meta, "saved": [[s.iteration, s.applied] for s in kept]})
         await self.channel.put(self.keys.state(self.rank, iteration), [data])
         self.saved = kept
@@ -77,11 +84,13 @@ class Checkpoints:
         """A checkpoint that is known to be there, or about to be."""
         key = self.keys.state(self.rank, iteration)
         received = await self.channel.get(key, deadline=deadline)
-        return self._adopt(received.data, key)
+        found = self._adopt(received.data, key)
+        self.intact = self.durable
+        return found
 
     async def newest(self, not_after: float | None = None) -> tuple[Arrays, dict[str, Any]] | None:
         """The newest checkpoint that can be read, of an iteration up to `not_after`, or None. Lists: for recovery only."""
-        for key in reversed(await self.channel.list(self.keys.states(self.rank))):
+        for later, key in enumerate(reversed(await self.channel.list(self.keys.states(self.rank)))):
             data = await self.channel.fetch(key)
             if data is not None:
                 try:
@@ -89,8 +98,9 @@ class Checkpoints:
                 except CorruptMessage:
                     continue
                 if not_after is None or found[1]["iteration"] <= not_after:
+                    self.intact = self.saved[-1].applied if later else self.durable
                     return found
-        self.saved = []
+        self.saved = [BEGINNING]
         return None
 
     def _adopt(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:

@@ -7,6 +7,7 @@ finds the result on leaving clears the channel again, of what it has put meanwhi
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from typing import Any
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
 from ephemeron.collectives import Blame, Collective, all_of, ask_for
+from ephemeron.collectives.group import MOMENT
 from ephemeron.errors import ChannelTimeout, KeyExists
 from ephemeron.metrics import means
 from ephemeron.tensors import digest, encode_state
@@ -103,7 +105,10 @@ async def _blame_result(life: Life, spec: RunSpec) -> Blame:
     """Rank 0 may be waiting itself, for others that are not done."""
     done = await life.channel.list(life.keys.dones)
     missing = [r for r in range(2, spec.configuration.workers) if life.keys.done(r) not in done]
-    return Blame(spec.iterations, missing or [0])
+    if missing:
+        return Blame(spec.iterations, missing, [life.keys.done(r) for r in missing])
+    await asyncio.sleep(MOMENT * life.patience())  # the last one may be done just now
+    return Blame(spec.iterations, [0], [life.keys.result])
 
 
 async def _done(life: Life, collective: Collective, rank: int, iterations: int) -> Evaluation:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
+from typing import Any
 
 from ephemeron.channels.keys import Keys
 from ephemeron.channels.retry import CHANNEL_RETRY_S, RetryPolicy
 from ephemeron.channels.retrying import Outage
 from ephemeron.channels.run_channel import RunChannel, outage_text
-from ephemeron.collectives import Blame
+from ephemeron.collectives import Blame, all_of
 from ephemeron.errors import CorruptMessage, EphemeronError
 from ephemeron.events import Event, FaultFired, Note
 from ephemeron.job import Fault, parse_fault
@@ -22,12 +24,12 @@ from ephemeron.worker.faults import Delayed, FaultInjector
 from ephemeron.worker.lease import Claim
 from ephemeron.worker.replacing import NOT_AFTER, Replacing
 from ephemeron.worker.spec import RunSpec
-from ephemeron.worker.timeouts import Timeouts
+from ephemeron.worker.timeouts import WAITED, Timeouts
 from ephemeron.worker.trace import PhaseTrace
 from ephemeron.worker.waiting import Waiting
 
 RECOVER = b"recover"
-"""Handed to a successor whose predecessor cannot say where it stood."""
+"""Handed to a successor whose predecessor cannot say where it stood; after it, in JSON, `WAITED` and `SEEN`."""
 OVER = b"over"
 """Handed to a successor that is not needed: the run has ended."""
 CHANNEL_RETRY = "channel_retry_s"
@@ -36,6 +38,8 @@ REACHED = "reached"
 """Option of a successor: the latest iteration that its predecessors have come to."""
 SEEN = "seen"
 """Option of a successor: ranks, each with the latest iteration at which its predecessor has seen it."""
+SOONEST = 0.2
+"""Share of the patience after which a successor asks about what its predecessors waited for in vain."""
 CONTROL_EVERY_S = 2.0
 LEAST_ITERATION_S = 0.001
 """Where none has ended yet as others do."""
@@ -88,6 +92,8 @@ class Life:
         self.at_end = contextlib.ExitStack()
         """What the invocation has to let go of."""
         self._successor = False
+        self._leave_lock = asyncio.Lock()
+        self._has_left = False
         self._iteration = -1
         self._iteration_began = self.began
         self._waiting = Waiting(self.channel, self.keys, rank=self.rank, now=self.run_now, patience_s=self.patience)
@@ -116,7 +122,7 @@ class Life:
         self.timeouts.least_s = spec.patience_s
         self.replacing = Replacing(
             self.channel, self.keys, spec, self.timeouts, rank=self.rank, lifetime_s=self.call.lifetime_s, now=self.now,
-            run_now=self.run_now, patience_s=self.patience, invoke=self._replacement, note=self._warn,
+            run_now=self.run_now, invoke=self._replacement, note=self._warn,
         )  # fmt: skip
         self.replacing.seen.update(map(tuple, self.call.options.get(SEEN, [])))
         if self.faults.delay != 1:
@@ -162,8 +168,14 @@ class Life:
         assert self.spec is not None
         left = self.ctx.deadline - self.now() - 0.95 * self._closing()
         # Nobody can be suspected by functions that never live long enough to lose patience.
-        within_a_life = max(0.2 * self.call.lifetime_s, 2 * self.timeouts.slowest_s + self.spec.cold_start_s)
-        return min(times * self.timeouts.usual_s(), within_a_life, max(left, 0.01))
+        patience_s = min(times * self.timeouts.usual_s(), self._within_a_life_s())
+        # What predecessors have waited for is asked about soon.
+        before_s = max(self.timeouts.before_s.values(), default=0.0)
+        return min(max(patience_s - before_s, SOONEST * patience_s), max(left, 0.01))
+
+    def _within_a_life_s(self) -> float:
+        assert self.spec is not None
+        return self.timeouts.within_s(lifetime_s=self.call.lifetime_s, cold_start_s=self.spec.cold_start_s)
 
     def heard(self, rank: int, busy_s: float) -> None:
         """Something new of a peer is there."""
@@ -191,8 +203,8 @@ class Life:
         return float(lives.leaving_s(self.call.lifetime_s, self.typical_s, self._closing()))
 
     def _is_closing(self) -> bool:
-        """Whether waiting any longer would leave no time to say so."""
-        return self._left() < self._closing()
+        """Whether waiting any longer, or replacing somebody first, would leave no time to say so."""
+        return self._left() < 2 * self._closing()
 
     def must_hand_over(self) -> bool:
         """Whether another iteration might not fit."""
@@ -256,23 +268,29 @@ class Life:
             await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [OVER])
         return self._successor
 
-    async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: float) -> None:
-        own = {"duplicate", NOT_AFTER, SEEN} | (set() if rank == self.rank else {REACHED, "tries"})
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: Any) -> None:
+        own = {"duplicate", NOT_AFTER, SEEN, WAITED} | (set() if rank == self.rank else {REACHED, "tries"})
         options = {k: v for k, v in self.call.options.items() if k not in own}
         options |= self.timeouts.state() | more
         if rank == self.rank and self.replacing.seen:
-            options[SEEN] = [list(pair) for pair in sorted(self.replacing.seen.items())]
+            options[SEEN] = self._seen()
         await self.ctx.invoke(
             dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options)
         )
+
+    def _seen(self) -> list[list[int]]:
+        return [list(pair) for pair in sorted(self.replacing.seen.items())]
 
     # -- peers --------------------------------------------------------------------------------------------
 
     async def check_fence(self) -> None:
         """Raises `Leave` if a newer attempt of this rank exists that we did not start."""
-        newer = self.attempt + (2 if self._successor else 1)
-        if await self.channel.fetch(self.keys.claim(self.rank, newer)) is not None:
+        if await self.channel.fetch(self._newer()) is not None:
             raise Leave("fenced")
+
+    def _newer(self) -> str:
+        """The claim of the first attempt of this rank that is not ours to start."""
+        return self.keys.claim(self.rank, self.attempt + (2 if self._successor else 1))
 
     async def overdue(self, blame: Blame) -> None:
         """Somebody is late. Leaves if the run does not need us any more, else replaces whoever is to blame.
@@ -282,25 +300,40 @@ class Life:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
         self.timeouts.disturbed()
-        await self.check_fence()
-        if await self.channel.fetch(self.keys.result) is not None:
-            raise Leave("finished")
-        if await self.channel.fetch(self.keys.control) is not None:
-            raise Leave("stopped")
-        if self._is_closing():
-            # Our state is in the middle of an iteration: the next attempt recovers from a checkpoint.
-            if blame.iteration <= self.call.options.get(REACHED, -1):
-                await self.replacing.spend(self.rank, blame.iteration)  # a life that has brought nothing
-            if self._successor:
-                await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [RECOVER])
-            else:
-                still = self.call.options.get(NOT_AFTER, -1.0)
-                told = still if blame.iteration <= still else None
-                if await self._claim(self.attempt + 1, not_after=told):
-                    more = self._reached(blame.iteration) | ({} if told is None else {NOT_AFTER: told})
-                    await self._invoke(self.rank, self.attempt + 1, "replacement", **more)
-            raise Leave("relayed")
-        await self.suspect(blame)
+        marks = {"fenced": self._newer(), "finished": self.keys.result, "stopped": self.keys.control}
+        there = await all_of(self.channel.fetch(key) for key in marks.values())
+        outcome = next((outcome for outcome, data in zip(marks, there, strict=True) if data is not None), None)
+        if outcome is None and not self._is_closing():
+            return await self.suspect(blame)
+        async with self._leave_lock:  # several waits end at once
+            if outcome is None and not self._has_left:
+                self._has_left = True
+                await self._leave_waiting(blame)
+            async with self.replacing.launching:
+                raise Leave("relayed" if outcome is None or self._has_left else outcome)
+
+    async def _leave_waiting(self, blame: Blame) -> None:
+        """Ends this life in the middle of an iteration: the next attempt recovers from a checkpoint, and waits on.
+
+        It is told how long whoever is late has been waited for: waits that are longer than what a life leaves for them count
+        all the same.
+        """
+        if blame.iteration <= self.call.options.get(REACHED, -1):
+            await self.replacing.spend(self.rank, blame.iteration)  # a life that has brought nothing
+        now, iteration = self.now(), blame.iteration
+        peers = [rank for rank in blame.ranks if rank != self.rank]
+        waited = [(rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers]
+        await all_of(self.replacing.goes_on(rank) for rank in peers)
+        if self._successor:
+            message = RECOVER + json.dumps({WAITED: waited, SEEN: self._seen()}).encode()
+            await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [message])
+        else:
+            still = self.call.options.get(NOT_AFTER, -1.0)
+            told = still if iteration <= still else None
+            if not await self._claim(self.attempt + 1, not_after=told):
+                return
+            more = self._reached(iteration) | ({} if told is None else {NOT_AFTER: told})
+            await self._invoke(self.rank, self.attempt + 1, "replacement", **more, **{WAITED: waited})
 
     async def suspect(self, blame: Blame) -> None:
         """Replaces whoever is to blame.
@@ -309,10 +342,10 @@ class Life:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
         late = [(rank, blame.iteration) for rank in blame.ranks]
+        keys = dict(zip(blame.ranks, blame.keys, strict=False))
         if self.spec is not None and self.spec.stages is not None:
-            late = await self._waiting.culprits(blame)
-        for rank, iteration in late:
-            await self.replacing.replace(rank, iteration)
+            late, keys = await self._waiting.culprits(blame), {}
+        await all_of(self.replacing.replace(rank, iteration, missed=keys.get(rank)) for rank, iteration in late)
         if any(rank == self.rank for rank, _ in late):  # what we had sent was lost: our replacement sends it again
             await self.check_fence()
 

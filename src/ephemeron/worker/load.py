@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from ephemeron.tensors import Arrays, decode_state
 from ephemeron.worker import lease
 from ephemeron.worker.build import build_trainer, open_feed
 from ephemeron.worker.checkpoint import Checkpoints
-from ephemeron.worker.life import OVER, RECOVER, Leave, Life
+from ephemeron.worker.life import OVER, RECOVER, SEEN, Leave, Life
 from ephemeron.worker.replacing import NOT_AFTER
 from ephemeron.worker.spec import RunSpec
 from ephemeron.worker.trainer import Trainer
@@ -159,7 +160,11 @@ async def _state(life: Life, checkpoints: Checkpoints) -> tuple[Arrays, dict[str
             told = bytes(await _unless_over(life, life.keys.hand(life.rank, life.attempt), deadline))
             if told == OVER:
                 raise Leave("finished")
-            if told != RECOVER:
+            if told.startswith(RECOVER):
+                said = json.loads(told.removeprefix(RECOVER) or b"{}")
+                life.timeouts.load(said)
+                life.replacing.seen.update(map(tuple, said.get(SEEN, [])))
+            else:
                 asked, outages_s = life.now(), life.channel.outages_s
                 arrays, meta = await checkpoints.read(int(told), life.now() + LOAD_TIMEOUT_S)
                 life.write_s = max(0.0, life.now() - asked - (life.channel.outages_s - outages_s))

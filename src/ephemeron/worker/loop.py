@@ -89,7 +89,9 @@ class Worker:
         self.iterations = self.spec.iterations
         self.t = self.first = loaded.iteration
         self.replaying = loaded.replaying
-        self.status = Status(applied=loaded.applied, durable=self.checkpoints.durable)
+        self.status = Status(
+            applied=loaded.applied, durable=self.checkpoints.durable, intact=self.checkpoints.intact
+        )  # fmt: skip
         # One rank has nobody to wait for and nobody to run ahead of: every protocol is BSP.
         self.policy = policy_for(self.configuration.sync if self.configuration.group > 1 else "bsp")
         self.collective = self._make_collective()
@@ -124,11 +126,17 @@ class Worker:
             policy=policy, size=self.trainer.size, dtype=self.trainer.dtype, attempt=life.attempt,
             compression=c.compression, iterations=self.iterations, status=self.status, trace=life.trace,
             poll_worth_s=poll_worth_s(self.spec), patience_s=life.patience,
-            timeout_s=life.timeouts.usual_s, heard=life.heard, suspect=life.suspect, overdue=life.overdue,
+            timeout_s=life.timeouts.usual_s, heard=self._heard, suspect=life.suspect, overdue=life.overdue,
         )  # fmt: skip
+
+    def _heard(self, rank: int, busy_s: float) -> None:
+        """What a peer knows of paces counts at once for what we say."""
+        self.life.heard(rank, busy_s)
+        self.status.busy_s = self.life.timeouts.slowest_s
 
     async def run(self) -> dict[str, Any]:
         """Trains from where the state stands to the end, and closes the run."""
+        self.life.timeouts.listen(self.life.now())
         self.life.replacing.latest = self.collective.latest
         await self.collective.setup(self.trainer.parameters())
         if self.life.call.reason == "relay" and not self.replaying:

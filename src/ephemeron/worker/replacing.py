@@ -13,6 +13,7 @@ follows from who waits for whom where stages do (`waiting`). Whether it is repla
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -39,30 +40,38 @@ class Replacing:
         lifetime_s: of an invocation.
         now: loop time.
         run_now: seconds of the run.
-        patience_s: how long a wait may last.
         invoke: starts an attempt of a rank, with options.
         note: tells the user.
     """
 
     def __init__(
         self, channel: Channel, keys: Keys, spec: RunSpec, timeouts: Timeouts, *, rank: int, lifetime_s: float,
-        now: Callable[[], float], run_now: Callable[[], float], patience_s: Callable[[float], float],
+        now: Callable[[], float], run_now: Callable[[], float],
         invoke: Callable[[int, int, dict[str, Any]], Awaitable[None]], note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._channel, self._keys, self._spec, self._timeouts = channel, keys, spec, timeouts
         self._rank, self._lifetime_s = rank, lifetime_s
-        self._now, self._run_now, self._patience_s = now, run_now, patience_s
+        self._now, self._run_now = now, run_now
         self._invoke, self._note = invoke, note
         self.latest: Callable[[int], Awaitable[int | None]] | None = None
         """Of the collective: how far a rank has come, where that can be told without waiting for it."""
         self.seen: dict[int, int] = {}
         """By rank, what `latest` said at the last look. An invocation tells its successor, which then needs one wait in vain, not two:
         where iterations take long, a lifetime has no room for two."""
+        self.launching = asyncio.Lock()
+        """Held from a claim until what was claimed is launched: whoever leaves in between has killed a rank."""
+        self._looking = asyncio.Lock()
+        self._looked: dict[int, tuple[float, bool]] = {}
+        """By rank, when it was looked for last, and whether it had come further."""
         self._ahead: dict[tuple[int, int], float] = {}
         """Attempts whose claim is of the future, and when that was first seen."""
 
-    async def replace(self, rank: int, iteration: int) -> None:
+    async def replace(self, rank: int, iteration: int, *, missed: str | None = None) -> None:
         """Replaces a rank that is late with an iteration, unless it deserves more time.
+
+        Args:
+            rank, iteration: of what is missed.
+            missed: its key; None: it is not known.
 
         Raises:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
@@ -72,9 +81,9 @@ class Replacing:
         # What its checkpoint counts on is gone, and it does not know: it would wait for us, and we for it.
         told = claim is not None and claim.not_after is not None and claim.not_after <= iteration
         astray = not told and await self._is_past(rank, iteration)
-        if not astray and (await self._goes_on(rank) or not self._is_silent(rank)):
+        if not astray and (await self.goes_on(rank) or not self._is_silent(rank, iteration)):
             return
-        if claim is not None and not astray and self._age_s(rank, latest, claim) < self._grace_s(claim):
+        if claim is not None and not astray and self._age_s(rank, latest, claim) < self._grace_s(claim, iteration):
             return  # it has just been replaced, and has to start and repeat some iterations
         tries = 0 if claim is None else claim.tries_at(iteration)
         if tries >= MOST_TRIES and claim is not None and claim.not_after == iteration:
@@ -82,9 +91,13 @@ class Replacing:
                 f"it has not delivered the iteration after {tries} replacements", rank=rank, attempt=latest,
                 iteration=iteration,
             )  # fmt: skip
+        if missed is not None and await self._channel.fetch(missed) is not None:
+            return  # it came while we looked
         await self.check_left(rank, iteration)
         new = Claim(at_s=self._run_now(), not_after=iteration, tries=tries + 1)
-        if await lease.claim(self._channel, self._keys, rank, latest + 1, new):
+        async with self.launching:
+            if not await lease.claim(self._channel, self._keys, rank, latest + 1, new):
+                return
             await self.spend(rank, iteration)
             self._note(
                 f"rank {self._rank} waited in vain for rank {rank} at iteration {iteration} and replaces it" if rank != self._rank
@@ -105,37 +118,60 @@ class Replacing:
         """
         await lease.spend(self._channel, self._keys, self._spec.most_replacements, rank=rank, iteration=iteration)
 
-    def _is_silent(self, rank: int) -> bool:
+    def _is_silent(self, rank: int, iteration: int) -> bool:
+        """Whether a rank has been silent for too long, or kept this invocation and those before it waiting for so long."""
         silent_s = self._timeouts.silent_s(rank, self._now())
-        within_s = max(0.2 * self._lifetime_s, 2 * self._timeouts.slowest_s + self._spec.cold_start_s)
-        return silent_s is None or silent_s >= 0.9 * self._timeouts.late_after_s(rank, within_s=within_s)
+        if silent_s is None:
+            return True
+        if (rank, iteration) in self._timeouts.before_s:
+            silent_s = max(silent_s, self._timeouts.waited_s(rank, iteration, self._now()))
+        return silent_s >= 0.9 * self._timeouts.late_after_s(rank, within_s=self._within_s())
 
-    async def _goes_on(self, rank: int) -> bool:
-        """Whether a rank has come further since the last look, of a predecessor if need be; the first look only remembers."""
+    def _patience_s(self) -> float:
+        """However little is left of our own life."""
+        return min(self._timeouts.usual_s(), self._within_s())
+
+    def _within_s(self) -> float:
+        return self._timeouts.within_s(lifetime_s=self._lifetime_s, cold_start_s=self._spec.cold_start_s)
+
+    async def goes_on(self, rank: int) -> bool:
+        """Whether a rank has come further since the last look, of a predecessor if need be; the first look only remembers.
+
+        Looks that several waits make at about the same time are one.
+        """
+        async with self._looking:
+            return await self._look(rank)
+
+    async def _look(self, rank: int) -> bool:
+        looked, now = self._looked.get(rank), self._now()
+        if looked is not None and now - looked[0] < 0.5 * self._patience_s():
+            return looked[1]
         latest = None if self.latest is None else await self.latest(rank)
         if latest is None:
             return False
         before, self.seen[rank] = self.seen.get(rank), latest
-        if before is None:
-            return latest >= 0
-        if latest > before:
-            self._timeouts.seen(rank, self._now())
-        return latest > before
+        further = latest >= 0 if before is None else latest > before
+        if further and before is not None:
+            self._timeouts.seen(rank, now)
+        self._looked[rank] = (now, further)
+        return further
 
     def _age_s(self, rank: int, attempt: int, claim: Claim) -> float:
         """Seconds since a claim was made; since it was first seen, where the clock that it was made by is ahead of ours."""
         age_s = self._run_now() - claim.at_s
         return age_s if age_s >= 0 else self._now() - self._ahead.setdefault((rank, attempt), self._now())
 
-    def _grace_s(self, claim: Claim) -> float:
-        """Seconds that an attempt may take to start, and to repeat what its checkpoints do not hold, within one life.
+    def _grace_s(self, claim: Claim, iteration: int) -> float:
+        """Seconds that an attempt may take to start, and to come to an iteration from its checkpoint, within one life.
 
         Without this, workers that live hardly longer than that would replace each other for ever.
         """
-        known = self._timeouts.typical_s or self._timeouts.slowest_s or self._patience_s(1)
-        repeated = 2 * self._spec.configuration.checkpoint_every * known
+        patience_s = self._patience_s()
+        known = self._timeouts.typical_s or self._timeouts.slowest_s or patience_s
+        back = 0.0 if claim.not_after is None else max(0.0, iteration - claim.not_after)
+        repeated = (2 * self._spec.configuration.checkpoint_every + back) * known
         catching_up = min(self._lifetime_s, self._spec.cold_start_s + repeated)
-        return float(max(0.9 * self._patience_s(1) * 2**claim.tries, catching_up))
+        return float(max(0.9 * patience_s * 2**claim.tries, catching_up))
 
     async def _is_past(self, rank: int, iteration: int) -> bool:
         """Whether a rank has a checkpoint behind an iteration. Lists: somebody has waited in vain."""

@@ -15,6 +15,8 @@ from typing import Any
 
 from ephemeron.collectives.pace import SLOWER, Pace
 
+WAITED = "waited"
+"""Option of a successor: ranks for which its predecessor waited until its end, each with the iteration and the seconds."""
 SMOOTH = 0.7
 """Share of the typical iteration that the next one leaves of it."""
 FADING = 0.9
@@ -32,6 +34,8 @@ class Timeouts:
     typical_s: float = 0.0
     """Of an iteration of this rank, with waits; 0: none is known."""
     peers: dict[int, Pace] = field(default_factory=dict)
+    before_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By rank and iteration, how long predecessors had waited when they left."""
     _began_s: float | None = None
     _listening_s: float | None = None
     """Since when."""
@@ -40,6 +44,10 @@ class Timeouts:
     def begin(self, now_s: float) -> None:
         """An iteration begins."""
         self._began_s, self._disturbed = now_s, False
+        self.listen(now_s)
+
+    def listen(self, now_s: float) -> None:
+        """From now on peers can be heard."""
         self._listening_s = now_s if self._listening_s is None else self._listening_s
 
     def disturbed(self) -> None:
@@ -92,7 +100,7 @@ class Timeouts:
 
         Args:
             rank: of the peer.
-            within_s: time in which whoever lives no longer has to have suspected somebody, if ever.
+            within_s: see the method of that name.
         """
         usual_s = self.peers[rank].usual_s if rank in self.peers else 0.0
         return min(max(self.usual_s(), SLOWER * usual_s), max(within_s, 2 * usual_s))
@@ -102,6 +110,15 @@ class Timeouts:
         pace = self.peers.get(rank)
         return None if pace is None else now_s - pace.since_s
 
+    def waited_s(self, rank: int, iteration: int, now_s: float) -> float:
+        """How long a rank has been waited for by this invocation, in the iteration that has begun, and by those before it."""
+        since_s = self._listening_s if self._began_s is None else self._began_s
+        return self.before_s.get((rank, iteration), 0.0) + (0.0 if since_s is None else now_s - since_s)
+
+    def within_s(self, *, lifetime_s: float, cold_start_s: float) -> float:
+        """Time in which whoever lives no longer has to have suspected somebody, if ever."""
+        return max(0.2 * lifetime_s, 2 * self.slowest_s + cold_start_s)
+
     def state(self) -> dict[str, float]:
         """What successors and replacements should know."""
         return {"slowest_s": round(self.slowest_s, 6), "typical_s": round(self.typical_s, 6)}
@@ -110,3 +127,4 @@ class Timeouts:
         """The inverse of `state`; what is known already counts, too."""
         self.slowest_s = max(self.slowest_s, float(told.get("slowest_s", 0.0)))
         self.typical_s = self.typical_s or float(told.get("typical_s", 0.0))
+        self.before_s |= {(rank, iteration): seconds for rank, iteration, seconds in told.get(WAITED, [])}

@@ -77,7 +77,7 @@ class StageWorker(Worker):
         group.keys, group.rank = Keys(self.life.keys.run, group=self.stage), self.replica
         group.world, group.overdue = self.stages.replicas, self._overdue_in_group
         # One patience for all waits: whoever waits has to have said so when another stage looks for the one to blame.
-        group.heard = lambda replica, busy_s: self.life.heard(self.stages.rank(self.stage, replica), busy_s)
+        group.heard = lambda replica, busy_s: self._heard(self.stages.rank(self.stage, replica), busy_s)
         group.patience_s = lambda times: self.life.patience()
         return group
 
