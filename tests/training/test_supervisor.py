@@ -94,6 +94,26 @@ def test_a_loss_is_replaced_by_the_next_attempt(supervisor, status):
 
 @pytest.mark.parametrize("status", [*LOST, "error", "out_of_memory"])
 def test_an_attempt_that_has_a_successor_is_of_no_interest(supervisor, status):
+    supervisor.feed(invoked(1, 1, "replacement"))
+    assert supervisor.feed(ended(1, 0, status=status)) == []
+
+
+@pytest.mark.parametrize("status", ["error", "out_of_memory"])
+def test_what_fails_before_it_hands_over_fails_the_run(supervisor, status):
+    """Its successor would wait for it in vain, and fail in the same way, with a successor of its own."""
+    supervisor.feed(invoked(1, 1, "relay"))
+    assert isinstance(supervisor.feed(ended(1, 0, status=status, error="E: no"))[0], Fail)
+
+
+@pytest.mark.parametrize("status", [*LOST, "error", "out_of_memory"])
+def test_how_an_attempt_ends_that_has_handed_over_is_of_no_interest(supervisor, status):
+    supervisor.feed(invoked(1, 1, "relay"))
+    supervisor.feed(loaded(1, 5, attempt=1))
+    assert supervisor.feed(ended(1, 0, status=status)) == []
+
+
+@pytest.mark.parametrize("status", LOST)
+def test_whoever_dies_with_a_successor_needs_no_other(supervisor, status):
     supervisor.feed(invoked(1, 1, "relay"))
     assert supervisor.feed(ended(1, 0, status=status)) == []
 
@@ -199,3 +219,14 @@ def test_the_same_events_give_the_same_actions():
     first, second = Supervisor(2), Supervisor(2)
     assert [first.feed(e) for e in events] == [second.feed(e) for e in events]
     assert first == second
+
+
+def test_what_the_newest_attempt_has_finished(supervisor):
+    """What an older attempt that still runs has finished tells nothing of the newest."""
+    supervisor.feed(progress(1, 8))
+    assert supervisor.reached == {1: 8}
+    supervisor.feed(invoked(1, 1, "replacement"))
+    supervisor.feed(progress(1, 9, attempt=0))
+    assert supervisor.reached == {}
+    supervisor.feed(progress(1, 3, attempt=1))
+    assert supervisor.reached == {1: 3}

@@ -53,8 +53,12 @@ class Supervisor:
     """Per rank, the newest attempt invoked."""
     running: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Invocations that have not ended: id to (rank, attempt)."""
+    reached: dict[int, int] = field(default_factory=dict)
+    """Per rank, the latest iteration that its newest attempt has finished."""
     stopped: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
+    _waiting: dict[int, int] = field(default_factory=dict)
+    """Per rank, an attempt that its predecessor has prepared and not handed over to."""
     _fruitless: dict[int, int] = field(default_factory=dict)
     _at: dict[int, int] = field(default_factory=dict)
     _next: dict[int, int] = field(default_factory=dict)
@@ -65,11 +69,19 @@ class Supervisor:
         match event:
             case Invoked():
                 self.running[event.invocation] = (event.rank, event.attempt)
+                if event.attempt > self.latest.get(event.rank, -1):
+                    self.reached.pop(event.rank, None)
                 self.latest[event.rank] = max(event.attempt, self.latest.get(event.rank, 0))
+                if event.reason == "relay":
+                    self._waiting[event.rank] = event.attempt
                 if event.reason == "resume":
                     self.stopped.discard(event.rank)
                     self._fruitless.pop(event.rank, None)
             case Progress() | Loaded():
+                if isinstance(event, Progress) and event.attempt == self.latest.get(event.rank):
+                    self.reached[event.rank] = event.iteration
+                if event.attempt >= self._waiting.get(event.rank, event.attempt + 1):
+                    del self._waiting[event.rank]
                 self._next[event.rank] = event.iteration + isinstance(event, Progress)
                 if event.iteration > self._at.get(event.rank, -1):
                     self._at[event.rank] = event.iteration
@@ -91,7 +103,7 @@ class Supervisor:
             return []  # relayed, duplicate or fenced: another invocation carries on
         if event.status == "cancelled":  # by whoever ends the run: this client, another one, or the platform
             return [] if self.running else [Stopped()]
-        if event.attempt < self.latest.get(rank, 0) or rank in self.finished:
+        if rank in self.finished or (event.attempt < self.latest.get(rank, 0) and not self._has_handed_nothing(event)):
             return []
         if event.status == "error":
             return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
@@ -101,6 +113,10 @@ class Supervisor:
                          f"it had taken {event.peak_memory_mb:.0f} MB and wanted more, its quota is {event.memory_mb} MB: use a larger "
                          f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
         return self._lost(event)
+
+    def _has_handed_nothing(self, event: Ended) -> bool:
+        """Whether a function failed whose own successor waits for it, and would only fail in the same way."""
+        return event.status in ("error", "out_of_memory") and self._waiting.get(event.rank) == event.attempt + 1
 
     def _place(self, event: Ended) -> str:
         """The iteration that a rank had begun, or its attempt where none is known."""

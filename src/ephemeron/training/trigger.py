@@ -34,6 +34,7 @@ from ephemeron.worker import lease
 from ephemeron.worker.finish import clear, parts_of
 from ephemeron.worker.lease import Claim
 from ephemeron.worker.life import CHANNEL_RETRY, RECOVER
+from ephemeron.worker.replacing import NOT_AFTER
 from ephemeron.worker.spec import RunSpec
 
 STOP_GRACE_S = 15.0
@@ -157,8 +158,9 @@ class Trigger:
             ),
         )
 
-    async def _invoke(self, rank: int, attempt: int, reason: Reason) -> None:
-        await self.platform.invoke(self.call(rank, attempt, reason))
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, options: dict[str, float] | None = None) -> None:
+        call = self.call(rank, attempt, reason)
+        await self.platform.invoke(dataclasses.replace(call, options={**call.options, **options}) if options else call)
 
     def call(self, rank: int, attempt: int, reason: Reason) -> Call:
         """What a function of this run is told."""
@@ -270,20 +272,29 @@ class Trigger:
                 case Replace(rank, attempt):
                     most = self.spec.most_replacements
                     await lease.check_left(self.channel, self.keys, most, rank=rank, iteration=None)
-                    if await lease.claim(self.channel, self.keys, rank, attempt, Claim(at_s=self.now())):
+                    missed = await self._still_missed(rank, attempt - 1)
+                    claim = Claim(at_s=self.now(), not_after=missed)
+                    if await lease.claim(self.channel, self.keys, rank, attempt, claim):
                         await lease.spend(self.channel, self.keys, most, rank=rank, iteration=None)
-                        await self._replace(rank, attempt)
+                        await self._replace(rank, attempt, {} if missed is None else {NOT_AFTER: missed})
                     else:  # its own successor waits to be told where to go on
                         with contextlib.suppress(KeyExists):
                             await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
         return None
 
-    async def _replace(self, rank: int, attempt: int) -> None:
+    async def _still_missed(self, rank: int, attempt: int) -> float | None:
+        """The iteration that an attempt was to send again, if it has died before it could."""
+        claim = await lease.claimed(self.channel, self.keys, rank, attempt)
+        if claim is None or claim.not_after is None or self.supervisor.reached.get(rank, -1) >= claim.not_after:
+            return None
+        return claim.not_after
+
+    async def _replace(self, rank: int, attempt: int, options: dict[str, float] | None = None) -> None:
         """Starts a replacement; where others still take all places, as soon as there is one."""
         tries = ROOM_TRIES
         while True:
             try:
-                return await self._invoke(rank, attempt, "replacement")
+                return await self._invoke(rank, attempt, "replacement", options)
             except InvocationRefused as e:
                 tries -= 1
                 if e.binding != "concurrency" or not tries:
