@@ -10,16 +10,18 @@ resets, cuts short, throttles, delays and pauses, caches that restart, clocks th
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks import chaos_live
-from benchmarks.common import environment, write
+from benchmarks.common import environment
 
 LIVE, SIMULATED = 100, 10_000
 """Schedules aimed at."""
@@ -87,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=("live", "simulated"), help="one kind")
     parser.add_argument("--schedules", type=int, help=f"of each kind (default: {LIVE} live, {SIMULATED} simulated)")
     parser.add_argument("--jobs", type=int, default=2, help="schedules at once (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="machine, versions, commit, and every failure")
+    parser.add_argument(
+        "--json", action="store_true", help="how many schedules of each kind, and how many failed, in one line"
+    )
+    parser.add_argument("--details", type=Path, help="file for machine, versions, commit, and every failure")
     args = parser.parse_args(argv)
     said = environment()
     share = 60 * args.minutes / (1 if args.only else 2)
@@ -106,8 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts = {
         kind: {n: found[kind][n] for n in ("schedules", "failures")} for kind in ("live", "simulated") if kind in found
     }
+    if args.details is not None:
+        details = {**said, "minutes": args.minutes, "jobs": args.jobs, "explored": found, **counts}
+        args.details.write_text(json.dumps(details, indent=1) + "\n")
     if args.json:
-        write({**said, "minutes": args.minutes, "jobs": args.jobs, "explored": found, **counts})
+        print(json.dumps(counts))
     else:
         for kind, count in counts.items():
             print(f"{kind}: {count['schedules']} schedules, {count['failures']} failed")

@@ -34,6 +34,8 @@ from ephemeron import simulation
 from ephemeron.channels import open_channel
 from ephemeron.channels.credentials import environment
 from ephemeron.channels.keys import Keys
+from ephemeron.channels.retry import RetryPolicy
+from ephemeron.channels.retrying import Retrying
 from ephemeron.events import Ended, Event, FaultFired, Invoked, Progress
 from ephemeron.job import Configuration, Job, Simulation, Target
 from ephemeron.platforms.base import Limits
@@ -51,7 +53,9 @@ LIMIT_S = 150.0
 """A schedule that takes longer hangs."""
 CHANNELS = ("folder", "s3", "valkey")
 MODES = ("bsp", "hap", "ssp:1", "asp", "pipelined", "scatter")
-TROUBLES = ("kill", "freeze", "client", "daemon", "network", "pause", "restart", "clock", "lifetime")
+TROUBLES = ("kill", "freeze", "client", "daemon", "network", "pause", "clock", "lifetime")
+RESTARTS = 0.6
+"""Share of the schedules over a cache in which the cache restarts, too."""
 BUCKET = "chaos"
 
 
@@ -113,7 +117,7 @@ def schedule_of(seed: int) -> Schedule:
         client_dies_at=at() if "client" in chosen else None, daemon_dies_at=at() if "daemon" in chosen else None,
         network_rate=rng.uniform(0.02, 0.12) if "network" in chosen and remote else 0.0,
         pauses=((at(), rng.uniform(0.5, 3.0)),) if "pause" in chosen and remote else (),
-        restart_at=at() if "restart" in chosen and channel == "valkey" else None,
+        restart_at=at() if channel == "valkey" and rng.random() < RESTARTS else None,
         skew_s=rng.choice((1.0, 60.0, 7200.0)) if "clock" in chosen else 0.0,
     )  # fmt: skip
 
@@ -353,7 +357,18 @@ async def _run(s: Schedule, folder: Path, s3_port: int) -> tuple[list[str], dict
             await world.close()
             if world.valkey is not None:
                 servers[:] = [world.valkey]
-        return list(_wrong(s, await asyncio.to_thread(expected, spec), world, ending)), _happened(world)
+        wrong = list(_wrong(s, await asyncio.to_thread(expected, spec), world, ending))
+        if ending.status == "finished":
+            wrong += await _left_over(address, Keys(spec.run_id))
+        return wrong, _happened(world)
+
+
+async def _left_over(address: str, keys: Keys) -> list[str]:
+    """What a finished run has left in its store beside its result and its specification."""
+    async with open_channel(address) as channel:
+        store = Retrying(channel, policy=RetryPolicy(), rng=random.Random(keys.run))
+        left = set(await store.list(f"{keys.run}/")) - {keys.result, keys.spec}
+    return [f"left over: {sorted(left)[:5]}"] if left else []
 
 
 def _happened(world: _World) -> dict[str, int]:

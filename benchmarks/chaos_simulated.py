@@ -6,9 +6,22 @@ A schedule is a pure function of its seed: a pattern, a protocol, a world of fun
 
 - the run ends, with a client that watches and without one;
 - every contribution is used exactly once by every rank (ASP, SSP), or the weights are those of the run undisturbed (BSP, HAP);
-- invocations are at most the ranks, planned successors, and three for each fault or slow rank: who waits for whom is not always
-  clear at once, and a rank whose pace is not known yet may be taken for dead;
+- invocations are at most the ranks, one for each life that comes to its limit, and one for each fault;
 - nothing is left in the channel but the result and the specification.
+
+Why one for each fault. An attempt is launched only by whoever has made its claim, which one can, so that several who suspect a rank
+cost one replacement. Whoever waits looks for what is missing, and replaces the rank that has not sent it, whose object was lost, or
+that has had all it needs for a while and made nothing of it: never one that itself waits for another. A replacement has the
+patience of its peers, doubled, before it is replaced in turn. So only a rank costs a replacement that
+
+- was killed;
+- has lost a put (acknowledged and gone, or damaged for good), which only another attempt sends again;
+- is slower than the patience: requests, or arithmetic, that take longer than expected by half of the least patience within that time.
+  Nobody can tell that from death (half, because a wait holds an iteration's usual time as well). The least patience is 20 s, or
+  a fifth of a life. A rank that always is counts once: what it says of its pace is known to all who hear of it.
+
+A life that comes to its limit has one successor: the one that it prepared, the one that it starts when it leaves in the middle of
+a wait, or the one that others start if the store let it say nothing in its last moments.
 """
 
 from __future__ import annotations
@@ -17,9 +30,8 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,15 +39,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.chaos_schedules import Schedule, schedule
+from benchmarks.chaos_troubles import Troubles
 from ephemeron import simulation
-from ephemeron.channels.base import Buffer, Channel, Wrapper
 from ephemeron.channels.keys import Keys
 from ephemeron.errors import EphemeronError
-from ephemeron.events import PHASES, Ended, Event, FaultFired, Invoked
+from ephemeron.events import Ended, Event, FaultFired, Invoked
 from ephemeron.job import Configuration, Job, Simulation, Target
 from ephemeron.platforms.base import Limits
+from ephemeron.platforms.context import Context
 from ephemeron.platforms.simulated import SimulatedPlatform
 from ephemeron.prices import load_prices
+from ephemeron.testing.flaky import FlakyChannel
 from ephemeron.training.prepare import Prepared
 from ephemeron.training.trigger import Ending, Trigger
 from ephemeron.worker.loop import run_worker
@@ -47,82 +62,6 @@ ELEMENTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """One run and what is done to it."""
-
-    seed: int
-    configuration: Configuration
-    iterations: int
-    world: Simulation
-    faults: tuple[str, ...]
-    late_puts: float
-    """Share of puts that take up to `late_s` longer."""
-    late_s: float
-    watched: bool
-    """Whether the client learns who dies."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether contributions are counted; else weights are compared."""
-        return self.configuration.sync.startswith(("ssp", "asp"))
-
-
-def schedule(seed: int) -> Schedule:
-    """The schedule of a seed."""
-    rng = random.Random(seed)
-    workers = rng.randint(1, 6)
-    pattern = rng.choice(["k-reduce", "k-reduce", "k-reduce", "pipelined", "parameter-server"])
-    syncs = {"k-reduce": ["bsp", "hap", "ssp:1", "ssp:2", "asp", "asp"], "pipelined": ["bsp", "hap", "ssp:2"]}
-    sync = rng.choice(syncs.get(pattern, ["bsp", "asp"]))
-    iterations, each_s = rng.randint(4, 10), rng.choice([0.3, 0.6, 2.0, 5.0])
-    short = rng.random() < 0.3
-    lifetime_s = each_s * rng.uniform(6, 20) + 4.0 if short else 900.0
-    configuration = Configuration(
-        platform="simulated", channel="parameter_server" if pattern == "parameter-server" else "memory", pattern=pattern,
-        sync=sync, workers=workers, aggregators=rng.randint(1, workers), memory_mb=1769, batch_size=16,
-        lifetime_s=lifetime_s, checkpoint_every=rng.randint(1, 5),
-    ).resolved()  # fmt: skip
-    ranks = list(range(workers))
-    faults = []
-    for _ in range(rng.choice([0, 1, 1, 2, 2, 3])):
-        kind = rng.choice(["kill", "kill", "kill", "duplicate", "drop-put"])
-        rank, iteration, attempt = rng.choice(ranks), rng.randrange(iterations), rng.choice([0, 0, 0, 1])
-        if kind == "kill":
-            at = f"rank={rank},iteration={iteration},phase={rng.choice(PHASES)},attempt={attempt}"
-        elif kind == "duplicate":
-            at = f"rank={rank}"
-        else:
-            at = f"rank={rank},iteration={iteration}"
-        faults.append(f"{kind}:{at}")
-    if rng.random() < 0.4:
-        slow = rng.choice([2.0, 5.0, 1.0 + 25.0 / each_s]) if not short else 1.5
-        faults.append(f"delay:rank={rng.choice(ranks)},factor={slow:.2f}")
-    mortal = {rank for rank in ranks if any(f.startswith(f"kill:rank={rank},") for f in faults)}
-    world = Simulation(
-        compute={"a": each_s * 1769 / 20, "b": 4.0, "m": 0.0}, latency_s=rng.choice([0.001, 0.03]), bandwidth_mb_s=70.0,
-        cold_start_s=rng.choice([0.1, 1.5]), straggler_sigma=rng.choice([0.0, 0.0, 0.3]),
-    )  # fmt: skip
-    return Schedule(
-        seed=seed, configuration=configuration, iterations=iterations, world=world, faults=tuple(faults),
-        late_puts=rng.choice([0.0, 0.0, 0.05]), late_s=rng.uniform(0.1, 3.0),
-        watched=rng.random() < 0.5 or len(mortal) == workers,  # somebody has to be left to find out
-    )  # fmt: skip
-
-
-class Late(Wrapper):
-    """Some puts take longer, and are not there before."""
-
-    def __init__(self, inner: Channel, rng: random.Random, share: float, late_s: float) -> None:
-        super().__init__(inner)
-        self._rng, self._share, self._late_s = rng, share, late_s
-
-    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
-        if self._rng.random() < self._share:
-            await asyncio.sleep(self._rng.uniform(0, self._late_s))
-        await self.inner.put(key, buffers, create=create)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A run that is over."""
 
@@ -130,6 +69,8 @@ class Outcome:
     """None: it did not end."""
     events: list[Any]
     left: frozenset[str]
+    store_faults: int
+    """Ranks that were late, and objects that were damaged for good."""
 
     def of(self, kind: type) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]
@@ -151,12 +92,16 @@ def simulate(s: Schedule) -> Outcome:
     events: list[Event] = []
 
     async def go() -> Outcome:
-        platform = SimulatedPlatform(s.world, run_worker, seed=s.seed, limits=Limits())
+        troubles = Troubles(s)
+
+        async def function(ctx: Context) -> dict[str, Any]:
+            return await run_worker(troubles.around(ctx))
+
+        platform = SimulatedPlatform(s.world, function, seed=s.seed, limits=Limits())
         store: Any = platform.store
-        if s.late_puts:
-            platform.store = Late(store, random.Random(s.seed), s.late_puts, s.late_s)
+        client = FlakyChannel(store, lambda operation, key: troubles.decide(-1, operation, key))
         trigger = Trigger(
-            platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time,
+            platform, client, spec, channel_address="memory", clock=asyncio.get_running_loop().time,
             on_event=events.append,
         )  # fmt: skip
         await trigger.launch(prepared)
@@ -168,7 +113,12 @@ def simulate(s: Schedule) -> Outcome:
                 ending = await trigger.watch()
         except TimeoutError:
             pass
-        return Outcome(ending=ending, events=events, left=frozenset(store.objects))
+        return Outcome(
+            ending=ending,
+            events=events,
+            left=frozenset(store.objects),
+            store_faults=troubles.faults() + troubles.damaged,
+        )
 
     return simulation.run(go())
 
@@ -210,7 +160,11 @@ def _calm(s: Schedule) -> str:
 
 def run(seed: int) -> list[str]:
     """Names of violated invariants with details; empty when all hold."""
-    s = schedule(seed)
+    return check(schedule(seed))
+
+
+def check(s: Schedule) -> list[str]:
+    """The same of a schedule."""
     try:
         outcome = simulate(s)
     except (EphemeronError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as e:
@@ -221,16 +175,29 @@ def run(seed: int) -> list[str]:
         return [f"ends: {outcome.ending.status}: {'; '.join(outcome.ending.causes)}"]
     wrong = _wrong_weights(s, outcome.ending)
     invoked = [e for e in outcome.of(Invoked) if e.reason != "duplicate"]
-    fired = len(outcome.of(FaultFired)) + sum(not f.startswith(("kill", "drop")) for f in s.faults)
-    planned = sum(e.reason == "relay" for e in invoked)
-    # Lives that end while a peer is awaited go on as replacements of themselves: planned ones, too.
-    closed = sum(e.outcome == "relayed" for e in outcome.of(Ended))
-    most = s.configuration.workers + planned + closed + 3 * fired
+    most = s.configuration.workers + _at_their_limit(outcome) + faults_of(s, outcome)
     if len(invoked) > most:
         wrong.append(f"invocations: {len(invoked)} > {most}")
     if outcome.left != {"run/spec", "run/result"}:
         wrong.append(f"left over: {sorted(outcome.left - {'run/spec', 'run/result'})[:5]}")
     return wrong
+
+
+def faults_of(s: Schedule, outcome: Outcome) -> int:
+    """Faults that may cost an invocation: see above."""
+    factors = [float(f.rpartition("factor=")[2]) for f in s.faults if f.startswith("delay")]
+    slow = sum(factor * s.step_s > s.patience_s for factor in factors)
+    return len(outcome.of(FaultFired)) + slow + outcome.store_faults
+
+
+def _at_their_limit(outcome: Outcome) -> int:
+    """Lives that have come to their limit, with a successor of their own or without one."""
+    reasons = {(e.rank, e.attempt): e.reason for e in outcome.of(Invoked)}
+    left = sum(
+        e.status == "timed_out" or (e.outcome == "relayed" and reasons.get((e.rank, e.attempt + 1)) == "replacement")
+        for e in outcome.of(Ended)
+    )
+    return left + list(reasons.values()).count("relay")
 
 
 def _wrong_weights(s: Schedule, ending: Ending) -> list[str]:

@@ -1,0 +1,107 @@
+"""What happens in one simulated schedule of `benchmarks.chaos_simulated`, as a pure function of its seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+from ephemeron.events import PHASES
+from ephemeron.job import Configuration, Simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One run and what is done to it."""
+
+    seed: int
+    configuration: Configuration
+    iterations: int
+    world: Simulation
+    faults: tuple[str, ...]
+    late_puts: float
+    """Share of puts that take up to `late_s` longer."""
+    late_s: float
+    watched: bool
+    """Whether the client learns who dies."""
+    failing: float = 0.0
+    """Share of requests that fail: throttled, unavailable, or served without an answer."""
+    torn: float = 0.0
+    """Share of reads that come cut short."""
+    damaged: tuple[int, int] | None = None
+    """Rank and iteration whose first object the store keeps cut short."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether contributions are counted; else weights are compared."""
+        return self.configuration.sync.startswith(("ssp", "asp"))
+
+    @property
+    def patience_s(self) -> float:
+        """The shortest silence for which anybody may be suspected."""
+        return min(20.0, 0.2 * self.configuration.lifetime_s)
+
+    @property
+    def step_s(self) -> float:
+        """An iteration's arithmetic of a rank that nothing slows down."""
+        assert self.world.compute is not None
+        return (
+            self.world.compute["a"]
+            * (self.configuration.batch_size + self.world.compute["b"])
+            / self.configuration.memory_mb
+        )
+
+
+def schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    s, rng = without_store_faults(seed), random.Random(f"store/{seed}")
+    c = s.configuration
+    again = (
+        c.sync in ("bsp", "hap") and c.pattern != "parameter-server" and c.workers > 1
+    )  # else what is damaged cannot be put again
+    damaged = (rng.randrange(c.workers), rng.randrange(s.iterations)) if rng.random() < 0.2 and again else None
+    return dataclasses.replace(
+        s, failing=rng.choice([0.0, 0.0, 0.01, 0.03]), torn=rng.choice([0.0, 0.0, 0.02]), damaged=damaged
+    )
+
+
+def without_store_faults(seed: int) -> Schedule:
+    """The same of functions and late puts alone."""
+    rng = random.Random(seed)
+    workers = rng.randint(1, 6)
+    pattern = rng.choice(["k-reduce", "k-reduce", "k-reduce", "pipelined", "parameter-server"])
+    syncs = {"k-reduce": ["bsp", "hap", "ssp:1", "ssp:2", "asp", "asp"], "pipelined": ["bsp", "hap", "ssp:2"]}
+    sync = rng.choice(syncs.get(pattern, ["bsp", "asp"]))
+    iterations, each_s = rng.randint(4, 10), rng.choice([0.3, 0.6, 2.0, 5.0])
+    short = rng.random() < 0.3
+    lifetime_s = each_s * rng.uniform(6, 20) + 4.0 if short else 900.0
+    configuration = Configuration(
+        platform="simulated", channel="parameter_server" if pattern == "parameter-server" else "memory", pattern=pattern,
+        sync=sync, workers=workers, aggregators=rng.randint(1, workers), memory_mb=1769, batch_size=16,
+        lifetime_s=lifetime_s, checkpoint_every=rng.randint(1, 5),
+    ).resolved()  # fmt: skip
+    ranks = list(range(workers))
+    faults = []
+    for _ in range(rng.choice([0, 1, 1, 2, 2, 3])):
+        kind = rng.choice(["kill", "kill", "kill", "duplicate", "drop-put"])
+        rank, iteration, attempt = rng.choice(ranks), rng.randrange(iterations), rng.choice([0, 0, 0, 1])
+        if kind == "kill":
+            at = f"rank={rank},iteration={iteration},phase={rng.choice(PHASES)},attempt={attempt}"
+        elif kind == "duplicate":
+            at = f"rank={rank}"
+        else:
+            at = f"rank={rank},iteration={iteration}"
+        faults.append(f"{kind}:{at}")
+    if rng.random() < 0.4:
+        slow = rng.choice([2.0, 5.0, 1.0 + 25.0 / each_s]) if not short else 1.5
+        faults.append(f"delay:rank={rng.choice(ranks)},factor={slow:.2f}")
+    mortal = {rank for rank in ranks if any(f.startswith(f"kill:rank={rank},") for f in faults)}
+    world = Simulation(
+        compute={"a": each_s * 1769 / 20, "b": 4.0, "m": 0.0}, latency_s=rng.choice([0.001, 0.03]), bandwidth_mb_s=70.0,
+        cold_start_s=rng.choice([0.1, 1.5]), straggler_sigma=rng.choice([0.0, 0.0, 0.3]),
+    )  # fmt: skip
+    return Schedule(
+        seed=seed, configuration=configuration, iterations=iterations, world=world, faults=tuple(faults),
+        late_puts=rng.choice([0.0, 0.0, 0.05]), late_s=rng.uniform(0.1, 3.0),
+        watched=rng.random() < 0.5 or len(mortal) == workers,  # somebody has to be left to find out
+    )  # fmt: skip
