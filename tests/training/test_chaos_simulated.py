@@ -68,6 +68,11 @@ def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
     assert not run(seed)
 
 
+def test_no_rank_leaves_because_rank_0_lives_while_rank_1_is_dead():
+    """Rank 1 of a parameter server's asynchronous run dies unnoticed, the others finish, and then rank 0 dies."""
+    assert not run(120389)
+
+
 @pytest.mark.parametrize("seed", [40104, 20783, 21042, 11351])
 def test_waits_that_outlast_a_life_are_added_up(seed):
     """What a life leaves for a wait is shorter than the patience: every life waited in vain, to its end, for ever."""

@@ -1,8 +1,8 @@
 """How a run ends: every rank says it is done, rank 0 waits for all, writes the result and clears the channel.
 
-Rank 1 stays until the result is there: if rank 0 dies at the very end, rank 1 is left to replace it. All others stay until one of
-these two is known to live: rank 1 is done, or, where ranks do not wait for each other, one of them has come further since. A rank that
-finds the result on leaving clears the channel again, of what it has put meanwhile.
+Rank 1 stays until the result is there: if rank 0 dies at the very end, rank 1 is left to replace it. All others stay until rank 1 is
+known to live: it is done, or, where ranks do not wait for each other, has come further since. That rank 0 lives is not enough, since
+rank 1 may have died unnoticed before. A rank that finds the result on leaving clears the channel again, of what it has put meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
             await _wait_for(life, life.keys.result, lambda: _blame_result(life, loaded.spec))
         else:
             await clear_if_over(life)
-            await _until_a_closer_lives(life, collective, loaded.spec.iterations)
+            await _until_rank_1_lives(life, collective, loaded.spec.iterations)
         # Not before: the successor may have to wait on in our place.
         if await life.dismiss_successor() or life.rank == 1:
             await clear_if_over(life)
@@ -73,23 +73,22 @@ async def finish(life: Life, loaded: Loaded, collective: Collective, evaluation:
     return summary
 
 
-async def _until_a_closer_lives(life: Life, collective: Collective, iterations: int) -> None:
-    """Waits until rank 0 or 1 is known to live, or the run is over; replaces rank 1 if that takes too long."""
+async def _until_rank_1_lives(life: Life, collective: Collective, iterations: int) -> None:
+    """Waits until rank 1 is known to live, or the run is over; replaces rank 1 if that takes too long."""
 
-    async def positions() -> list[int]:
+    async def position() -> int:
         if not collective.paces_itself:  # no rank is further than one that is done
-            return []
-        return [await collective.latest(rank) or 0 for rank in (0, 1)]
+            return 0
+        return await collective.latest(1) or 0
 
-    before, began = await positions(), life.now()
+    before, began = await position(), life.now()
     while True:
         patience_s = life.patience()
         try:
             await life.channel.get(life.keys.done(1), deadline=life.now() + min(LOOK_EVERY_S, patience_s))
             return
         except ChannelTimeout as e:
-            came = any(now > then for now, then in zip(await positions(), before, strict=True))
-            if came or await life.channel.fetch(life.keys.result) is not None:
+            if await position() > before or await life.channel.fetch(life.keys.result) is not None:
                 return
             if life.now() - began >= patience_s:
                 await ask_for(life.overdue, Blame(iterations, [1]), e)
