@@ -100,8 +100,10 @@ def without_store_faults(seed: int) -> Schedule:
         compute={"a": each_s * 1769 / 20, "b": 4.0, "m": 0.0}, latency_s=rng.choice([0.001, 0.03]), bandwidth_mb_s=70.0,
         cold_start_s=rng.choice([0.1, 1.5]), straggler_sigma=rng.choice([0.0, 0.0, 0.3]),
     )  # fmt: skip
+    late_puts, late_s, watched = rng.choice([0.0, 0.0, 0.05]), rng.uniform(0.1, 3.0), rng.random() < 0.5
+    # Somebody has to be left to find out. One more rank is lost where a put is late as its life ends: it says nothing then.
+    watched = watched or len(mortal) + bool(short and late_puts) >= workers
     return Schedule(
         seed=seed, configuration=configuration, iterations=iterations, world=world, faults=tuple(faults),
-        late_puts=rng.choice([0.0, 0.0, 0.05]), late_s=rng.uniform(0.1, 3.0),
-        watched=rng.random() < 0.5 or len(mortal) == workers,  # somebody has to be left to find out
+        late_puts=late_puts, late_s=late_s, watched=watched,
     )  # fmt: skip

@@ -82,6 +82,33 @@ def test_a_create_only_put_whose_answer_was_lost_knows_its_own():
     run(main())
 
 
+class Torn(MemoryChannel):
+    """The first read of a key is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    async def fetch(self, key: str) -> memoryview | None:
+        there = await super().fetch(key)
+        if there is None or key in self.seen:
+            return there
+        self.seen.add(key)
+        return there[: len(there) // 2]
+
+
+def test_a_create_only_put_whose_answer_was_lost_knows_its_own_though_it_reads_half_of_it():
+    async def main() -> None:
+        store = Torn()
+        await opened(store, failing(1, "lost-answer", "create"), "first").put("r/claim", [b"same words"], create=True)
+        store.seen.clear()
+        second = opened(store, failing(1, "lost-answer", "create"), "second")
+        with pytest.raises(KeyExists):
+            await second.put("r/claim", [b"same words"], create=True)
+
+    run(main())
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_of_many_that_create_exactly_one_wins_whatever_is_lost(seed):
     async def main() -> None:

@@ -68,6 +68,10 @@ def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
     assert not run(seed)
 
 
+def test_a_start_whose_answer_is_lost_and_whose_proof_is_cut_off_is_no_duplicate():
+    assert not run(202817)
+
+
 def test_no_rank_leaves_because_rank_0_lives_while_rank_1_is_dead():
     """Rank 1 of a parameter server's asynchronous run dies unnoticed, the others finish, and then rank 0 dies."""
     assert not run(120389)
