@@ -17,9 +17,11 @@ from collections.abc import Callable
 from ephemeron.channels.base import Channel
 from ephemeron.channels.keys import Keys
 from ephemeron.collectives import Blame
+from ephemeron.collectives.group import MOMENT
 
-MOMENT = 0.2
-"""Share of the patience that others get to say for whom they wait."""
+SAY_WITHIN = 2 * MOMENT
+"""Share of the patience that others get to say for whom they wait. Who waits for a merged shard has given its aggregator a
+moment before it says so."""
 FRESH = 1.5
 """Patiences after which what a rank said counts no more: it would have said so again."""
 
@@ -44,7 +46,7 @@ class Waiting:
         """Ranks to replace, each with the iteration that is missed of it; none: others will find them."""
         self._waits[tuple(blame.ranks)] = (self._now(), blame.iteration)
         await self._channel.put(self._keys.wait(self._rank), [json.dumps(self._current()).encode()])
-        await asyncio.sleep(MOMENT * self._patience_s(1))
+        await asyncio.sleep(SAY_WITHIN * self._patience_s(1))
         found: dict[int, int] = {}
         seen: set[int] = set()
         own = [(rank, iteration) for _, iteration, ranks in self._current() for rank in ranks]
