@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ephemeron.platforms.context import Context
-from ephemeron.worker.loop import run_worker
+from ephemeron.functions.context import Context
+from ephemeron.training.worker.loop import run_worker
 
 T = TypeVar("T")
 SKEW_S, STEP_S, SEED = "EPHEMERON_CHAOS_SKEW_S", "EPHEMERON_CHAOS_STEP_S", "EPHEMERON_CHAOS_SEED"

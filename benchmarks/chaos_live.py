@@ -30,24 +30,24 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks import chaos_function
 from benchmarks.common import ROOT
 from benchmarks.servers import Server, restarted_valkey, started_valkey
-from ephemeron import simulation
-from ephemeron.channels import open_channel
-from ephemeron.channels.credentials import environment
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.retry import RetryPolicy
-from ephemeron.channels.retrying import Retrying
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.keys import Keys
 from ephemeron.events import Ended, Event, FaultFired, Invoked, Progress
-from ephemeron.job import Configuration, Job, Simulation, Target
-from ephemeron.platforms.base import Limits
-from ephemeron.platforms.local import HostGone, LocalPlatform
-from ephemeron.platforms.simulated import SimulatedPlatform
-from ephemeron.prices import load_prices
-from ephemeron.tensors import digest
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Limits
+from ephemeron.functions.local import DaemonGone, LocalPlatform
+from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.faulty_proxy import HTTP_TROUBLES, TCP_TROUBLES, FaultyProxy, seeded
-from ephemeron.training.prepare import Prepared
-from ephemeron.training.trigger import Ending, Trigger
-from ephemeron.worker.loop import run_worker
-from ephemeron.worker.spec import RunSpec
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
+from ephemeron.training.job import Configuration, Job, Simulation, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.tensors import digest
+from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.spec import RunSpec
 
 LIMIT_S = 150.0
 """A schedule that takes longer hangs."""
@@ -152,7 +152,7 @@ def expected(spec: RunSpec) -> str:
     async def main() -> str:
         platform = SimulatedPlatform(Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}), run_worker, limits=Limits())
         clock = asyncio.get_running_loop().time
-        trigger = Trigger(platform, platform.store, calm, channel_address="memory", clock=clock)
+        trigger = RunDriver(platform, platform.store, calm, channel_address="memory", clock=clock)
         await trigger.launch(_prepared(calm))
         ending = await trigger.watch()
         assert ending.arrays is not None, ending.causes
@@ -244,12 +244,12 @@ class _World:
 
     # -- clients ------------------------------------------------------------------------------------------
 
-    async def run(self) -> Ending:
+    async def run(self) -> RunOutcome:
         """Launches, and watches to the end, by a second client if the first one dies."""
         s, run_dir = self.s, self.folder / self.spec.run_id
         step_s = random.Random(s.seed).uniform(-s.skew_s, s.skew_s)
         env = {
-            "EPHEMERON_ENTRY": "benchmarks.chaos_function:run", "EPHEMERON_PRELOAD": "ephemeron.worker.loop",
+            "EPHEMERON_ENTRY": "benchmarks.chaos_function:run", "EPHEMERON_PRELOAD": "ephemeron.training.worker.loop",
             "PYTHONPATH": str(ROOT), chaos_function.SKEW_S: str(s.skew_s), chaos_function.STEP_S: str(s.step_s),
             chaos_function.SEED: str(s.seed),
         }  # fmt: skip
@@ -260,7 +260,7 @@ class _World:
 
         async with open_channel(self.address) as channel:
             self.platform = await LocalPlatform.start(run_dir, env=env, enforce=False, restart=True)
-            trigger = Trigger(
+            trigger = RunDriver(
                 self.platform, channel, self.spec, channel_address=self.address, clock=clock, on_event=self.on_event
             )
             await trigger.launch(_prepared(self.spec))
@@ -278,10 +278,10 @@ class _World:
             try:
                 self.platform = await LocalPlatform.attach(run_dir, restart=True)
                 session, origin, resuming = trigger.session, trigger.origin, False
-            except HostGone:  # the daemon has died, too, or all is over
+            except DaemonGone:  # the daemon has died, too, or all is over
                 self.platform = await LocalPlatform.start(run_dir, env=env, enforce=False, restart=True)
                 session, origin, resuming = 0.0, trigger.origin, True
-            second = Trigger(
+            second = RunDriver(
                 self.platform, channel, self.spec, channel_address=self.address, clock=clock, on_event=self.on_event,
                 origin=origin, session=session,
             )  # fmt: skip
@@ -382,7 +382,7 @@ def _happened(world: _World) -> dict[str, int]:
     return {f"on {world.s.channel}": 1, **{name: n for name, n in sorted(counts.items()) if n}}
 
 
-def _wrong(s: Schedule, weights: str, world: _World, ending: Ending) -> Iterator[str]:
+def _wrong(s: Schedule, weights: str, world: _World, ending: RunOutcome) -> Iterator[str]:
     if ending.status != "finished" or ending.arrays is None:
         yield f"{ending.status}: {'; '.join(ending.causes)}"
         return

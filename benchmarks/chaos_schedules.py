@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 from ephemeron.events import PHASES
-from ephemeron.job import Configuration, Simulation
+from ephemeron.training.job import Configuration, Simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,20 +41,20 @@ import numpy as np
 
 from benchmarks.chaos_schedules import Schedule, schedule
 from benchmarks.chaos_troubles import Troubles
-from ephemeron import simulation
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import EphemeronError
 from ephemeron.events import Ended, Event, FaultFired, Invoked
-from ephemeron.job import Configuration, Job, Simulation, Target
-from ephemeron.platforms.base import Limits
-from ephemeron.platforms.context import Context
-from ephemeron.platforms.simulated import SimulatedPlatform
-from ephemeron.prices import load_prices
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Limits
+from ephemeron.functions.context import Context
+from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.flaky import FlakyChannel
-from ephemeron.training.prepare import Prepared
-from ephemeron.training.trigger import Ending, Trigger
-from ephemeron.worker.loop import run_worker
-from ephemeron.worker.spec import RunSpec
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
+from ephemeron.training.job import Configuration, Job, Simulation, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.spec import RunSpec
 
 MOST_S = 100_000.0
 """Virtual seconds after which a run does not end."""
@@ -65,7 +65,7 @@ ELEMENTS = 24
 class Outcome:
     """A run that is over."""
 
-    ending: Ending | None
+    ending: RunOutcome | None
     """None: it did not end."""
     events: list[Any]
     left: frozenset[str]
@@ -100,7 +100,7 @@ def simulate(s: Schedule) -> Outcome:
         platform = SimulatedPlatform(s.world, function, seed=s.seed, limits=Limits())
         store: Any = platform.store
         client = FlakyChannel(store, lambda operation, key: troubles.decide(-1, operation, key))
-        trigger = Trigger(
+        trigger = RunDriver(
             platform, client, spec, channel_address="memory", clock=asyncio.get_running_loop().time,
             on_event=events.append,
         )  # fmt: skip
@@ -123,7 +123,7 @@ def simulate(s: Schedule) -> Outcome:
     return simulation.run(go())
 
 
-def _blind(trigger: Trigger) -> None:
+def _blind(trigger: RunDriver) -> None:
     """The client does not see who dies: the ranks find out by themselves."""
     read: Callable[[Event], list[Any]] = trigger._read
 
@@ -200,7 +200,7 @@ def _at_their_limit(outcome: Outcome) -> int:
     return left + list(reasons.values()).count("relay")
 
 
-def _wrong_weights(s: Schedule, ending: Ending) -> list[str]:
+def _wrong_weights(s: Schedule, ending: RunOutcome) -> list[str]:
     assert ending.final is not None
     assert ending.arrays is not None
     if not s.counts:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from benchmarks.chaos_schedules import Schedule
-from ephemeron.channels.base import Buffer, Channel, Received, Wrapper
-from ephemeron.channels.frame import FIRST_AGAIN_S
-from ephemeron.channels.retry import RetryPolicy
-from ephemeron.platforms.context import Compute, Context
+from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper
+from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.object_frame import FIRST_AGAIN_S
+from ephemeron.functions.context import Compute, Context
 from ephemeron.testing.flaky import FAILURES, Failure, FlakyChannel
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from benchmarks.common import environment, write
 from benchmarks.rounds import BANDWIDTH_MB_S, LATENCY_S, POLLED_WARM_UP, WARM_UP, Case, CaseFailed, measure
 from benchmarks.side_by_side import LARGE_MB, Comparison, compare, request_cost
 from benchmarks.stores import CHANNELS, Unavailable, store
-from ephemeron.collectives.chunking import RequestCost, best_chunk_bytes
+from ephemeron.training.collectives.chunking import RequestCost, best_chunk_bytes
 from ephemeron.units import MB
 
 

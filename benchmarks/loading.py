@@ -117,7 +117,7 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
     """Measures how fast samples come, and how long a trainer waits for them."""
     from ephemeron.data.catalog import DatasetStore
     from ephemeron.data.catalog.importers import import_dataset
-    from ephemeron.data.service.keeper import Part
+    from ephemeron.data.service.daemon import ManagedProcess
 
     peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
     out: dict[str, Any] = {
@@ -164,7 +164,7 @@ def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> 
             **_shown(waits, "dataloader", "waited_s"),
         }  # fmt: skip
         for place in folder.glob("service-*"):
-            Part("coordinator", place, "").kill(gently=True)
+            ManagedProcess("coordinator", place, "").kill(gently=True)
     if as_json:
         write(out)
     else:

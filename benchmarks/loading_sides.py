@@ -139,21 +139,21 @@ def side(name: str, folder: Path, *, workers: int, seed: int, latency_s: float, 
 def _flow(
     name: str, folder: Path, workers: int, seed: int, latency_s: float, cache_mb: float, service: str
 ) -> Any:  # fmt: skip
-    from ephemeron.data.flow import DataLoadFlow, DataLoadFlowReader, LocalDataLoadFlowReader
+    from ephemeron.data.flow import Flow, FlowReader, LocalReader
 
-    flow = DataLoadFlow(f"bench/photos-{latency_s:g}")
+    flow = Flow(f"bench/photos-{latency_s:g}")
     if latency_s:
         flow = flow.dataset(ManyAtOnce(folder / "photos", latency_s))
     else:
         flow = flow.dataset("bench/photos", variant="train", store=str(folder / "store"))
     flow = flow.map_data("augment", augment)
     if name == "flow":
-        reader: DataLoadFlowReader = LocalDataLoadFlowReader(workers)
+        reader: FlowReader = LocalReader(workers)
     else:
-        from ephemeron.data.service import RemoteDataLoadFlowReader, ServiceSettings
+        from ephemeron.data.service import RemoteReader, ServiceSettings
 
         settings = ServiceSettings(ends_when_idle=True, idle_s=60, cache_mb=cache_mb, loaders=workers)
-        reader = RemoteDataLoadFlowReader(folder=Path(service), settings=settings)
+        reader = RemoteReader(folder=Path(service), settings=settings)
     return flow.prepare_read(reader).to_shuffled(BATCH, prefetch=4 * workers or 1, seed=seed)
 
 

@@ -37,18 +37,18 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.common import SEED, condensed, environment, write
-from ephemeron.partition import Device, Effort, Plan, Schedule, Topology, place, replay
-from ephemeron.partition.measuring import Throttle, measure_here
-from ephemeron.partition.measuring.profile import profile_model
-from ephemeron.partition.running import Pipeline
-from ephemeron.partition.running.stage_costs import (
+from ephemeron.partition import Device, PlacementPlan, Schedule, SearchBudget, Topology, place, replay
+from ephemeron.partition.costs import Throttle, measure_here
+from ephemeron.partition.costs.profile import profile_model
+from ephemeron.partition.runtime import Pipeline
+from ephemeron.partition.runtime.stage_costs import (
     StageSamples,
     StageTimes,
     measure_stages,
     stage_graph,
     stage_placement,
 )
-from ephemeron.partition.tracing import Split, split, trace
+from ephemeron.partition.tracing import ModelSplit, split, trace
 
 DEVICES = ("left", "right")
 SPEEDUP, ERROR = 1.5, 0.10
@@ -227,7 +227,7 @@ def measured(task: Task, schedules: dict[str, Schedule], throttle: Throttle, rou
         tracing.model, (task.inputs,), optimizer=sgd, loss=lambda result: task.loss(result, task.targets), repeats=5
     )
     topology = _topology(throttle)
-    plan = place(profile.graph, topology, schedule=schedules["1f1b"], effort=Effort(time_limit_s=10))
+    plan = place(profile.graph, topology, schedule=schedules["1f1b"], effort=SearchBudget(time_limit_s=10))
     parts = split(tracing.model, plan.placement)
     costs = [_stage_costs(parts, task, sgd, schedules)]
     steps: dict[str, list[float]] = {n: [] for n in schedules}
@@ -261,7 +261,7 @@ def _topology(throttle: Throttle) -> Topology:
     return asyncio.run(measure_here(devices, throttles=throttles, repeats=5)).topology
 
 
-def _stage_costs(parts: Split, task: Task, sgd: Any, schedules: dict[str, Schedule]) -> dict[str, StageSamples]:
+def _stage_costs(parts: ModelSplit, task: Task, sgd: Any, schedules: dict[str, Schedule]) -> dict[str, StageSamples]:
     """By schedule: one at a time at the whole batch, or together at a micro-batch."""
     size = task.inputs.shape[0] // schedules["1f1b"].micro_batches
     settings = {"loss": task.loss, "optimizer": sgd}
@@ -274,10 +274,10 @@ def _stage_costs(parts: Split, task: Task, sgd: Any, schedules: dict[str, Schedu
 
 def _row(
     task: Task,
-    plan: Plan,
+    plan: PlacementPlan,
     profile: Any,
     topology: Topology,
-    parts: Split,
+    parts: ModelSplit,
     costs: Sequence[dict[str, StageSamples]],
     schedules: dict[str, Schedule],
     steps: dict[str, list[float]],
@@ -336,7 +336,7 @@ def _ratio(found: dict[str, Any], value: Callable[[Any], float]) -> float:
     return round(value(found["plain"]) / value(found["1f1b"]), 3)
 
 
-def expected_s(parts: Split, samples: StageSamples, topology: Topology, schedule: Schedule) -> float:
+def expected_s(parts: ModelSplit, samples: StageSamples, topology: Topology, schedule: Schedule) -> float:
     """The mean over replays with times that were measured, drawn anew for each pass."""
     rng, times = Random(SEED), samples.times(statistics.fmean)
     return statistics.fmean(
@@ -344,7 +344,9 @@ def expected_s(parts: Split, samples: StageSamples, topology: Topology, schedule
     )
 
 
-def predicted_s(parts: Split, times: StageTimes, topology: Topology, schedule: Schedule, *, takes: Any = None) -> float:
+def predicted_s(
+    parts: ModelSplit, times: StageTimes, topology: Topology, schedule: Schedule, *, takes: Any = None
+) -> float:
     """The judge's iteration, and the update of the device that is through last."""
     graph = stage_graph(parts, times, micro_batches=schedule.micro_batches)
     done = replay(graph, topology, stage_placement(parts), schedule=schedule, takes=takes)

@@ -44,10 +44,10 @@ from benchmarks.common import environment, write
 from benchmarks.graphs import THESIS, branching, chain, thesis_model, three_devices, three_gpus
 from benchmarks.placement_peers import placed_beside, public_tasks
 from ephemeron.errors import PlanInfeasible
-from ephemeron.partition import Effort, Graph, Plan, Schedule, Topology, place, replay
-from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
-from ephemeron.partition.costs import Costs, costs_of
-from ephemeron.partition.relaxation import iteration_program
+from ephemeron.partition import Graph, PlacementPlan, Schedule, SearchBudget, Topology, place, replay
+from ephemeron.partition.costs.table import Costs, costs_of
+from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
+from ephemeron.partition.placement.milp_model import iteration_program
 
 PARTS = ("iteration", "published", "throughput", "models", "recompute", "never_worse", "public")
 PEERS = ("m-TOPO", "m-ETF", "m-SCT", "Pesto")
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="placements at once; give each --workers cores")
     parser.add_argument("--peers", type=Path, help="checkout with workloads and program of the part `public`")
     arguments = parser.parse_args()
-    effort = Effort(time_limit_s=arguments.limit_s, workers=arguments.workers)
+    effort = SearchBudget(time_limit_s=arguments.limit_s, workers=arguments.workers)
     begun_s = time.monotonic()
     rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
     result = {
@@ -108,7 +108,9 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
             yield part, None
 
 
-def _measured(tasks: list[tuple[str, Any]], effort: Effort, instances: int, jobs: int) -> Iterator[dict[str, Any]]:
+def _measured(
+    tasks: list[tuple[str, Any]], effort: SearchBudget, instances: int, jobs: int
+) -> Iterator[dict[str, Any]]:
     measure = partial(_measure, effort=effort, instances=instances)
     with contextlib.ExitStack() as stack:
         rows: Iterator[dict[str, Any]] = map(measure, tasks)
@@ -120,7 +122,7 @@ def _measured(tasks: list[tuple[str, Any]], effort: Effort, instances: int, jobs
             yield row
 
 
-def _measure(task: tuple[str, Any], *, effort: Effort, instances: int) -> dict[str, Any]:
+def _measure(task: tuple[str, Any], *, effort: SearchBudget, instances: int) -> dict[str, Any]:
     part, what = task
     if part in ("iteration", "throughput"):
         kind, nodes, _, heavy = what
@@ -155,15 +157,15 @@ def _graph(kind: str, nodes: int, seed: int, heavy: str) -> Graph:
     return {"branching": branching, "chain": chain}[kind](nodes, seed, heavy=HEAVY[heavy])
 
 
-def _placed(graph: Graph, objective: str, effort: Effort) -> dict[str, Any]:
+def _placed(graph: Graph, objective: str, effort: SearchBudget) -> dict[str, Any]:
     return placed(graph, three_devices(graph), objective, effort)
 
 
-def placed(graph: Graph, topology: Topology, objective: str, effort: Effort) -> dict[str, Any]:
+def placed(graph: Graph, topology: Topology, objective: str, effort: SearchBudget) -> dict[str, Any]:
     """One placement, with what every method reaches."""
     schedule = PIPELINED if objective == "throughput" else Schedule()
     try:
-        plan: Plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
+        plan: PlacementPlan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
     except PlanInfeasible as e:
         return {"graph": graph.name, "refused": str(e)}
     methods: dict[str, Any] = {}
@@ -221,7 +223,7 @@ def published(graph: Graph, limit_s: float) -> dict[str, Any]:
     }
 
 
-def recomputed(name: str, effort: Effort) -> dict[str, Any]:
+def recomputed(name: str, effort: SearchBudget) -> dict[str, Any]:
     """What recomputing takes and saves."""
     graph, topology = thesis_model(name), three_gpus()
     row: dict[str, Any] = {"graph": graph.name}
@@ -244,7 +246,7 @@ def recomputed(name: str, effort: Effort) -> dict[str, Any]:
 
 def never_worse(instances: int) -> dict[str, Any]:
     """Random instances with little effort, half of them pipelined."""
-    effort = Effort(time_limit_s=None, annealing_steps=500, program_nodes=5, constraint_work=0.05)
+    effort = SearchBudget(time_limit_s=None, annealing_steps=500, program_nodes=5, constraint_work=0.05)
     methods: dict[str, Callable[[Costs], list[int]]] = {
         "even split": even_split,
         "m-TOPO": m_topo,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import Workload, read, workloads
-from ephemeron.partition import Effort, Schedule, place, replay
+from ephemeron.partition import Schedule, SearchBudget, place, replay
 
 SAMPLE = Schedule(kind="gpipe", micro_batches=1)
 """A micro-batch is a sample, and none but one is in memory: as in their measure."""
@@ -29,7 +29,7 @@ def public_tasks(folder: Path | None) -> list[tuple[Path, Path]]:
     return [] if folder is None else [(path, folder) for path in workloads(folder)]
 
 
-def placed_beside(path: Path, folder: Path, effort: Effort, *, limit_s: float = 120.0) -> dict[str, Any]:
+def placed_beside(path: Path, folder: Path, effort: SearchBudget, *, limit_s: float = 120.0) -> dict[str, Any]:
     """One workload.
 
     Args:

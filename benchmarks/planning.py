@@ -32,11 +32,11 @@ from benchmarks import planning_thesis
 from benchmarks.common import environment, write
 from benchmarks.planning_tables import DISTRIBUTED, KREDUCE, ROWS, Published, described, epochs, space_of
 from benchmarks.planning_workloads import COUNT, cpu_seconds
-from ephemeron.performance.builtin import builtin_platform
-from ephemeron.performance.profile import PlatformProfile
-from ephemeron.planning.heuristics import evaluate, two_stage
-from ephemeron.planning.pareto import Found
-from ephemeron.planning.search import exact
+from ephemeron.training.planner.model.builtin import builtin_platform
+from ephemeron.training.planner.model.profile import PlatformProfile
+from ephemeron.training.planner.search.branch_and_bound import exact
+from ephemeron.training.planner.search.heuristics import evaluate, two_stage
+from ephemeron.training.planner.search.pareto import SearchResult
 
 
 def search_rows(row: Published, platform: PlatformProfile, repeats: int) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def search_rows(row: Published, platform: PlatformProfile, repeats: int) -> list
     out = []
     n = epochs(row, platform)
     for model, patterns in (("honest", KREDUCE), ("published", [("k-reduce", "hap")])):
-        found: dict[str, Found] = {}
+        found: dict[str, SearchResult] = {}
         seconds: dict[str, list[float]] = {}
         for _ in range(repeats):
             for name, step, search in (

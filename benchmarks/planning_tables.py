@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ephemeron.performance.model import Terms, published
-from ephemeron.performance.profile import PlatformProfile, Profile, Workload
-from ephemeron.planning.pareto import Candidate
-from ephemeron.planning.space import Limits, Space, make_space
+from ephemeron.training.planner.model.prediction import ExecutionOptions, published
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.search.pareto import Candidate
+from ephemeron.training.planner.search.space import PlanLimits, Space, make_space
 
 RUNTIME_MB = 300.0
 
@@ -65,7 +65,7 @@ def epochs(row: Published, platform: PlatformProfile) -> int:
     """So many that the thesis's two-stage result costs what table 5.2 says."""
     w, m, ba, k, bn = row.best
     one = published(
-        workload(row), platform, Terms(pattern="k-reduce", sync="hap"), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn
+        workload(row), platform, ExecutionOptions(pattern="k-reduce", sync="hap"), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn
     )  # fmt: skip
     return max(1, round(row.two_stage_usd / float(one.cost_usd)))
 
@@ -78,9 +78,9 @@ def space_of(
     *,
     step: int = 128,
     model: str = "honest",
-) -> tuple[Space, Limits]:
-    limits = Limits(deadline_s=row.deadline_s, max_global_batch=row.max_global_batch)
-    terms = [Terms(pattern=p, sync=s, epochs=n) for p, s in patterns]
+) -> tuple[Space, PlanLimits]:
+    limits = PlanLimits(deadline_s=row.deadline_s, max_global_batch=row.max_global_batch)
+    terms = [ExecutionOptions(pattern=p, sync=s, epochs=n) for p, s in patterns]
     return make_space(
         Profile(workload=workload(row), platform=platform), terms, limits=limits, memory_step_mb=step, model=model
     ), limits

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning_tables import KREDUCE, ROWS, Published, described, epochs, space_of, workload
-from ephemeron.performance.model import Terms, predict, published
-from ephemeron.performance.profile import PlatformProfile, parse_platform
-from ephemeron.planning.search import exact
+from ephemeron.training.planner.model.prediction import ExecutionOptions, predict, published
+from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
+from ephemeron.training.planner.search.branch_and_bound import exact
 
 THESIS = {"scatter-reduce": {"saves_time": 0.168, "saves_cost": 0.283}, "all-reduce": {"saves_time": 0.336, "saves_cost": 0.314}}  # fmt: skip
 """Mean saving of K-REDUCE over each at equal resources."""
@@ -99,7 +99,7 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
 def _predicted(
     f: Any, what: Any, platform: PlatformProfile, n: int, pattern: str, sync: str, w: float, m: float, k: float, a: float, b: float
 ) -> tuple[float, float]:  # fmt: skip
-    terms = Terms(pattern=pattern, sync=sync, epochs=n, lifetime_s=1e9)
+    terms = ExecutionOptions(pattern=pattern, sync=sync, epochs=n, lifetime_s=1e9)
     p = f(what, platform, terms, workers=w, memory_mb=m, aggregators=k, batch=a, other_batch=b)
     return float(p.seconds), float(p.cost_usd)
 

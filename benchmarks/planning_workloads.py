@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import PlanInfeasible
-from ephemeron.performance.builtin import BUILTIN, builtin_platform
-from ephemeron.performance.profile import PlatformProfile, Profile, Saturating, Transfer, Workload
-from ephemeron.planning import Limits, Wish, make_plan
+from ephemeron.training.planner import PlanLimits, PlanRequest, make_plan
+from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Saturating, Transfer, Workload
 
 COUNT = 100
 
@@ -27,7 +27,7 @@ class World:
     """What one plan is made of."""
 
     profile: Profile
-    wish: Wish
+    wish: PlanRequest
     platforms: tuple[PlatformProfile, ...]
 
 
@@ -53,8 +53,8 @@ def world(seed: int) -> World:
         platforms: tuple[PlatformProfile, ...] = (dataclasses.replace(objects, name="saturating", transfer=own),)
     else:
         platforms = tuple(builtin_platform(name) for name in BUILTIN)
-    limits = Limits(max_global_batch=int(rng.choice([128, 256, 512, 1024])))
-    wish = Wish(epochs=int(rng.integers(1, 20)), limits=limits)
+    limits = PlanLimits(max_global_batch=int(rng.choice([128, 256, 512, 1024])))
+    wish = PlanRequest(epochs=int(rng.integers(1, 20)), limits=limits)
     serial_s = wish.epochs * what.samples * what.a / (1769 + m)
     if seed % 3 == 0:
         wish = dataclasses.replace(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ephemeron.platforms.base import Limits, Platform
+from ephemeron.functions.base import Limits, Platform
 from ephemeron.units import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ async def _nothing() -> None:
 @asynccontextmanager
 async def local(folder: Path) -> AsyncIterator[World]:
     """Processes with quotas."""
-    from ephemeron.platforms.local import LocalPlatform
+    from ephemeron.functions.local import LocalPlatform
 
     @asynccontextmanager
     async def opened(run_dir: Path, run: str) -> AsyncIterator[Platform]:
@@ -65,17 +65,17 @@ async def local(folder: Path) -> AsyncIterator[World]:
 @asynccontextmanager
 async def aws(folder: Path) -> AsyncIterator[World]:
     """Our Lambda service, with Amazon's runtime client in each environment."""
-    from ephemeron.platforms.aws.deploy.function import Wanted, deploy
-    from ephemeron.platforms.aws.deploy.package import build_zip
-    from ephemeron.platforms.aws.platform import AwsPlatform
-    from ephemeron.platforms.aws.settings import AwsSettings, client
-    from ephemeron.platforms.release import digest
+    from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
+    from ephemeron.functions.aws.deploy.package import build_zip
+    from ephemeron.functions.aws.platform import AwsPlatform
+    from ephemeron.functions.aws.settings import AwsSettings, client
+    from ephemeron.functions.source_bundle import digest
     from ephemeron.testing.lambda_service import LambdaService
 
     os.environ.update(AWS_ACCESS_KEY_ID="none", AWS_SECRET_ACCESS_KEY="none", AWS_REGION="us-east-1")
     with LambdaService(concurrency=32) as service:
         settings = AwsSettings(region="us-east-1", endpoint=service.url, every_s=EVERY_S)
-        wanted = Wanted(
+        wanted = LambdaSpec(
             role="arn:aws:iam::123456789012:role/none", memory_mb=MEMORY_MB, timeout_s=120, zipped=build_zip(),
             variables={**ENTRY, "PYTHONPATH": str(ROOT)}, digest=digest(),
         )  # fmt: skip
@@ -103,12 +103,12 @@ async def aws(folder: Path) -> AsyncIterator[World]:
 @asynccontextmanager
 async def openfaas(folder: Path) -> AsyncIterator[World]:
     """Our gateway, with the real handler in each replica."""
-    from ephemeron.platforms.openfaas.deploy.function import Wanted, spec_of
-    from ephemeron.platforms.openfaas.deploy.recipe import write_recipe
-    from ephemeron.platforms.openfaas.gateway import Gateway
-    from ephemeron.platforms.openfaas.platform import OpenFaasPlatform
-    from ephemeron.platforms.openfaas.settings import Credentials, OpenFaasSettings
-    from ephemeron.platforms.release import digest
+    from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
+    from ephemeron.functions.openfaas.deploy.recipe import write_recipe
+    from ephemeron.functions.openfaas.gateway import Gateway
+    from ephemeron.functions.openfaas.platform import OpenFaasPlatform
+    from ephemeron.functions.openfaas.settings import Credentials, OpenFaasSettings
+    from ephemeron.functions.source_bundle import digest
     from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 
     password, image = "of the benchmark", "benchmark/ephemeron:1"
@@ -118,7 +118,7 @@ async def openfaas(folder: Path) -> AsyncIterator[World]:
         write_recipe(recipe)
         gateway.add_image(image, recipe)
         variables = {**ENTRY, "PYTHONPATH": f"{recipe}:{ROOT}"}
-        wanted = Wanted(image=image, memory_mb=MEMORY_MB, lifetime_s=120.0, replicas=8, cpus=1.0, inside=gateway.url,
+        wanted = DeploymentSpec(image=image, memory_mb=MEMORY_MB, lifetime_s=120.0, replicas=8, cpus=1.0, inside=gateway.url,
                         digest=digest(), variables=variables)  # fmt: skip
         api = Gateway(settings, Credentials("admin", password))
         await asyncio.to_thread(api.deploy, spec_of(wanted, settings))
@@ -147,8 +147,8 @@ async def openfaas(folder: Path) -> AsyncIterator[World]:
 @asynccontextmanager
 async def lithops(folder: Path) -> AsyncIterator[World]:
     """Its localhost backend."""
-    from ephemeron.platforms.lithops.platform import LithopsPlatform
-    from ephemeron.platforms.lithops.settings import LithopsSettings
+    from ephemeron.functions.lithops.platform import LithopsPlatform
+    from ephemeron.functions.lithops.settings import LithopsSettings
 
     os.environ["LITHOPS_CONFIG"] = "{}"
     os.environ["PYTHONPATH"] = PATHS
@@ -172,8 +172,8 @@ async def ray(folder: Path) -> AsyncIterator[World]:
     import ray as library
     from ray.cluster_utils import Cluster
 
-    from ephemeron.platforms.ray.platform import RayPlatform
-    from ephemeron.platforms.ray.settings import RaySettings
+    from ephemeron.functions.ray.platform import RayPlatform
+    from ephemeron.functions.ray.settings import RaySettings
 
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=PATHS)
     node = {"num_cpus": 8, "object_store_memory": 80 * MIB, "memory": 8192 * MIB, "include_dashboard": False}

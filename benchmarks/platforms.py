@@ -23,8 +23,8 @@ import click
 
 from benchmarks.common import condensed, environment, write
 from benchmarks.platform_worlds import MEMORY_MB, WORLDS, World
-from ephemeron.channels import open_channel
-from ephemeron.platforms.base import Call, Platform
+from ephemeron.communication.channels import open_channel
+from ephemeron.functions.base import Call, Platform
 
 AT_ONCE = 8
 CHAIN = 4

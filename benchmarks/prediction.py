@@ -23,11 +23,11 @@ import click
 from benchmarks.common import environment, write
 from benchmarks.stores import Unavailable, store
 from ephemeron.events import Event, Progress, Started
-from ephemeron.job import Job, Simulation, load_job
-from ephemeron.performance.model import Terms, predict
-from ephemeron.performance.profile import Profile
-from ephemeron.profiling import profile_job
-from ephemeron.training import configure, train
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import Job, Simulation, load_job
+from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.profiling import profile_job
 
 JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
 
@@ -81,7 +81,7 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """Prediction against the median of some runs, and how far these are apart."""
     c = configure(job, platform=platform, channel=channel, **values)
-    terms = Terms(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s,
+    terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s,
                   checkpoint_every=c.checkpoint_every)  # fmt: skip
     p = predict(profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb,
                 aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size)  # fmt: skip

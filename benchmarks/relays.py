@@ -21,8 +21,8 @@ import click
 
 from benchmarks.common import environment, write
 from ephemeron.events import Event, Loaded, Progress
-from ephemeron.job import load_job
-from ephemeron.training import configure, train
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import load_job
 
 JOB = Path(__file__).parents[1] / "examples" / "digits" / "job.toml"
 

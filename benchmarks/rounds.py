@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import SEED, condensed
-from ephemeron.channels import open_channel
-from ephemeron.channels.base import Channel
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.run_channel import RunChannel
-from ephemeron.channels.wrappers import Throttled
-from ephemeron.collectives import CHUNK_BYTES, Collective, Group, NoTrace, collective_for
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.channels.wrappers import Throttled
+from ephemeron.communication.keys import Keys
 from ephemeron.events import Traffic
-from ephemeron.performance import round_bound_s
-from ephemeron.sync import policy_for
+from ephemeron.training.collectives import CHUNK_BYTES, Collective, Group, NoTrace, collective_for
+from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.planner.model import round_bound_s
 from ephemeron.units import MB
 
 BANDWIDTH_MB_S = 70.0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import SEED
-from ephemeron.rpc import BlockingClient, BlockingServer, Client, Options, Receive, Server, keep_freed
+from ephemeron.communication.rpc import BlockingClient, BlockingServer, Client, Options, Receive, Server, keep_freed
 
 OBJECTS, NBYTES = 5, 500_000
 _TOKEN = "a benchmark on loopback"

@@ -30,8 +30,8 @@ from rich.table import Table
 
 from benchmarks.common import SEED, condensed, environment, write
 from benchmarks.sharing import Task, merged, story
-from ephemeron.data.caching import ALSD, Belady, NextUse
-from ephemeron.data.collaborative import CollaborativeSampler, CoorDL, Coupled, DynaGCS, Independent, Joader
+from ephemeron.data.cache import ALSD, Belady, NextUse
+from ephemeron.data.sampling import CollaborativeSampler, CoorDL, Coupled, DynaGCS, Independent, Joader
 
 SAMPLES, CAPACITY, BATCH, EPOCHS = 1000, 50, 16, 4
 SCENES = ("same1", "same2", "speed1", "speed2")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.caching import Accessed, Cache, CachePolicy, Event, replay
-from ephemeron.data.collaborative import CollaborativeSampler, Forecast
+from ephemeron.data.cache import Accessed, Cache, CachePolicy, Event, replay
+from ephemeron.data.sampling import CollaborativeSampler, Forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,11 +29,11 @@ import obstore
 from benchmarks.collective_peers import Peer, buckets
 from benchmarks.common import SEED, condensed
 from benchmarks.rounds import Case, CaseFailed, Member, opened
-from ephemeron.channels import open_channel
-from ephemeron.channels.stores import cloud_store
-from ephemeron.collectives import CHUNK_BYTES
-from ephemeron.collectives.chunking import RequestCost, measure_requests
-from ephemeron.tensors import bounds
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.stores import cloud_store
+from ephemeron.training.collectives import CHUNK_BYTES
+from ephemeron.training.collectives.chunking import RequestCost, measure_requests
+from ephemeron.training.tensors import bounds
 
 _FORK = multiprocessing.get_context("fork")
 WARM_UP = 2

@@ -18,20 +18,20 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.common import condensed, environment, write
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.run_channel import RunChannel
-from ephemeron.channels.wrappers import Metered, Throttled
-from ephemeron.collectives import Group, KReduce, Status
-from ephemeron.job import Configuration, Simulation, Target
-from ephemeron.platforms.simulated import SimulatedPlatform
-from ephemeron.prices import load_prices
-from ephemeron.simulation import run
-from ephemeron.sync import policy_for
-from ephemeron.training.prepare import Prepared
-from ephemeron.training.trigger import Trigger
-from ephemeron.worker.loop import run_worker
-from ephemeron.worker.spec import RunSpec
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.channels.wrappers import Metered, Throttled
+from ephemeron.communication.keys import Keys
+from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.functions.simulation import run
+from ephemeron.training.collectives import Group, KReduce, ReductionStatus
+from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.run_driver import RunDriver
+from ephemeron.training.job import Configuration, Simulation, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.spec import RunSpec
 
 BATCH = 16
 WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}, warm_start_s=0.05, cold_start_s=1.0)
@@ -89,7 +89,7 @@ async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Mete
         meters.append(channel.meter)
         group = Group(
             keys=Keys("benchmark"), rank=rank, world=workers, aggregators=aggregators, channel=channel,
-            policy=policy_for("bsp"), size=64, dtype=np.dtype(np.float32), status=Status(),
+            policy=policy_for("bsp"), size=64, dtype=np.dtype(np.float32), status=ReductionStatus(),
         )  # fmt: skip
         collective, vector = KReduce(group), np.full(64, rank, dtype=np.float32)
         for iteration in range(rounds):
@@ -133,7 +133,7 @@ async def simulate(
     )  # fmt: skip
     platform = SimulatedPlatform(WORLD, run_worker)
     store: MemoryChannel = platform.store  # type: ignore[assignment]
-    trigger = Trigger(
+    trigger = RunDriver(
         platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=lambda e: None
     )
     counting = CountingStore(store.objects)

@@ -24,9 +24,9 @@ from typing import Any
 import click
 
 from benchmarks.common import condensed, environment, write
-from ephemeron.platforms._environments import Environment
-from ephemeron.platforms._fork_server import Forks
-from ephemeron.platforms.cgroups import Enforcement, detect
+from ephemeron.functions.cgroups import Enforcement, detect
+from ephemeron.functions.fork_server import Forks
+from ephemeron.functions.function_process import FunctionProcess
 from ephemeron.units import MIB
 
 MEMORY_MB = 704
@@ -35,7 +35,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 SIDES = ("fresh", "forked", "bare fork", "import torch")
 _BARE = """
 import os, sys, time
-from ephemeron.platforms.environment import prepare_entry
+from ephemeron.functions.function_main import prepare_entry
 prepare_entry()
 for _ in sys.stdin:
     wall, cpu = time.perf_counter(), time.process_time()
@@ -66,10 +66,10 @@ class Starter:
             raise click.ClickException("functions cannot be forked on this system")
         return forks
 
-    async def start(self, forks: Forks | None) -> Environment:
+    async def start(self, forks: Forks | None) -> FunctionProcess:
         """One that has said hello."""
         self._n += 1
-        function = Environment(
+        function = FunctionProcess(
             self._enforcement, self._n, memory_mb=MEMORY_MB, vcpus=VCPUS, env=ENV, folder=self._folder, forks=forks
         )
         hello = await function.start()

@@ -27,29 +27,29 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment, write
-from ephemeron.performance.builtin import builtin_platform
-from ephemeron.performance.fit import FORMS, Timing, fit_form, fit_transfers, rate_error
+from ephemeron.training.planner.model.builtin import builtin_platform
+from ephemeron.training.planner.model.fit import FORMS, TimingSample, fit_form, fit_transfers, rate_error
 
 LEAST_REPEATED = 4
 """Sizes in a row that take the same to the last digit."""
 
 
-def read(path: Path) -> list[Timing]:
+def read(path: Path) -> list[TimingSample]:
     """Both directions of every row."""
     timings = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             memory, size = float(row["memory_mb"]), float(row["size_mb"])
             timings += [
-                Timing("up", memory, size, float(row["upload_s"])),
-                Timing("down", memory, size, float(row["download_s"])),
+                TimingSample("up", memory, size, float(row["upload_s"])),
+                TimingSample("down", memory, size, float(row["download_s"])),
             ]
     return timings
 
 
-def filled_in(timings: Sequence[Timing]) -> set[Timing]:
+def filled_in(timings: Sequence[TimingSample]) -> set[TimingSample]:
     """Rows at the upper end of a quota that repeat their first value, or are the same at another quota."""
-    out: set[Timing] = set()
+    out: set[TimingSample] = set()
     for direction in ("up", "down"):
         quotas = sorted({t.memory_mb for t in timings})
         rows = {
@@ -66,7 +66,7 @@ def filled_in(timings: Sequence[Timing]) -> set[Timing]:
     return out
 
 
-def held_out(timings: Sequence[Timing]) -> dict[str, Any]:
+def held_out(timings: Sequence[TimingSample]) -> dict[str, Any]:
     """Mean absolute relative error on every second size, per direction and form."""
     sizes = sorted({t.size_mb for t in timings})
     seen = set(sizes[::2])
@@ -76,7 +76,7 @@ def held_out(timings: Sequence[Timing]) -> dict[str, Any]:
     for direction in ("up", "down"):
         quotas = sorted({t.memory_mb for t in timings})
 
-        def arrays(rows: Sequence[Timing], quota: float, direction: str = direction) -> tuple[Any, Any]:
+        def arrays(rows: Sequence[TimingSample], quota: float, direction: str = direction) -> tuple[Any, Any]:
             mine = [t for t in rows if t.memory_mb == quota and t.direction == direction]
             return np.array([t.size_mb for t in mine]), np.array([t.seconds for t in mine])
 
@@ -96,7 +96,7 @@ def held_out(timings: Sequence[Timing]) -> dict[str, Any]:
     return out
 
 
-def beyond(timings: Sequence[Timing], largest_mb: float) -> dict[str, Any]:
+def beyond(timings: Sequence[TimingSample], largest_mb: float) -> dict[str, Any]:
     """Errors on all sizes above one, fitted to those below it: by the form itself, and at the bandwidth of the largest."""
     known = [t for t in timings if t.size_mb <= largest_mb]
     transfer = fit_transfers(known).transfer
@@ -115,7 +115,7 @@ def beyond(timings: Sequence[Timing], largest_mb: float) -> dict[str, Any]:
     return out
 
 
-def shipped(timings: Sequence[Timing]) -> dict[str, float]:
+def shipped(timings: Sequence[TimingSample]) -> dict[str, float]:
     """Errors of the profile that comes with the library on all rows, which it was fitted to."""
     platform = builtin_platform("aws-lambda-s3")
     return {
@@ -169,7 +169,7 @@ def main() -> None:
     sys.stdout.write("filled in: " + "; ".join(result["filled_in"]) + "\n")
 
 
-def _first(rows: set[Timing], of: Timing) -> float:
+def _first(rows: set[TimingSample], of: TimingSample) -> float:
     return min(t.size_mb for t in rows if t.direction == of.direction and t.memory_mb == of.memory_mb)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 
 NAME = "example/shapes"
 CLASSES = ("cross", "disc", "square", "stripes")
@@ -53,18 +53,18 @@ def draw(name: str, rng: np.random.Generator) -> Any:
     return image.clip(0, 255).astype(np.uint8)
 
 
-def train(path: Path) -> DataLoadFlow:
+def train(path: Path) -> Flow:
     """The flow to train on, with random crops and flips."""
     return plain(path).map_data("crop", crop).map_data("flip", flip).map_data("planes", planes)
 
 
-def held_out(path: Path) -> DataLoadFlow:
+def held_out(path: Path) -> Flow:
     """The flow to test with: the same samples, none of them changed at random."""
     return plain(path).map_data("centre", centre).map_data("planes", planes)
 
 
-def plain(path: Path) -> DataLoadFlow:
-    flow = DataLoadFlow("example/shapes").dataset(NAME, variant="train", store=str(path))
+def plain(path: Path) -> Flow:
+    flow = Flow("example/shapes").dataset(NAME, variant="train", store=str(path))
     return flow.map_data("to_float", to_float, cache_control="can-cache")
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 
 NAME = "example/things"
 CLASSES = ("bright", "dark")
@@ -64,16 +64,16 @@ def make(folder: Path, *, samples: int, seed: int = 0) -> None:
     import_dataset("coco", str(folder / "images"), NAME, DatasetStore.open(str(folder / "store")), options=options)
 
 
-def train(path: Path) -> DataLoadFlow:
+def train(path: Path) -> Flow:
     """The flow to train on, with random flips of image and boxes together."""
-    return DataLoadFlow("example/things").dataset(NAME, variant="train", store=str(path)).map(
+    return Flow("example/things").dataset(NAME, variant="train", store=str(path)).map(
         "relative", relative, cache_control="can-cache"
     ).map("flip", flip).map_data("resize", resize)  # fmt: skip
 
 
-def held_out(path: Path) -> DataLoadFlow:
+def held_out(path: Path) -> Flow:
     """The flow to test with."""
-    flow = DataLoadFlow("example/things-held-out").dataset(NAME, variant="train", store=str(path))
+    flow = Flow("example/things-held-out").dataset(NAME, variant="train", store=str(path))
     return flow.map("relative", relative).map_data("resize", resize)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ephemeron.data.flow import LocalDataLoadFlowReader
+from ephemeron.data.flow import LocalReader
 
 
 def fit(
@@ -63,7 +63,7 @@ def main(module: str) -> None:
     torch.manual_seed(asked.seed)
     model = example.build()
     optimizer = torch.optim.Adam(model.parameters(), lr=asked.lr)
-    read = example.train(store).prepare_read(LocalDataLoadFlowReader(asked.loaders))
+    read = example.train(store).prepare_read(LocalReader(asked.loaders))
     with read.to_shuffled(asked.batch_size, getattr(example, "collate", None), seed=asked.seed) as batches:
         for epoch in range(asked.epochs):
             losses = fit(model, example.loss, batches, optimizer)

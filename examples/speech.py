@@ -18,7 +18,7 @@ from torch import nn
 
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 
 NAME = "example/speech"
 LETTERS = " ABCDEFGH"
@@ -58,14 +58,14 @@ def spoken(text: str, rng: np.random.Generator) -> Any:
     return (clean + rng.normal(0, 0.01, len(clean))).clip(-1, 1)
 
 
-def train(path: Path) -> DataLoadFlow:
+def train(path: Path) -> Flow:
     """The flow to train on, with SpecAugment's frequency masks (Park et al. 2019, section 2)."""
     return plain(path).map_data("mask", mask)
 
 
-def plain(path: Path) -> DataLoadFlow:
+def plain(path: Path) -> Flow:
     """The flow to test with."""
-    flow = DataLoadFlow("example/speech").dataset(NAME, variant="train", store=str(path))
+    flow = Flow("example/speech").dataset(NAME, variant="train", store=str(path))
     return flow.map_data("log_mel", log_mel, cache_control="can-cache").map_target("letters", letters)
 
 

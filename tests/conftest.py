@@ -25,11 +25,11 @@ settings.load_profile("ephemeron")  # no test asserts a duration
 
 TOGETHER = {
     "functions": (
-        "cli", "platforms/test_", "testing", "training/test_chaos.py", "training/test_cli.py", "training/test_flow_jobs.py",
+        "cli", "functions/test_", "testing", "training/test_chaos.py", "training/test_cli.py", "training/test_flow_jobs.py",
         "training/test_local_runs.py", "training/test_matrix.py", "training/test_stages.py",
     ),
-    "clouds": ("platforms/aws", "platforms/openfaas"),
-    "clusters": ("platforms/lithops", "platforms/ray"),
+    "clouds": ("functions/aws", "functions/openfaas"),
+    "clusters": ("functions/lithops", "functions/ray"),
     "services": ("data/service",),
 }  # fmt: skip
 """What stays in one process: real functions one after the other, so that they have what they need; what shares a folder of its

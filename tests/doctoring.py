@@ -8,8 +8,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from ephemeron.channels import open_channel
 from ephemeron.cli.main import main
+from ephemeron.communication.channels import open_channel
 
 
 def ask(*arguments: str) -> tuple[int, list[dict[str, Any]]]:

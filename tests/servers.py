@@ -77,7 +77,7 @@ def start_parameter_server(folder: Path, token: str = "token of the tests") -> S
     announce = folder / "announce"
     announce.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "ephemeron.channels.parameter_server", "--announce", str(announce)],
+        [sys.executable, "-m", "ephemeron.communication.channels.parameter_server", "--announce", str(announce)],
         env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token},
     )
     wait_until(announce.exists, process, "the parameter server")

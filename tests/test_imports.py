@@ -52,17 +52,18 @@ def test_the_package_itself_imports_nothing():
     assert {m for m in modules if belongs(m, "ephemeron")} == {"ephemeron"}
 
 
-@pytest.mark.parametrize("module", ["ephemeron.worker.loop", "ephemeron.platforms.environment"])
+@pytest.mark.parametrize("module", ["ephemeron.training.worker.loop", "ephemeron.functions.function_main"])
 def test_a_function_imports_neither_cli_nor_client_nor_report(module):
     unwanted = [
-        "ephemeron.cli", "ephemeron.training", "ephemeron.report", "ephemeron.planning", "ephemeron.dashboard",
-        "ephemeron.simulation", "ephemeron.testing", "matplotlib", "rich", "click", "sklearn",
+        "ephemeron.cli", "ephemeron.training.driver", "ephemeron.training.report", "ephemeron.training.planner.planner",
+        "ephemeron.training.planner.search", "ephemeron.training.profiling", "ephemeron.dashboard",
+        "ephemeron.functions.simulation", "ephemeron.testing", "matplotlib", "rich", "click", "sklearn",
     ]  # fmt: skip
     assert found(imported_by(module), unwanted) == []
 
 
 def test_workers_move_vectors_without_pytorch():
-    assert found(imported_by("ephemeron.worker.loop"), ["torch"]) == []
+    assert found(imported_by("ephemeron.training.worker.loop"), ["torch"]) == []
 
 
 def test_help_does_not_wait_for_pytorch():
@@ -70,7 +71,7 @@ def test_help_does_not_wait_for_pytorch():
 
 
 def test_a_simulated_run_needs_no_pytorch_to_be_imported():
-    assert found(imported_by("ephemeron.simulation"), ["torch", "click", "rich", "ephemeron.cli"]) == []
+    assert found(imported_by("ephemeron.functions.simulation"), ["torch", "click", "rich", "ephemeron.cli"]) == []
 
 
 def test_no_module_prints_or_reads_our_environment_when_it_is_imported():
@@ -103,7 +104,7 @@ sys.stderr.write(json.dumps([read, done, absent]))
     read, done, absent = json.loads(ran.stderr)  # anything else that was written there would not be JSON
     assert read == ["EPHEMERON_CANARY"], "the watch has to work, and to see nothing else"
     assert len(done) + len(absent) == len(MODULES) > 60
-    assert "ephemeron.worker.loop" in done
+    assert "ephemeron.training.worker.loop" in done
 
 
 def test_the_root_names_are_these_and_all_are_there():
@@ -118,26 +119,30 @@ def test_the_root_names_are_these_and_all_are_there():
 @pytest.mark.parametrize(
     "package",
     [
-        "channels",
-        "data.caching",
-        "data.catalog",
-        "data.collaborative",
-        "data.flow",
-        "data.scheduling",
-        "data.service",
-        "collectives",
+        "communication.channels",
+        "communication.rpc",
         "data",
-        "job",
+        "data.cache",
+        "data.catalog",
+        "data.flow",
+        "data.sampling",
+        "data.scheduler",
+        "data.service",
+        "functions",
+        "functions.simulation",
         "partition",
-        "partition.measuring",
+        "partition.costs",
+        "partition.runtime",
         "partition.tracing",
-        "platforms",
-        "report",
-        "rpc",
-        "simulation",
-        "sync",
-        "tensors",
+        "testing",
         "training",
+        "training.collectives",
+        "training.driver",
+        "training.job",
+        "training.planner",
+        "training.profiling",
+        "training.report",
+        "training.tensors",
     ],
 )
 def test_every_name_that_a_package_promises_is_there(package):

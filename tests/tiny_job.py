@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ephemeron.job import DataSpec, Job, Simulation, Target
+from ephemeron.training.job import DataSpec, Job, Simulation, Target
 
 CODE = Path(__file__).parent / "training" / "code"
 JOB = Job(

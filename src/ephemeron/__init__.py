@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
-    from ephemeron.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
-    from ephemeron.performance.profile import Profile, load_profile
-    from ephemeron.planning import Plan, load_plan
-    from ephemeron.profiling import profile_job
-    from ephemeron.training import Result, attach, configure, plan_job, resume, stop, train
+    from ephemeron.training.driver import Result, attach, configure, resume, stop, train
+    from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
+    from ephemeron.training.planner import Plan, load_plan
+    from ephemeron.training.planner.model.profile import Profile, load_profile
+    from ephemeron.training.planning_workflow import plan_job
+    from ephemeron.training.profiling import profile_job
 
 _LAZY = {
-    "Configuration": "job", "DataSpec": "job", "Fault": "job", "Job": "job", "JobLimits": "job", "Simulation": "job",
-    "Target": "job", "load_job": "job",
-    "Result": "training", "attach": "training", "configure": "training", "resume": "training", "stop": "training",
-    "train": "training", "plan_job": "training", "profile_job": "profiling", "Plan": "planning", "load_plan": "planning",
-    "Profile": "performance.profile", "load_profile": "performance.profile",
-    "EphemeronError": "errors", "JobError": "errors", "PlanInfeasible": "errors", "RunFailed": "errors",
-    "UserError": "errors",
-}  # fmt: skip
+    "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
+    "training.driver": ("Result", "attach", "configure", "resume", "stop", "train"),
+    "training.planning_workflow": ("plan_job",),
+    "training.planner": ("Plan", "load_plan"),
+    "training.profiling": ("profile_job",),
+    "training.planner.model.profile": ("Profile", "load_profile"),
+    "errors": ("EphemeronError", "JobError", "PlanInfeasible", "RunFailed", "UserError"),
+}
+_HOME = {name: module for module, names in _LAZY.items() for name in names}
 
 __all__ = [
     "Configuration",
@@ -63,9 +65,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _HOME:
         raise AttributeError(f"module 'ephemeron' has no attribute {name!r}")
-    return getattr(import_module(f"ephemeron.{_LAZY[name]}"), name)
+    return getattr(import_module(f"ephemeron.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.channels import MemoryChannel, open_channel, public_address
+from ephemeron.communication.channels import MemoryChannel, open_channel, public_address
 from ephemeron.errors import JobError
 
 
@@ -62,8 +62,6 @@ def test_an_unknown_address_with_a_password_is_not_shown() -> None:
 
 
 def test_importing_the_port_imports_no_backend() -> None:
-    code = (
-        "import sys, ephemeron.channels; print([m for m in ('obstore','redis','numpy','asyncio') if m in sys.modules])"
-    )
+    code = "import sys, ephemeron.communication.channels; print([m for m in ('obstore','redis','numpy','asyncio') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['asyncio']"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ephemeron.channels import open_channel
-from ephemeron.channels.cache import CacheChannel
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.cache import CacheChannel
 from ephemeron.errors import ChannelUnreachable, JobError, MissingExtra
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_a_server_that_falls_silent_is_given_up(own_valkey: Start, monkeypatch: 
     async def scenario() -> None:
         async with CacheChannel(server.address) as channel:
             await channel.put("a", [b"x"])
-            monkeypatch.setattr("ephemeron.channels.cache._ANSWER_S", 0.1)
+            monkeypatch.setattr("ephemeron.communication.channels.cache._ANSWER_S", 0.1)
             server.process.send_signal(signal.SIGSTOP)
             with pytest.raises(ChannelUnreachable, match="no answer in time"):
                 await channel.fetch("a")

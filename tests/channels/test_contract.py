@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ephemeron.channels import Channel, MemoryChannel, open_channel
-from ephemeron.channels.parameter_server import MemoryParameterServer
+from ephemeron.communication.channels import Channel, MemoryChannel, open_channel
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.testing import ChannelContract
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ephemeron.channels import cache, open_channel
-from ephemeron.channels.retry import Backoff, RetryPolicy
-from ephemeron.channels.run_channel import RunChannel
+from ephemeron.communication.channels import cache, open_channel
+from ephemeron.communication.channels.retry import RetryBackoff, RetryPolicy
+from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.errors import ChannelRefused, ChannelUnreachable, KeyExists
 from ephemeron.testing.faulty_proxy import HTTP_TROUBLES, TCP_TROUBLES, FaultyProxy, Trouble, scripted, seeded
 from servers import ServerProcess, start_valkey, stop
 
-QUICK = RetryPolicy(throttled=Backoff(first_s=0.05, most_s=1.0))
+QUICK = RetryPolicy(throttled=RetryBackoff(first_s=0.05, most_s=1.0))
 
 
 def port_of(server: ServerProcess) -> int:

@@ -14,7 +14,7 @@ import obstore
 import pytest
 from obstore.exceptions import GenericError
 
-from ephemeron.channels.objects import ObjectsChannel
+from ephemeron.communication.channels.object_store import ObjectsChannel
 from ephemeron.errors import ChannelTimeout, ChannelUnreachable, JobError, KeyExists
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ def test_nobody_listening_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> N
 
 UNREACHABLE = """
 import asyncio, sys
-from ephemeron.channels import open_channel
+from ephemeron.communication.channels import open_channel
 from ephemeron.errors import ChannelUnreachable
 async def main():
     async with open_channel("s3://bucket/prefix") as channel:

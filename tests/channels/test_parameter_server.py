@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ephemeron.channels import SupportsReduction, frame
-from ephemeron.channels.parameter_server import MemoryParameterServer, ParameterServer, ParameterServerChannel
-from ephemeron.channels.reduction import LocalReduction
+from ephemeron.communication import object_frame
+from ephemeron.communication.channels import SupportsReduction
+from ephemeron.communication.channels.parameter_server import (
+    MemoryParameterServer,
+    ParameterServer,
+    ParameterServerChannel,
+)
+from ephemeron.communication.channels.reduction import LocalReduction
 from ephemeron.errors import ChannelError, ChannelUnreachable, JobError
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ def opened(request: pytest.FixtureRequest) -> Both:
 
 def vector_of(key: str, data: memoryview | None, dtype: str = "f4") -> Any:
     assert data is not None
-    return np.frombuffer(frame.opened(data, key=key), dtype)
+    return np.frombuffer(object_frame.opened(data, key=key), dtype)
 
 
 def later(seconds: float) -> float:
@@ -153,7 +158,7 @@ def test_deltas_add_up_once_each(opened: Both) -> None:
     async def scenario() -> None:
         async with await opened() as channel:
             start = np.arange(10, dtype="f4")
-            await channel.put("async/w", frame.sealed([start.data.cast("B")], key="async/w"))
+            await channel.put("async/w", object_frame.sealed([start.data.cast("B")], key="async/w"))
             delta = np.ones(10, "f4")
 
             async def worker(rank: int) -> None:
@@ -249,8 +254,8 @@ def test_a_server_that_falls_silent_is_given_up(
     async def scenario() -> None:
         async with ParameterServerChannel(server.address, token=TOKEN) as channel:
             await channel.put("a", [b"x"])
-            monkeypatch.setattr("ephemeron.channels._ps_client._ANSWER_S", 0.1)
-            monkeypatch.setattr("ephemeron.rpc.client._FLUSH_S", 0.1)
+            monkeypatch.setattr("ephemeron.communication.channels._ps_client._ANSWER_S", 0.1)
+            monkeypatch.setattr("ephemeron.communication.rpc.client._FLUSH_S", 0.1)
             server.process.send_signal(signal.SIGSTOP)
             with pytest.raises(ChannelUnreachable, match="does not answer"):
                 await channel.get("b", deadline=later(0.1))
@@ -307,7 +312,7 @@ def test_another_token_is_refused_and_never_shown(
 )
 def test_the_command_refuses_what_is_unsafe(arguments: list[str], token: str, problem: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ephemeron.channels.parameter_server", *arguments],
+        [sys.executable, "-m", "ephemeron.communication.channels.parameter_server", *arguments],
         env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token},
         capture_output=True,
         text=True,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.parameter_server import MemoryParameterServer
-from ephemeron.channels.retry import Backoff, RetryPolicy
-from ephemeron.channels.run_channel import RunChannel
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+from ephemeron.communication.channels.retry import RetryBackoff, RetryPolicy
+from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.errors import ChannelRefused, ChannelThrottled, ChannelTimeout, ChannelUnreachable, KeyExists
-from ephemeron.simulation import run
+from ephemeron.functions.simulation import run
 from ephemeron.testing.flaky import FAILURES, FlakyChannel, seeded
 
 
@@ -158,7 +158,7 @@ def test_a_store_that_is_gone_for_good_is_given_up_in_time(how, error, total_s):
 
 
 def test_pauses_grow_scatter_and_are_bounded():
-    backoff = Backoff(first_s=0.1, most_s=5.0)
+    backoff = RetryBackoff(first_s=0.1, most_s=5.0)
     one, other = random.Random("rank 1"), random.Random("rank 2")
     for tries in range(1, 2000, 7):
         longest = min(5.0, 0.1 * 2.0 ** min(tries - 1, 60))

@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("cryptography", reason="no maker of certificates; pip install cryptography")
 
-from ephemeron.channels import Channel, open_channel
-from ephemeron.channels.tls import CA_ENV, authority
+from ephemeron.communication.channels import Channel, open_channel
+from ephemeron.communication.channels.tls import CA_ENV, authority
 from ephemeron.errors import ChannelUnreachable, JobError
 from ephemeron.testing import ChannelContract
 from tls_world import DAY, Authority, in_front_of
@@ -146,7 +146,7 @@ def test_plain_text_to_a_port_for_tls_and_the_other_way_round(
 ) -> None:
     assert "if it wants TLS, write rediss://" in refusal(f"redis://127.0.0.1:{port}/0")
     # Valkey waits for the end of a line that never comes.
-    monkeypatch.setattr("ephemeron.channels.cache._CONNECT_S", 0.5)
+    monkeypatch.setattr("ephemeron.communication.channels.cache._CONNECT_S", 0.5)
     assert "if the port is not one for TLS, write redis://" in refusal(f"rediss://127.0.0.1:{cache.plain}/0")
     # Others answer, and not with TLS.
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -194,7 +194,7 @@ def test_an_authority_that_is_none_is_named(
 
 S3 = """
 import asyncio, json, sys
-from ephemeron.channels import open_channel
+from ephemeron.communication.channels import open_channel
 from ephemeron.errors import ChannelUnreachable, KeyExists
 
 async def main():
@@ -248,8 +248,8 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
     cache: Cache, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-    from ephemeron.job import DataSpec, Job, Simulation, Target
-    from ephemeron.training import configure, train
+    from ephemeron.training.driver import configure, train
+    from ephemeron.training.job import DataSpec, Job, Simulation, Target
 
     code = Path(__file__).parents[1] / "training" / "code"
     job = Job(

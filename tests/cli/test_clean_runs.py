@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ephemeron.channels import open_channel
 from ephemeron.cli.main import main
+from ephemeron.communication.channels import open_channel
 from ephemeron.events import Note, RunEnded, RunStarted, to_json
-from ephemeron.platforms.local_host import LOCK_FILE
-from ephemeron.training import home as homes
-from ephemeron.training.home import RunFolder
-from ephemeron.training.standing import session_end, standing
+from ephemeron.functions.local_daemon import LOCK_FILE
+from ephemeron.training.driver import run_dir as homes
+from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.run_status import session_end, standing
 
 if TYPE_CHECKING:
     pass

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from doctoring import ask, left, refusal, texts
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
-from ephemeron.training.doctor import diagnose
+from ephemeron.training.driver.diagnostics import diagnose
 
 if TYPE_CHECKING:
     from servers import ServerProcess
@@ -45,7 +45,7 @@ def test_without_a_call_no_function_is_started(monkeypatch: pytest.MonkeyPatch) 
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a function was started")
 
-    monkeypatch.setattr("ephemeron.platforms.local.LocalPlatform.start", started)
+    monkeypatch.setattr("ephemeron.functions.local.LocalPlatform.start", started)
     assert list(texts("--no-call")) == ["installed", "channel"]
     with pytest.raises(AssertionError, match="a function was started"):
         list(diagnose("local"))
@@ -87,7 +87,7 @@ def test_a_password_in_the_address_is_used_and_not_shown(locked_valkey: ServerPr
 
 def test_a_store_that_gives_a_taken_key_away_is_no_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As some servers do that only resemble S3: two functions would believe to be the same rank."""
-    from ephemeron.channels.objects import ObjectsChannel
+    from ephemeron.communication.channels.object_store import ObjectsChannel
 
     put: Callable[..., object] = ObjectsChannel.put
 

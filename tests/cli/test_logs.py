@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.events import Ended, Invoked, Note, RunStarted, to_json
-from ephemeron.prices import load_prices
-from ephemeron.report.story import Story
-from ephemeron.training import home as homes
-from ephemeron.training.failures import in_short
+from ephemeron.training.driver import run_dir as homes
+from ephemeron.training.driver.failures import in_short
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.report.run_summary import RunSummary
 
 MODEL = """import warnings
 from torch import nn
@@ -120,7 +120,7 @@ def test_logs_of_a_cloud_name_the_command_for_the_rest(home: Path) -> None:
             'E\n  File "/home/me/train.py", line 2, in f\n  File "/x/lib/python3.11/json.py", line 9',
             "E (train.py, line 2)",
         ),
-        ('E: b\n  File "/x/ephemeron/worker/loop.py", line 2, in f\n', "E: b"),
+        ('E: b\n  File "/x/ephemeron/training/worker/loop.py", line 2, in f\n', "E: b"),
         ("", ""),
     ],
 )
@@ -134,5 +134,5 @@ def test_the_report_shows_a_warning_of_all_functions_once() -> None:
     )
     notes = [Note(t=float(n), level="warning", text=f"w{n % 2}") for n in range(4)]
     ended = Ended(t=5, rank=0, attempt=0, invocation="i", status="ok")
-    story = Story.from_events([started, *notes, ended], load_prices("objects"))
+    story = RunSummary.from_events([started, *notes, ended], load_prices("objects"))
     assert story.notes == tuple(notes[:2])

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.job import PLATFORMS
-from ephemeron.training.api import platform_limits
+from ephemeron.training.driver.api import platform_limits
+from ephemeron.training.job import PLATFORMS
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "job.toml"
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.channels.base import Buffer, Channel, Received, Traits, Wrapper
-from ephemeron.channels.frame import Framed
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.parameter_server import MemoryParameterServer
-from ephemeron.channels.wrappers import Metered, Throttled
-from ephemeron.collectives import Collective, Group, KReduce, Merged, NoTrace, collective_for
+from ephemeron.communication.channels.base import Buffer, Channel, Received, Traits, Wrapper
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+from ephemeron.communication.channels.wrappers import Metered, Throttled
+from ephemeron.communication.keys import Keys
+from ephemeron.communication.object_frame import Framed
 from ephemeron.events import Traffic
-from ephemeron.simulation import run
-from ephemeron.sync import policy_for
-from ephemeron.tensors import HEADER_BYTES
+from ephemeron.functions.simulation import run
+from ephemeron.training.collectives import Collective, Group, KReduce, NoTrace, Reduced, collective_for
+from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.tensors import HEADER_BYTES
 
 F32 = np.dtype(np.float32)
 
@@ -116,7 +116,7 @@ class Rounds:
     traffic: list[Traffic] = field(default_factory=list)
     """Of all workers together, when rank 0 had each version."""
 
-    def reduce(self, vectors: np.ndarray, weights: Sequence[Sequence[float]]) -> list[list[Merged]]:
+    def reduce(self, vectors: np.ndarray, weights: Sequence[Sequence[float]]) -> list[list[Reduced]]:
         """Reduces `vectors[round, rank]` and returns what each rank got, per round."""
         return run(self._main(vectors, weights))
 
@@ -126,13 +126,13 @@ class Rounds:
         assert len({m.vector.tobytes() for m in merged}) == 1
         return merged[0].vector
 
-    async def _main(self, vectors: np.ndarray, weights: Sequence[Sequence[float]]) -> list[list[Merged]]:
+    async def _main(self, vectors: np.ndarray, weights: Sequence[Sequence[float]]) -> list[list[Reduced]]:
         rounds, _, size = vectors.shape
         dice = random.Random(self.seed)
         barrier = asyncio.Barrier(self.world)
         starts, ends = [0.0] * rounds, [0.0] * rounds
 
-        async def worker(rank: int) -> list[Merged]:
+        async def worker(rank: int) -> list[Reduced]:
             collective = self._join(rank, size, vectors.dtype, dice.uniform(-1, 1))
             got = []
             for t in range(rounds):
@@ -174,7 +174,7 @@ class Rounds:
         return collective
 
 
-async def exchange(collective: Collective, iteration: int) -> Merged:
+async def exchange(collective: Collective, iteration: int) -> Reduced:
     """What a worker does with what it has staged."""
     if collective.overlaps:
         _, _, merged = await asyncio.gather(

@@ -1,7 +1,7 @@
 """Each contribution has one place in a shard's chain of versions."""
 
-from ephemeron.collectives.chain import Chain, Marks
-from ephemeron.collectives.pace import Pace
+from ephemeron.training.collectives.chain import Marks, VersionChain
+from ephemeron.training.collectives.pace import PeerPace
 
 
 def test_marks_travel_as_one_sequence():
@@ -11,7 +11,7 @@ def test_marks_travel_as_one_sequence():
 
 
 def test_a_version_in_a_gap_ends_where_the_next_one_begins():
-    chain = Chain([2, 4])
+    chain = VersionChain([2, 4])
     assert chain.bound(2) is None
     chain.found(5, (5, 9))
     chain.found(4, (4, 6))
@@ -19,13 +19,13 @@ def test_a_version_in_a_gap_ends_where_the_next_one_begins():
 
 
 def test_another_attempt_s_version_counts_instead_of_what_was_folded():
-    chain = Chain([3, 7])
+    chain = VersionChain([3, 7])
     chain.take_over(Marks((2, 4), (3, 5)))
     assert chain.folded == [3, 5]
 
 
 def test_a_silent_peer_is_late_once_in_a_timeout():
-    pace = Pace(0.0)
+    pace = PeerPace(0.0)
     assert not pace.is_late(20.0, 20.0)
     assert pace.is_late(20.1, 20.0)
     assert not pace.is_late(30.0, 20.0)

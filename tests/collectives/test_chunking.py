@@ -5,14 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from ephemeron import simulation
-from ephemeron.channels.base import Wrapper
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.wrappers import Metered, Throttled
-from ephemeron.collectives import Group, collective_for
-from ephemeron.collectives.chunking import BURST, RequestCost, best_chunk_bytes, measure_requests
-from ephemeron.sync import policy_for
+from ephemeron.communication.channels.base import Wrapper
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.wrappers import Metered, Throttled
+from ephemeron.communication.keys import Keys
+from ephemeron.functions import simulation
+from ephemeron.training.collectives import Group, collective_for
+from ephemeron.training.collectives.chunking import BURST, RequestCost, best_chunk_bytes, measure_requests
+from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.units import MB
 
 

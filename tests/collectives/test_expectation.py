@@ -12,16 +12,16 @@ from groups import PolledChannel, Rounds, random_vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.channels.base import GROWTH, LEAST_STEP_S
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.collectives.expectation import MEMORY, Expectation, cheapest
+from ephemeron.communication.channels.base import GROWTH, LEAST_STEP_S
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.training.collectives.poll_schedule import MEMORY, ArrivalPredictor, cheapest
 
 
 class Sender:
     """Objects that appear some time after a reference, and a reader that polls for them with growing steps."""
 
     def __init__(self, *, skew_s: float = 0.0, seed: int = 0) -> None:
-        self.expectation = Expectation()
+        self.expectation = ArrivalPredictor()
         self.skew_s = skew_s
         self.random = random.Random(seed)
         self.reference = 1000.0
@@ -139,13 +139,13 @@ def test_a_successor_expects_what_its_predecessor_did():
 
 
 def test_nothing_is_told_of_what_was_never_missed():
-    expectation = Expectation()
+    expectation = ArrivalPredictor()
     expectation.observe("b", 5.0, found=6.0, gap_s=0.0, age_s=0.3)
     assert expectation.state() == {}
 
 
 def test_streams_are_apart():
-    expectation = Expectation()
+    expectation = ArrivalPredictor()
     assert expectation.predict("a", 5.0) is None
     for _ in range(2):
         expectation.observe("a", 5.0, found=6.0, gap_s=0.2, age_s=0.3)

@@ -11,15 +11,15 @@ from groups import HighWater, PolledChannel, Rounds, exchange, in_rank_order, ra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.collectives import Group, KReduce, collective_for
-from ephemeron.collectives.kreduce import GATHERED
-from ephemeron.collectives.pieces import UNDER_WAY_BYTES, pieces
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import JobError
-from ephemeron.simulation import run
-from ephemeron.sync import policy_for
-from ephemeron.tensors import HEADER_BYTES
+from ephemeron.functions.simulation import run
+from ephemeron.training.collectives import Group, KReduce, collective_for
+from ephemeron.training.collectives.kreduce import GATHERED
+from ephemeron.training.collectives.pieces import UNDER_WAY_BYTES, pieces
+from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.tensors import HEADER_BYTES
 
 BOTH_FORMS = pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
 

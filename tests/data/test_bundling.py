@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.data import Selection, bundle, resolve, unbundle
-from ephemeron.data.bundling import left_out
+from ephemeron.config.code_bundle import Selection, bundle, left_out, unbundle
+from ephemeron.config.user_code import resolve
 from ephemeron.errors import CorruptMessage, JobError
 
 pytestmark = pytest.mark.usefixtures("clean_imports")

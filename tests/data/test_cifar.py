@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ephemeron.data import load
-from ephemeron.data.unpickle import Refused, load_plain
+from ephemeron.data.sources.unpickle import PickleRefused, load_plain
+from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
-from ephemeron.job.spec import DataSpec
 
 RNG = np.random.default_rng(0)
 PER_FILE = 3
@@ -191,15 +191,15 @@ def test_a_malicious_pickle_runs_nothing(tmp_path: Path, monkeypatch, protocol: 
     ],
 )
 def test_what_the_reader_refuses(data: bytes, message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(PickleRefused, match=message):
         load_plain(data)
 
 
 def test_arrays_of_objects_and_of_the_wrong_length_are_refused() -> None:
-    with pytest.raises(Refused, match="dtype 'O8'"):
+    with pytest.raises(PickleRefused, match="dtype 'O8'"):
         load_plain(pickle.dumps(np.array([None])))
     data = py2_pickle({"data": np.zeros((2, 2), np.uint8)})
-    with pytest.raises(Refused, match=r"array of shape \(2, 3\) and dtype uint8 has 4 bytes"):
+    with pytest.raises(PickleRefused, match=r"array of shape \(2, 3\) and dtype uint8 has 4 bytes"):
         load_plain(data.replace(b"(J\x02\0\0\0J\x02\0\0\0t", b"(J\x02\0\0\0J\x03\0\0\0t"))
 
 

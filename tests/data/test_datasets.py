@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ephemeron.data import DataSets, load
-from ephemeron.data.datasets import stack
+from ephemeron.data.sources.datasets import stack
+from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
-from ephemeron.job.spec import DataSpec
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 

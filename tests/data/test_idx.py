@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ephemeron.data import load
-from ephemeron.data.idx import read_idx
+from ephemeron.data.sources.idx import read_idx
+from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
-from ephemeron.job.spec import DataSpec
 
 CODES = {"u1": 0x08, "i1": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8": 0x0E}
 

@@ -46,7 +46,7 @@ def test_sampler_needs_no_history(split, seed, iterations) -> None:
 def test_sampler_computes_an_order_once_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "ephemeron.data.sampling.epoch_order",
+        "ephemeron.data.iteration_samples.epoch_order",
         lambda count, *, seed, rank, epoch: (
             asked.append(epoch) or epoch_order(count, seed=seed, rank=rank, epoch=epoch)
         ),

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import ephemeron.data
 from ephemeron.data import Samples, load
-from ephemeron.data.sources import hold_out
+from ephemeron.data.sources.registry import hold_out
+from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, MissingExtra
-from ephemeron.job.spec import DataSpec
 
 
 def test_digits() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.data import resolve
+from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 
 pytestmark = pytest.mark.usefixtures("clean_imports")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.job import (
+from ephemeron.training.job import (
     COMPRESSIONS,
     EXCHANGES,
     PATTERNS,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ephemeron.errors import JobError
 from ephemeron.events import PHASES
-from ephemeron.job import Fault, parse_fault
+from ephemeron.training.job import Fault, parse_fault
 
 numbers = st.integers(0, 10**6)
 faults = st.one_of(

@@ -4,7 +4,7 @@ import pytest
 
 import ephemeron
 from ephemeron.errors import JobError
-from ephemeron.job.precedence import give_way
+from ephemeron.training.job.precedence import give_way
 
 SHIPPED = {"workers": 4, "aggregators": 2, "batch_size": 16}
 

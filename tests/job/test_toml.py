@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.job import Job, Target, load_job, parse_job
+from ephemeron.training.job import Job, Target, load_job, parse_job
 
 MODEL = 'model = "m:f"\n'
 

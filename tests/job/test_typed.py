@@ -8,7 +8,7 @@ import pytest
 
 import ephemeron
 from ephemeron.errors import JobError
-from ephemeron.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target, load_job
+from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target, load_job
 
 
 def build():

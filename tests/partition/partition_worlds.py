@@ -8,11 +8,11 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from ephemeron.partition import Device, Effort, Graph, Node, Tensor, Topology, connected, replay
+from ephemeron.partition import Device, Graph, Node, SearchBudget, Tensor, Topology, connected, replay
 
-WORK = Effort(time_limit_s=None, annealing_steps=1500, program_nodes=40, constraint_work=0.5)
+WORK = SearchBudget(time_limit_s=None, annealing_steps=1500, program_nodes=40, constraint_work=0.5)
 """Counted work only: the same everywhere."""
-THOROUGH = Effort(time_limit_s=None, annealing_steps=1500, program_nodes=20_000, constraint_work=60.0)
+THOROUGH = SearchBudget(time_limit_s=None, annealing_steps=1500, program_nodes=20_000, constraint_work=60.0)
 """Enough to prove small instances."""
 
 

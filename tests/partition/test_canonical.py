@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from partition_worlds import drawn_graph, drawn_topology
 from test_place import relabelled, scaled
 
-from ephemeron.partition import Device, Effort, Schedule, connected, place, replay
-from ephemeron.partition.canonical import canonical
+from ephemeron.partition import Device, Schedule, SearchBudget, connected, place, replay
+from ephemeron.partition.placement.canonical import canonical
 
-CUT_OFF = Effort(time_limit_s=None, annealing_steps=600, program_nodes=3, constraint_work=0.01)
+CUT_OFF = SearchBudget(time_limit_s=None, annealing_steps=600, program_nodes=3, constraint_work=0.01)
 """So little that many plans are not the best: then the way that is searched shows."""
 PIPELINED = Schedule(kind="1f1b", micro_batches=4)
 SEEDS = range(5)

@@ -14,16 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from partition_worlds import THOROUGH, drawn_graph, drawn_topology, least_bottleneck_s
 
-from ephemeron.partition import Device, Effort, Graph, Node, Schedule, Tensor, connected, replay
-from ephemeron.partition.adjacent import AdjacentSearch
-from ephemeron.partition.chains import ChainSearch
-from ephemeron.partition.classes import classes_of, coarse_classes_of, permutations, sequences
-from ephemeron.partition.costs import costs_of
-from ephemeron.partition.downsets import downsets_of, units_of, without_idle_ends
-from ephemeron.partition.effort import timer
-from ephemeron.partition.pipeline import best_pipeline
+from ephemeron.partition import Device, Graph, Node, Schedule, SearchBudget, Tensor, connected, replay
+from ephemeron.partition.costs.table import costs_of
+from ephemeron.partition.placement.adjacent import AdjacentSearch
+from ephemeron.partition.placement.chains import ChainSearch
+from ephemeron.partition.placement.device_classes import classes_of, coarse_classes_of, permutations, sequences
+from ephemeron.partition.placement.downsets import downsets_of, units_of, without_idle_ends
+from ephemeron.partition.placement.pipeline import best_pipeline
+from ephemeron.partition.placement.search_budget import timer
 
-EFFORT = Effort(time_limit_s=None, annealing_steps=2000, program_nodes=1)
+EFFORT = SearchBudget(time_limit_s=None, annealing_steps=2000, program_nodes=1)
 """Too little for the mixed-integer program: what is proved, the dynamic program proves."""
 PIPELINED = Schedule(kind="1f1b", micro_batches=8)
 SCHEDULES = (PIPELINED, Schedule(kind="gpipe", micro_batches=2), Schedule(kind="1f1b", micro_batches=4, recompute=True))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.partition.cutting import Pieces, best_cuts, leanest_cuts
-from ephemeron.partition.graph import Graph, Node, Tensor
+from ephemeron.partition.graph.graph import Graph, Node, Tensor
+from ephemeron.partition.placement.linear_partition import PipelineSegments, best_cuts, leanest_cuts
 
 
 @st.composite
@@ -52,7 +52,7 @@ def need(stage, piece):
 @settings(max_examples=150, deadline=None)
 @given(graph=graphs(), stages=st.integers(1, 4), memory=st.integers(5, 60))
 def test_nothing_is_better(graph, stages, memory):
-    pieces = Pieces(graph)
+    pieces = PipelineSegments(graph)
     every = list(all_cuts(pieces, stages))
     fitting = [c for c in every if all(need(s, p) <= memory for s, p in enumerate(c))]
     best = best_cuts(pieces, stages, seconds=seconds, need=need, memory=memory)
@@ -69,7 +69,7 @@ def test_nothing_is_better(graph, stages, memory):
 @settings(max_examples=100, deadline=None)
 @given(graph=graphs())
 def test_pieces_add_up_and_groups_stay_whole(graph):
-    pieces = Pieces(graph)
+    pieces = PipelineSegments(graph)
     names = [n.name for n in graph.nodes]
     for cut in pieces.cuts:
         left, right = pieces.piece(0, cut), pieces.piece(cut, pieces.count)

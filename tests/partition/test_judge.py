@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partition_worlds import worlds
 
 from ephemeron.errors import JobError
-from ephemeron.partition import Device, Graph, Node, Orders, Schedule, Tensor, Topology, connected, replay
+from ephemeron.partition import Device, DeviceOrders, Graph, Node, Schedule, Tensor, Topology, connected, replay
 
 
 def model(times: dict[str, tuple[float, float]], edges: list[tuple[str, str, int]], state: int = 0) -> Graph:
@@ -154,12 +154,12 @@ def test_orders_are_followed():
     other: tuple[tuple[str, str], ...] = (
         ("s", "forward"), ("b", "forward"), ("a", "forward"), ("b", "backward"), ("a", "backward"), ("s", "backward"),
     )  # fmt: skip
-    done = replay(fork, machines("x"), where, orders=Orders(compute={"x": other}, transfers={}))  # type: ignore[dict-item]
+    done = replay(fork, machines("x"), where, orders=DeviceOrders(compute={"x": other}, transfers={}))  # type: ignore[dict-item]
     assert spans(done)["b", "forward", 0] == (1, 3)
 
 
 def test_orders_that_wait_for_themselves_are_refused():
-    wrong = Orders(
+    wrong = DeviceOrders(
         compute={"x": (("b", "forward"), ("a", "forward"), ("b", "backward"), ("a", "backward"))}, transfers={}
     )
     with pytest.raises(JobError, match="everybody waits"):
@@ -167,7 +167,7 @@ def test_orders_that_wait_for_themselves_are_refused():
 
 
 def test_orders_of_something_else_are_refused():
-    wrong = Orders(compute={"x": (("a", "forward"),)}, transfers={})
+    wrong = DeviceOrders(compute={"x": (("a", "forward"),)}, transfers={})
     with pytest.raises(JobError, match="do not name each of its tasks once"):
         replay(CHAIN, machines("x"), {"a": "x", "b": "x"}, orders=wrong)
 

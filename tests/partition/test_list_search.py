@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from partition_worlds import drawn_graph, drawn_topology, worlds
 
 from ephemeron.partition import replay
-from ephemeron.partition.baselines import m_etf
-from ephemeron.partition.costs import costs_of
-from ephemeron.partition.dispatching import bounced, dispatched, mirrored
-from ephemeron.partition.effort import timer
-from ephemeron.partition.list_search import list_search
-from ephemeron.partition.sequencing import makespan_s, orders_of, ranked_order, timed
+from ephemeron.partition.costs.table import costs_of
+from ephemeron.partition.placement.baselines import m_etf
+from ephemeron.partition.placement.list_dispatch import bounced, dispatched, mirrored
+from ephemeron.partition.placement.list_search import list_search
+from ephemeron.partition.placement.search_budget import timer
+from ephemeron.partition.placement.sequencing import makespan_s, orders_of, ranked_order, timed
 
 FOREVER = timer(None)
 

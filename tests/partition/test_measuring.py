@@ -23,8 +23,8 @@ from ephemeron.partition import (
     replay,
     topology_to_json,
 )
-from ephemeron.partition.measuring import Throttle, fit_link, measure_here
-from ephemeron.partition.measuring.peer import Peer, wait_s
+from ephemeron.partition.costs import Throttle, fit_link, measure_here
+from ephemeron.partition.costs.peer import LinkPeer, wait_s
 
 
 @given(st.floats(1e-6, 0.5), st.floats(1e4, 1e11), st.booleans())
@@ -86,13 +86,13 @@ def test_a_throttle_holds_back_by_size():
 
 def test_a_peer_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="a peer knows no steal"):
-        asyncio.run(Peer("t").answer("steal", {}, []))
+        asyncio.run(LinkPeer("t").answer("steal", {}, []))
 
 
 def test_links_are_measured_without_pytorch():
     import subprocess
 
-    code = "import sys, ephemeron.partition.measuring.peer_process; sys.exit('torch' in sys.modules)"
+    code = "import sys, ephemeron.partition.costs.peer_process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -100,9 +100,9 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 
 from models import MODELS  # noqa: E402
 
-from ephemeron.partition.measuring.optimizer import alpha, optimizer_bytes  # noqa: E402
-from ephemeron.partition.measuring.profile import profile_model  # noqa: E402
-from ephemeron.partition.measuring.times import measure_times  # noqa: E402
+from ephemeron.partition.costs.optimizer import alpha, optimizer_bytes  # noqa: E402
+from ephemeron.partition.costs.profile import profile_model  # noqa: E402
+from ephemeron.partition.costs.times import measure_times  # noqa: E402
 from ephemeron.partition.tracing import mean_square, operators, split, trace, train_step  # noqa: E402
 
 

@@ -278,7 +278,7 @@ def test_what_is_wrong_with_the_devices_is_one_line(files, text, said):
 
 
 def test_pairs_of_devices_may_differ_and_directions_too():
-    from ephemeron.partition.devices import parse_devices
+    from ephemeron.partition.graph.devices import parse_devices
 
     text = TWO.format(memory=9) + "[[links.between]]\nsource='b'\ntarget='a'\nbandwidth_mb_s=10\nlatency_s=0.5\n"
     both, one = parse_devices(text), parse_devices(text + "one_way = true\n")
@@ -302,7 +302,7 @@ def test_what_solvers_print_by_themselves_is_not_in_the_output() -> None:
     code = """
 import ctypes
 from scipy import optimize
-from ephemeron.partition.programs import Program
+from ephemeron.partition.placement.milp import MilpProgram
 
 plain = optimize.milp
 
@@ -313,7 +313,7 @@ def loud(*args, **kwargs):
 
 optimize.milp = loud
 print("before")
-program = Program()
+program = MilpProgram()
 program.row({program.variable(cost=1.0): 1.0}, least=2.0)
 assert program.solve().value == 2.0
 ctypes.CDLL(None).puts(b"C says")

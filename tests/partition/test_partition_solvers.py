@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from partition_worlds import drawn_graph, drawn_topology, placements, shortest_iteration_s, worlds
 
 from ephemeron.partition import Device, Graph, Node, Schedule, Tensor, Topology, connected, replay
-from ephemeron.partition.annealing import anneal
-from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo
-from ephemeron.partition.coplacement import coplaced
-from ephemeron.partition.costs import costs_of
-from ephemeron.partition.effort import timer
-from ephemeron.partition.energy import energy_bound_s
-from ephemeron.partition.pipeline import staging
-from ephemeron.partition.relaxation import load_program, path_bound_s, ramps_s
-from ephemeron.partition.sequencing import makespan_s, orders_of, ranked_order
-from ephemeron.partition.stages import Line, cuts, mended, settled, staged
+from ephemeron.partition.costs.table import costs_of
+from ephemeron.partition.placement.annealing import anneal
+from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo
+from ephemeron.partition.placement.colocation import coplaced
+from ephemeron.partition.placement.energetic_bound import energy_bound_s
+from ephemeron.partition.placement.milp_model import load_program, path_bound_s, ramps_s
+from ephemeron.partition.placement.pipeline import staging
+from ephemeron.partition.placement.search_budget import timer
+from ephemeron.partition.placement.sequencing import makespan_s, orders_of, ranked_order
+from ephemeron.partition.placement.stages import DeviceOrder, cuts, mended, settled, staged
 
 SCHEDULES = [
     Schedule(kind="gpipe", micro_batches=3),
@@ -57,7 +57,7 @@ def test_annealing_times_a_placement_as_the_judge_does(world, seed):
 def test_a_pipeline_is_loaded_as_the_judge_says(world, seed, schedule):
     graph, topology = world
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
-    line = Line(devices=tuple(range(len(costs.devices))), flight=(1,) * len(costs.devices))
+    line = DeviceOrder(devices=tuple(range(len(costs.devices))), flight=(1,) * len(costs.devices))
     rng = Random(seed)
     stage = mended(costs, [rng.randrange(len(costs.devices)) for _ in costs.nodes])
     where = staged(costs, line, stage).where
@@ -76,7 +76,7 @@ def test_moves_keep_the_books(world, seed):
     graph, topology = world
     costs = costs_of(graph, topology, micro_batches=4)
     size = len(costs.devices)
-    line = Line(devices=tuple(range(size)), flight=tuple(range(size, 0, -1)))
+    line = DeviceOrder(devices=tuple(range(size)), flight=tuple(range(size, 0, -1)))
     found = settled(costs, line, mended(costs, [0] * len(costs.nodes)), rng=Random(seed), steps=200, timer=timer(None))
     fresh = staged(costs, line, found.stage)
     assert found.bottleneck_s == pytest.approx(fresh.bottleneck_s)
@@ -215,7 +215,7 @@ def test_cuts_are_the_best_on_a_chain():
         graph = Graph(nodes=nodes, tensors=tensors)
         topology = connected([Device(name=d, kind="gpu", memory_bytes=10**6) for d in "xyz"], lambda a, b: (0.0, 4.0))
         costs = costs_of(graph, topology)
-        line = Line(devices=(0, 1, 2), flight=(1, 1, 1))
+        line = DeviceOrder(devices=(0, 1, 2), flight=(1, 1, 1))
         found = staged(costs, line, cuts(costs, line, range(n)))
         best = math.inf
         for placement in placements(graph, topology):

@@ -22,19 +22,19 @@ from partition_worlds import (
 from ephemeron.errors import JobError, MissingExtra, PlanInfeasible
 from ephemeron.partition import (
     Device,
-    Effort,
     Graph,
     Node,
-    Plan,
+    PlacementPlan,
     Schedule,
+    SearchBudget,
     Tensor,
     Topology,
     connected,
     place,
     replay,
 )
-from ephemeron.partition.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
-from ephemeron.partition.costs import costs_of
+from ephemeron.partition.costs.table import costs_of
+from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
 
 pytest.importorskip("ortools", reason="no OR-tools; pip install 'ephemeron[partition]'")
 pytest.importorskip("scipy", reason="no SciPy; pip install 'ephemeron[partition]'")
@@ -42,7 +42,7 @@ pytest.importorskip("scipy", reason="no SciPy; pip install 'ephemeron[partition]
 PIPELINED = Schedule(kind="1f1b", micro_batches=4)
 
 
-def placed(graph: Graph, topology: Topology, **more: object) -> Plan | None:
+def placed(graph: Graph, topology: Topology, **more: object) -> PlacementPlan | None:
     """None: refused, for memory."""
     try:
         return place(graph, topology, **more)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_the_bound_is_never_above_the_value(world, objective):
 def test_never_worse_than_a_baseline(objective, block):
     """280 random instances: each baseline is run apart and judged apart."""
     rng = Random(f"{objective} {block}")
-    effort = Effort(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
+    effort = SearchBudget(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
     schedule = PIPELINED if objective == "throughput" else Schedule()
     compared = 0
     for _ in range(20):
@@ -229,7 +229,7 @@ def test_a_known_placement_is_not_lost():
     graph = drawn_graph(rng, 14)
     topology = drawn_topology(rng, graph, 3, room=3.0)
     good = place(graph, topology, objective="iteration", effort=WORK)
-    little = Effort(time_limit_s=None, annealing_steps=1, program_nodes=1, constraint_work=1e-6)
+    little = SearchBudget(time_limit_s=None, annealing_steps=1, program_nodes=1, constraint_work=1e-6)
     own = replay(graph, topology, good.placement)
     again = place(graph, topology, objective="iteration", effort=little, seeds=[good.placement])
     assert again.value_s <= own.iteration_s
@@ -245,7 +245,7 @@ def test_a_time_limit_is_kept_on_the_clock_that_is_given():
     def clock() -> float:
         return next(ticks) * 0.01
 
-    plan = place(graph, topology, objective="iteration", effort=Effort(time_limit_s=2.0), clock=clock)
+    plan = place(graph, topology, objective="iteration", effort=SearchBudget(time_limit_s=2.0), clock=clock)
     assert plan.solver_s <= 3.0
 
 
@@ -322,7 +322,7 @@ def test_of_many_devices_only_some_orders_are_tried_and_the_bound_still_holds():
 @pytest.fixture
 def too_large(monkeypatch):
     """Every graph is taken for one that the mixed-integer program is too large for."""
-    module = sys.modules["ephemeron.partition.place"]
+    module = sys.modules["ephemeron.partition.placement.place"]
     for name, value in (("PROGRAM_NODES", 0), ("CONSTRAINT_NODES", 0), ("SERIAL", 0.0)):
         monkeypatch.setattr(module, name, value)
 
@@ -383,7 +383,7 @@ def test_what_does_not_agree_is_refused(more, message):
 
 def test_no_effort_at_all_is_refused():
     with pytest.raises(JobError, match="workers = 0 should be above 0"):
-        Effort(workers=0)
+        SearchBudget(workers=0)
 
 
 @pytest.mark.parametrize(

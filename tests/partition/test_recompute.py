@@ -25,8 +25,8 @@ from ephemeron.partition import (
     plan_to_json,
     replay,
 )
-from ephemeron.partition.costs import costs_of
-from ephemeron.partition.pipeline import staging
+from ephemeron.partition.costs.table import costs_of
+from ephemeron.partition.placement.pipeline import staging
 
 pytest.importorskip("scipy", reason="no SciPy; pip install 'ephemeron[partition]'")
 

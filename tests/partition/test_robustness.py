@@ -16,9 +16,10 @@ from partition_worlds import least_bottleneck_s
 from test_chains import EFFORT, PIPELINED, layers, machines
 
 from ephemeron.errors import JobError
-from ephemeron.partition import Schedule, graph_to_json, parse_graph, place, replay, robustness
-from ephemeron.partition.outcome import outcome_of
-from ephemeron.partition.robustness import robustness_of
+from ephemeron.partition import Schedule, graph_to_json, parse_graph, place, replay
+from ephemeron.partition.placement import robustness
+from ephemeron.partition.placement.robustness import robustness_of
+from ephemeron.partition.placement.summary import outcome_of
 
 
 def noisy(graph, factors, *, source="measured on a busy machine"):

@@ -16,7 +16,7 @@ from cutting_worlds import example, optimizer, placed  # noqa: E402
 from models import MODELS, Example  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-from ephemeron.partition.tracing import Pass, Split, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402
+from ephemeron.partition.tracing import ModelSplit, Pass, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402
 
 STEPS = 20
 OPAQUE = {"data-dependent-branch": ("gate",)}
@@ -71,7 +71,7 @@ def train_whole(model: Any, todo: Any, *, keyed: bool) -> list[float]:
     return losses
 
 
-def train_parts(parts: Split, todo: Any, *, keyed: bool) -> list[float]:
+def train_parts(parts: ModelSplit, todo: Any, *, keyed: bool) -> list[float]:
     opts = [optimizer([p for _, p in parts.parameters(d)]) for d in parts.devices if list(parts.parameters(d))]
     losses = []
     for k, (args, kwargs) in enumerate(todo):

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 
 from torch import nn  # noqa: E402
 
-from ephemeron.data.usercode import resolve  # noqa: E402
+from ephemeron.config.user_code import resolve  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.partition import Schedule  # noqa: E402
-from ephemeron.partition.running import Pipeline  # noqa: E402
+from ephemeron.partition.runtime import Pipeline  # noqa: E402
+from ephemeron.partition.serialization.stage_bundle import joined, part_of  # noqa: E402
 from ephemeron.partition.tracing import mean_square, operators, split, trace  # noqa: E402
-from ephemeron.partition.travelling import joined, part_of  # noqa: E402
 
 
 @dataclasses.dataclass

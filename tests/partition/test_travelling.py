@@ -8,10 +8,10 @@ import pytest
 import torch
 from models import MODELS
 
-from ephemeron.data import resolve
+from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
-from ephemeron.partition.tracing import Split, mean_square, operators, split, trace, train_step
-from ephemeron.partition.travelling import joined, owners, part_of
+from ephemeron.partition.serialization.stage_bundle import joined, owners, part_of
+from ephemeron.partition.tracing import ModelSplit, mean_square, operators, split, trace, train_step
 
 KINDS = ["resnet", "bert", "t5", "lstm", "multiple-outputs", "data-dependent-branch", "custom-autograd-function"]
 
@@ -59,7 +59,7 @@ def test_stages_come_back(kind):
         with torch.no_grad():
             for name, t in named(after).items():
                 t.copy_(named(before)[name])
-    back = Split(parts[sent.devices[0]].traced, stages, sent.shared)
+    back = ModelSplit(parts[sent.devices[0]].traced, stages, sent.shared)
     for _ in range(2):
         state = torch.get_rng_state()
         _, expected = train_step(sent, example.args, example.kwargs, mean_square)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import MissingExtra
-from ephemeron.performance.fit import (
+from ephemeron.training.planner.model.fit import (
     FORMS,
-    Timing,
+    TimingSample,
     fit_form,
     fit_memory,
     fit_rate,
@@ -21,7 +21,7 @@ from ephemeron.performance.fit import (
     fit_transfers,
     rate_error,
 )
-from ephemeron.performance.profile import Affine, Knee, Power, Saturating
+from ephemeron.training.planner.model.profile import Affine, Knee, Power, Saturating
 
 GRID = [(b, m) for b in (8, 32, 128, 256) for m in (512, 1024, 1769)]
 
@@ -160,8 +160,8 @@ def test_one_form_is_chosen_per_direction_over_all_quotas():
         for s in SIZES:
             up, down = TRUE[1].seconds(s), TRUE[2].seconds(s)
             timings += [
-                Timing("up", quota, s, float(up) * (1 + 0.05 * rng.standard_normal())),
-                Timing("down", quota, s, float(down) * (1 + 0.02 * rng.standard_normal())),
+                TimingSample("up", quota, s, float(up) * (1 + 0.05 * rng.standard_normal())),
+                TimingSample("down", quota, s, float(down) * (1 + 0.02 * rng.standard_normal())),
             ]
     fit = fit_transfers(timings)
     assert [t.memory_mb for t in fit.transfer] == [512, 1024, 2048]
@@ -173,7 +173,7 @@ def test_one_form_is_chosen_per_direction_over_all_quotas():
 
 def test_a_quota_without_downloads_is_refused():
     with pytest.raises(ValueError, match="512 MB"):
-        fit_transfers([Timing("up", 512.0, 1.0, 0.1)])
+        fit_transfers([TimingSample("up", 512.0, 1.0, 0.1)])
 
 
 def test_without_scipy_the_command_that_installs_it_is_named(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ephemeron.performance.fit import fit_steps
+from ephemeron.training.planner.model.fit import fit_steps
 
 
 def test_a_small_step_never_costs_next_to_nothing():

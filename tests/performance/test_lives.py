@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron import simulation  # noqa: F401 - the simulator is what this file is about
 from ephemeron.events import Invoked
-from ephemeron.job import Simulation
-from ephemeron.performance.lives import Handing, dies_too_early, least_lives, lives_of
-from ephemeron.performance.model import Prediction, Terms, predict
-from ephemeron.performance.profile import Workload
-from ephemeron.platforms.base import Limits
-from ephemeron.profiling.simulated import world_profile
+from ephemeron.functions import simulation  # noqa: F401 - the simulator is what this file is about
+from ephemeron.functions.base import Limits
+from ephemeron.training.job import Simulation
+from ephemeron.training.planner.model.lives import Handing, dies_too_early, least_lives, lives_of
+from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction, predict
+from ephemeron.training.planner.model.profile import Workload
+from ephemeron.training.profiling.simulated import world_profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from training_runs import Run, synthetic
@@ -45,7 +45,7 @@ class Case:
         )  # fmt: skip
 
     def predicted(self, lifetime_s: float | None = None) -> Prediction:
-        terms = Terms(pattern=self.pattern, sync=self.sync, lifetime_s=lifetime_s, checkpoint_every=1000)
+        terms = ExecutionOptions(pattern=self.pattern, sync=self.sync, lifetime_s=lifetime_s, checkpoint_every=1000)
         return predict(
             self.workload, world_profile(self.world, Limits()), terms, workers=self.workers, memory_mb=MEMORY_MB,
             aggregators=self.aggregators, batch=BATCH, other_batch=BATCH,

@@ -8,14 +8,19 @@ import math
 import numpy as np
 import pytest
 
-from ephemeron import simulation  # noqa: F401 - the simulator is what this file is about
 from ephemeron.errors import JobError
-from ephemeron.job import DataSpec, Job, Simulation, Target
-from ephemeron.performance.builtin import builtin_platform
-from ephemeron.performance.model import Terms, largest_nonaggregator_batch, predict, published
-from ephemeron.performance.profile import Affine, PlatformProfile, Saturating, Transfer, Workload
-from ephemeron.profiling import profile_job
-from ephemeron.training import configure, train
+from ephemeron.functions import simulation  # noqa: F401 - the simulator is what this file is about
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import DataSpec, Job, Simulation, Target
+from ephemeron.training.planner.model.builtin import builtin_platform
+from ephemeron.training.planner.model.prediction import (
+    ExecutionOptions,
+    largest_nonaggregator_batch,
+    predict,
+    published,
+)
+from ephemeron.training.planner.model.profile import Affine, PlatformProfile, Saturating, Transfer, Workload
+from ephemeron.training.profiling import profile_job
 
 PRICES = {"price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7}
 FLAT = PlatformProfile(
@@ -60,7 +65,9 @@ def digits(tmp_path_factory):
 def test_predictions_hold_in_the_simulator(digits, values):
     job, profile = digits
     c = configure(job, platform="simulated", **values)
-    terms = Terms(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s)
+    terms = ExecutionOptions(
+        pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s
+    )
     p = predict(
         profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators,
         batch=c.batch_size, other_batch=c.nonaggregator_batch_size,
@@ -80,7 +87,14 @@ def test_published_equations_by_hand():
     """FasDL 3-1 to 3-26 with bandwidths of 50 and 100 MB/s and no latency."""
     w, k, ba, bn, m = 4, 2, 128, 200, 1100
     p = published(
-        RESNET, FLAT, Terms(sync="hap", epochs=3), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn
+        RESNET,
+        FLAT,
+        ExecutionOptions(sync="hap", epochs=3),
+        workers=w,
+        memory_mb=m,
+        aggregators=k,
+        batch=ba,
+        other_batch=bn,
     )
     compute = 40 * (128 + 12) / (1100 - 100)  # 3-12
     upload, aggregate, download = 100 / 50, 3 * 50 / 100 + 50 / 50, 100 / 100  # 3-2 to 3-4
@@ -96,7 +110,7 @@ def test_published_equations_by_hand():
 
 def test_other_batches_fill_what_aggregating_takes():
     """Equation 3-22: one sample more, and the others would be waited for."""
-    terms = Terms(pattern="k-reduce", sync="hap")
+    terms = ExecutionOptions(pattern="k-reduce", sync="hap")
     kwargs = {"workers": 6, "aggregators": 2, "memory_mb": 2048}
     bn = float(largest_nonaggregator_batch(RESNET, FLAT, terms, batch=64, **kwargs))
     assert bn > 64
@@ -108,7 +122,7 @@ def test_other_batches_fill_what_aggregating_takes():
 
 
 def test_what_the_thesis_leaves_out_is_counted():
-    terms = Terms(pattern="k-reduce", sync="bsp", epochs=10)
+    terms = ExecutionOptions(pattern="k-reduce", sync="bsp", epochs=10)
     kwargs = {"workers": 4, "aggregators": 2, "memory_mb": 2048, "batch": 64, "other_batch": 64}
     p = predict(RESNET, FLAT, terms, **kwargs)
     assert float(p.iterations) == 10 * math.ceil(50_000 / 256)
@@ -123,26 +137,26 @@ def test_lockstep_costs_those_who_wait_for_others():
     slow = dataclasses.replace(RESNET, lockstep_cpu_s=0.1)
     share = 1024 / FLAT.mb_per_vcpu
 
-    def more(terms: Terms, workers: int, aggregators: int) -> float:
+    def more(terms: ExecutionOptions, workers: int, aggregators: int) -> float:
         kwargs = {"workers": workers, "aggregators": aggregators, "memory_mb": 1024, "batch": 64, "other_batch": 64}
         seconds = [float(predict(w, FLAT, terms, **kwargs).iteration_s) for w in (RESNET, slow)]
         return seconds[1] - seconds[0]
 
-    assert more(Terms(), 4, 2) == pytest.approx(0.1 / share)
-    assert more(Terms(sync="hap"), 4, 2) == pytest.approx(0.1 / share)
-    assert more(Terms(sync="hap"), 4, 1) == 0
-    assert more(Terms(pattern="standalone"), 1, 1) == 0
+    assert more(ExecutionOptions(), 4, 2) == pytest.approx(0.1 / share)
+    assert more(ExecutionOptions(sync="hap"), 4, 2) == pytest.approx(0.1 / share)
+    assert more(ExecutionOptions(sync="hap"), 4, 1) == 0
+    assert more(ExecutionOptions(pattern="standalone"), 1, 1) == 0
 
 
 def test_functions_that_start_together_on_one_machine_start_slowly():
     shared = dataclasses.replace(FLAT, cold_start_s=2.0, start_each_s=1.5)
     kwargs = {"aggregators": 1, "memory_mb": 1024, "batch": 64, "other_batch": 64}
-    starts = [float(predict(RESNET, shared, Terms(), workers=w, **kwargs).start_s) for w in (1, 2, 4)]
+    starts = [float(predict(RESNET, shared, ExecutionOptions(), workers=w, **kwargs).start_s) for w in (1, 2, 4)]
     assert starts == [2.0, 3.0, 6.0]
 
 
 def test_a_life_too_short_for_an_iteration_takes_for_ever():
-    terms = Terms(pattern="k-reduce", sync="bsp", lifetime_s=5.0)
+    terms = ExecutionOptions(pattern="k-reduce", sync="bsp", lifetime_s=5.0)
     p = predict(RESNET, FLAT, terms, workers=2, aggregators=1, memory_mb=512, batch=128, other_batch=128)
     assert math.isinf(float(p.seconds))
     assert math.isinf(float(p.cost_usd))
@@ -164,13 +178,13 @@ def test_quotas_between_measured_ones_are_interpolated():
 def test_protocols_without_a_model_are_not_taken_for_bsp(sync):
     """How long iterations of ASP and SSP take depends on which contributions happen to arrive in time."""
     with pytest.raises(JobError, match="cannot be predicted") as refused:
-        Terms(pattern="k-reduce", sync=sync)
+        ExecutionOptions(pattern="k-reduce", sync=sync)
     assert "bsp or hap" in str(refused.value)
 
 
 def test_what_a_cache_keeps_is_charged_by_the_hour():
     kwargs = {"workers": 4, "aggregators": 2, "memory_mb": 2048, "batch": 64, "other_batch": 64}
-    terms = Terms(pattern="k-reduce", sync="bsp", epochs=3)
+    terms = ExecutionOptions(pattern="k-reduce", sync="bsp", epochs=3)
     free = predict(RESNET, FLAT, terms, **kwargs)
     billed = predict(RESNET, dataclasses.replace(FLAT, price_gb_hour=0.084, least_kept_gb=0.1), terms, **kwargs)
     kept_gb = (200 + 100 + 2 * 4 * 100 + 2 * (4 + 1) * 100) / 1000  # data, weights, checkpoints, two iterations
@@ -181,7 +195,7 @@ def test_what_a_cache_keeps_is_charged_by_the_hour():
 
 @pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
 def test_bytes_through_a_cache_are_counted_once_however_they_are_cut(pattern):
-    terms = Terms(pattern=pattern)
+    terms = ExecutionOptions(pattern=pattern)
     kwargs = {"workers": 4, "aggregators": 2, "memory_mb": 2048, "batch": 50_000, "other_batch": 50_000}
     priced, free = (
         predict(RESNET, dataclasses.replace(FLAT, price_mb=p, lifetime_s=1e9), terms, **kwargs).storage_usd

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ephemeron.errors import JobError
-from ephemeron.performance.builtin import BUILTIN, CACHE_LATENCY_S, builtin_platform
-from ephemeron.performance.profile import (
+from ephemeron.training.planner.model.builtin import BUILTIN, CACHE_LATENCY_S, builtin_platform
+from ephemeron.training.planner.model.profile import (
     Affine,
     Knee,
     PlatformProfile,
@@ -22,7 +22,7 @@ from ephemeron.performance.profile import (
     load_profile,
     parse_profile,
 )
-from ephemeron.prices import load_prices
+from ephemeron.training.planner.prices import load_prices
 
 RAW: dict[str, Any] = {
     "workload": {

@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.wrappers import Throttled
-from ephemeron.collectives import Group, collective_for
-from ephemeron.performance import round_bound_s
-from ephemeron.simulation import run
-from ephemeron.sync import policy_for
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.wrappers import Throttled
+from ephemeron.communication.keys import Keys
+from ephemeron.functions.simulation import run
+from ephemeron.training.collectives import Group, collective_for
+from ephemeron.training.collectives.sync_policy import policy_for
+from ephemeron.training.planner.model import round_bound_s
 from ephemeron.units import MB
 
 SHAPES = [(w, k) for w in (2, 3, 4, 8) for k in range(1, w + 1) if w < 8 or k in (1, 2, 4, 7, 8)]

@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import TERMS, profiles
 
-from ephemeron.performance.profile import Profile
-from ephemeron.planning.answers import Answers
-from ephemeron.planning.pareto import Best
-from ephemeron.planning.search import Query, Search
-from ephemeron.planning.space import Limits, make_space
+from ephemeron.training.planner.answers import PlanAnswers
+from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.search.branch_and_bound import Query, Search
+from ephemeron.training.planner.search.pareto import Best
+from ephemeron.training.planner.search.space import PlanLimits, make_space
 
 
 @settings(max_examples=25, deadline=None)
 @given(profiles(), st.sampled_from(["cost", "time"]), st.sampled_from([7, 25, 40]))
 def test_every_question_is_answered_as_if_it_were_the_first(profile: Profile, minimise: str, largest: int) -> None:
     terms = [dataclasses.replace(t, epochs=2) for t in TERMS]
-    space = make_space(profile, terms, limits=Limits(max_global_batch=largest), memory_step_mb=700, most_workers=6)
-    answers = Answers(space, Limits(), minimise)
+    space = make_space(profile, terms, limits=PlanLimits(max_global_batch=largest), memory_step_mb=700, most_workers=6)
+    answers = PlanAnswers(space, PlanLimits(), minimise)
     queries = [
         Query(largest_global_batch=answers.wider),
         Query(),
@@ -28,9 +28,9 @@ def test_every_question_is_answered_as_if_it_were_the_first(profile: Profile, mi
         Query(workers=frozenset([3]), memory_mb=float(space.quotas[-1]), aggregators=2),
     ]
     for query in queries:
-        alone = Best(minimise, Limits())
+        alone = Best(minimise, PlanLimits())
         Search(space, largest_global_batch=answers.wider).run(alone, query)
-        found = answers.ask(minimise, Limits(), query)
+        found = answers.ask(minimise, PlanLimits(), query)
         assert (found is None) == (not len(alone.points))
         if found is not None:
             assert abs(found.key(minimise)[0] / alone.value - 1) < 1e-11

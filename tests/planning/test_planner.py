@@ -11,11 +11,11 @@ import pytest
 from worlds import platform, workload
 
 from ephemeron.errors import PlanInfeasible
-from ephemeron.performance.builtin import BUILTIN, builtin_platform
-from ephemeron.performance.machines import uncounted_words
-from ephemeron.performance.profile import Profile
-from ephemeron.planning import Limits, Wish, load_plan, make_plan, overrides, rented
-from ephemeron.planning.uncertainty import sentences
+from ephemeron.training.planner import PlanLimits, PlanRequest, load_plan, make_plan, overrides, rented
+from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
+from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.model.vm_baseline import uncounted_words
+from ephemeron.training.planner.uncertainty import sentences
 
 PROFILE = Profile(workload=workload(), platform=platform())
 TODAY = datetime.date(2026, 6, 1)
@@ -23,7 +23,7 @@ TODAY = datetime.date(2026, 6, 1)
 
 def wish(**values):
     limits = {k: values.pop(k) for k in ("deadline_s", "budget_usd", "max_global_batch") if k in values}
-    return Wish(epochs=10, limits=Limits(**{"max_global_batch": 512, **limits}), **values)
+    return PlanRequest(epochs=10, limits=PlanLimits(**{"max_global_batch": 512, **limits}), **values)
 
 
 def test_a_plan_says_what_its_contract_promises(tmp_path):
@@ -127,7 +127,7 @@ def test_machines_are_not_shown_as_slow_as_their_smallest_sibling(tmp_path):
     assert "c7i.8xlarge" not in names
     assert all(m["counted_vcpus"] == 1 for m in plan.machines)
     assert "At most 1 vCPU counted" in uncounted_words(plan.machines)
-    built_in = files("ephemeron.prices").joinpath("aws-us-east-1.toml").read_text()
+    built_in = files("ephemeron.training.planner.prices").joinpath("aws-us-east-1.toml").read_text()
     (tmp_path / "prices.toml").write_text(
         built_in.split("# boot_s is an assumption, as for")[0] + "[[machine]]" + built_in.split("[[machine]]")[1]
     )
@@ -187,7 +187,7 @@ def test_arm64_functions_cost_less_by_the_gb_seconds_alone():
 
 
 def test_a_gpu_at_its_break_even_costs_what_the_plan_costs(tmp_path):
-    built_in = files("ephemeron.prices").joinpath("aws-us-east-1.toml").read_text()
+    built_in = files("ephemeron.training.planner.prices").joinpath("aws-us-east-1.toml").read_text()
     slow = dataclasses.replace(PROFILE, workload=workload(a=600.0))
     asked = wish(pattern="k-reduce", workers=8)
     free = make_plan(slow, asked, today=TODAY, front=False)
@@ -216,7 +216,7 @@ def test_a_machine_s_cores_are_not_promised_twice():
 
 
 def test_a_choice_becomes_a_configuration():
-    from ephemeron.job import Configuration
+    from ephemeron.training.job import Configuration
 
     plan = make_plan(PROFILE, wish(workers=4, pattern="k-reduce"), front=False)
     c = Configuration(**overrides(plan.choice)).resolved()

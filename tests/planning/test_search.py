@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import TERMS, platform, profiles, short_lives, workload
 
-from ephemeron.performance.model import Terms, exchange
-from ephemeron.performance.profile import Power, Profile, Saturating, Transfer
-from ephemeron.planning.bounds import Blocks, Ranges, bound, pace, ranges
-from ephemeron.planning.search import brute_force, exact, two_stage
-from ephemeron.planning.space import Limits, Space, make_space
-from ephemeron.planning.tables import families, tabulate
+from ephemeron.training.planner.model.prediction import ExecutionOptions, exchange
+from ephemeron.training.planner.model.profile import Power, Profile, Saturating, Transfer
+from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
+from ephemeron.training.planner.search.branch_and_bound import brute_force, exact, two_stage
+from ephemeron.training.planner.search.space import PlanLimits, Space, make_space
+from ephemeron.training.planner.search.tables import families, tabulate
 
 
-def small(profile: Profile, limits: Limits, model: str = "honest", epochs: int = 2) -> Space:
-    terms = [Terms(pattern="k-reduce", sync="hap")] if model == "published" else TERMS
+def small(profile: Profile, limits: PlanLimits, model: str = "honest", epochs: int = 2) -> Space:
+    terms = [ExecutionOptions(pattern="k-reduce", sync="hap")] if model == "published" else TERMS
     terms = [dataclasses.replace(t, epochs=epochs) for t in terms]
     return make_space(profile, terms, limits=limits, memory_step_mb=700, most_workers=6, model=model)
 
 
-def best_of(everything: list[np.ndarray], limits: Limits, minimise: str) -> float | None:
+def best_of(everything: list[np.ndarray], limits: PlanLimits, minimise: str) -> float | None:
     """The least cost, or time, within limits."""
     seconds, usd = everything[-2:]
     mine = (usd if minimise == "cost" else seconds)[(seconds <= limits.seconds) & (usd <= limits.usd)]
@@ -41,7 +41,7 @@ def best_of(everything: list[np.ndarray], limits: Limits, minimise: str) -> floa
     st.sampled_from([None, 0.5, 0.9, 1.5]),
 )
 def test_exact_finds_what_plain_enumeration_finds(profile, model, minimise, largest, tightness):
-    limits = Limits(max_global_batch=largest)
+    limits = PlanLimits(max_global_batch=largest)
     space = small(profile, limits, model)
     everything = enumerated(space)
     free = best_of(everything, limits, minimise)
@@ -63,7 +63,7 @@ def test_exact_finds_what_plain_enumeration_finds(profile, model, minimise, larg
 @settings(max_examples=20, deadline=None)
 @given(profiles(), st.sampled_from(["cost", "time"]))
 def test_other_searches_agree_or_do_worse(profile, minimise):
-    limits = Limits(max_global_batch=24)
+    limits = PlanLimits(max_global_batch=24)
     space = small(profile, limits)
     found, all_of = exact(space, limits, minimise=minimise), brute_force(space, limits, minimise=minimise)
     assert all_of.evaluated == space.size() == found.evaluated + found.pruned
@@ -80,7 +80,7 @@ def test_other_searches_agree_or_do_worse(profile, minimise):
 def test_bounds_are_below_everything_they_bound(profile, model, data):
     """Blocks of every shape: of one quota or of all, of any W and K, with and without bounds on the batches."""
     largest = 40
-    space = small(profile, Limits(max_global_batch=largest), model)
+    space = small(profile, PlanLimits(max_global_batch=largest), model)
     all_of = enumerated(space)
     last = len(space.quotas) - 1
     for fine in tabulate(space, families(space), 0, last, 6):
@@ -115,7 +115,7 @@ def test_few_functions_are_bounded_by_their_own_pace_where_more_of_them_take_no_
     what = workload(
         model_mb=1.0, a=1.0, b=0.0, m=0.0, memory_slope_mb=0.0, memory_base_mb=0.0, dataset_mb=0.0, samples=18
     )
-    space = small(Profile(workload=what, platform=where), Limits(max_global_batch=40))
+    space = small(Profile(workload=what, platform=where), PlanLimits(max_global_batch=40))
     (t,) = tabulate(
         space, [f for f in families(space) if space.options[f.option].terms.pattern == "pipelined"], 0, 0, 6
     )
@@ -124,7 +124,7 @@ def test_few_functions_are_bounded_by_their_own_pace_where_more_of_them_take_no_
     column = np.full(3, int(np.flatnonzero(~t.tied)[0]))
     b = Blocks(column, level, w, level, level, zero, zero, zero, zero, zero, zero, zero)
     seconds, _ = pace(t, b, ranges(t, b, 40, 6))
-    terms = Terms(pattern="pipelined", epochs=2)
+    terms = ExecutionOptions(pattern="pipelined", epochs=2)
     wanted = exchange(what, where, terms, workers=w + 1, aggregators=1, memory_mb=space.quotas[0]).seconds
     assert wanted[0] < wanted[1] < wanted[2]
     assert (seconds <= wanted * (1 + 1e-12)).all()
@@ -147,7 +147,7 @@ def enumerated(space: Space) -> list[np.ndarray]:
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(profiles(), short_lives()))
 def test_the_front_is_what_nothing_beats(profile):
-    limits = Limits(max_global_batch=30)
+    limits = PlanLimits(max_global_batch=30)
     space = small(profile, limits)
     *_, seconds, usd = enumerated(space)
     wanted = []
@@ -165,8 +165,11 @@ def test_the_front_is_what_nothing_beats(profile):
 
 def test_a_mebibyte_at_a_time_costs_no_more_evaluations_than_it_must():
     profile = Profile(workload=workload(), platform=platform())
-    limits = Limits(deadline_s=8000, max_global_batch=1024)
-    terms = [Terms(pattern="k-reduce", sync="hap", epochs=10), Terms(pattern="k-reduce", sync="bsp", epochs=10)]
+    limits = PlanLimits(deadline_s=8000, max_global_batch=1024)
+    terms = [
+        ExecutionOptions(pattern="k-reduce", sync="hap", epochs=10),
+        ExecutionOptions(pattern="k-reduce", sync="bsp", epochs=10),
+    ]
     space = make_space(profile, terms, limits=limits, memory_step_mb=1, memory_max_mb=3008)
     found = exact(space, limits)
     assert space.size() > 50_000_000
@@ -177,15 +180,18 @@ def test_a_mebibyte_at_a_time_costs_no_more_evaluations_than_it_must():
 
 def test_nothing_feasible_is_said_so():
     profile = Profile(workload=workload(memory_base_mb=20_000), platform=platform())
-    limits = Limits(max_global_batch=64)
+    limits = PlanLimits(max_global_batch=64)
     assert exact(small(profile, limits), limits).best is None
 
 
 def test_no_integer_batch_is_left_out():
     """Tight limits: the best batches are no multiples of anything, and under HAP not the largest B^n either."""
     profile = Profile(workload=workload(samples=5000), platform=platform())
-    limits = Limits(deadline_s=290, max_global_batch=301)
-    terms = [Terms(pattern="k-reduce", sync="hap", epochs=2), Terms(pattern="pipelined", epochs=2)]
+    limits = PlanLimits(deadline_s=290, max_global_batch=301)
+    terms = [
+        ExecutionOptions(pattern="k-reduce", sync="hap", epochs=2),
+        ExecutionOptions(pattern="pipelined", epochs=2),
+    ]
     space = make_space(profile, terms, limits=limits, memory_step_mb=512, most_workers=12)
     best = exact(space, limits).best
     assert best.cost_usd == pytest.approx(best_of(enumerated(space), limits, "cost"), rel=1e-12)

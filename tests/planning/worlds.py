@@ -6,8 +6,16 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from ephemeron.performance.model import Terms
-from ephemeron.performance.profile import Affine, PlatformProfile, Power, Profile, Saturating, Transfer, Workload
+from ephemeron.training.planner.model.prediction import ExecutionOptions
+from ephemeron.training.planner.model.profile import (
+    Affine,
+    PlatformProfile,
+    Power,
+    Profile,
+    Saturating,
+    Transfer,
+    Workload,
+)
 
 PRICES = {"price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7}
 
@@ -33,10 +41,10 @@ def platform(**values: object) -> PlatformProfile:
 
 
 TERMS = [
-    Terms(pattern="k-reduce", sync="bsp"),
-    Terms(pattern="k-reduce", sync="hap"),
-    Terms(pattern="pipelined"),
-    Terms(pattern="standalone"),
+    ExecutionOptions(pattern="k-reduce", sync="bsp"),
+    ExecutionOptions(pattern="k-reduce", sync="hap"),
+    ExecutionOptions(pattern="pipelined"),
+    ExecutionOptions(pattern="standalone"),
 ]
 
 

@@ -11,11 +11,27 @@ import pytest
 
 from ephemeron.errors import JobError
 from ephemeron.events import Ended, Invoked, Progress, RunStarted, Started
-from ephemeron.job import DataSpec, Job, JobLimits, Simulation, Target
-from ephemeron.performance.profile import Affine, PlatformProfile, Profile, Transfer, Workload, load_profile
-from ephemeron.platforms.base import Limits
-from ephemeron.profiling import profile_job, refine, store
-from ephemeron.profiling.choose import Cell, Range, doubtful, enough, fit, next_probe, steps_of, widest
+from ephemeron.functions.base import Limits
+from ephemeron.training.job import DataSpec, Job, JobLimits, Simulation, Target
+from ephemeron.training.planner.model.profile import (
+    Affine,
+    PlatformProfile,
+    Profile,
+    Transfer,
+    Workload,
+    load_profile,
+)
+from ephemeron.training.profiling import profile_job, refine, store
+from ephemeron.training.profiling.probe_design import (
+    Measurement,
+    Range,
+    doubtful,
+    enough,
+    fit,
+    next_probe,
+    steps_of,
+    widest,
+)
 
 CODE = Path(__file__).parents[1] / "training" / "code"
 
@@ -39,13 +55,13 @@ def job(**overrides: Any) -> Job:
 RANGE = Range(batches=(8, 16, 32, 64, 128, 256), quotas=(384, 576, 832, 1216, 1769))
 
 
-def measured(batch: int, memory: int, *, off: float = 1.0) -> Cell:
+def measured(batch: int, memory: int, *, off: float = 1.0) -> Measurement:
     seconds = 2.0 * (batch + 20) / (memory - 30) * off
-    return Cell(batch=batch, memory_mb=memory, seconds=seconds, spread=0.005, peak_mb=300.0)
+    return Measurement(batch=batch, memory_mb=memory, seconds=seconds, spread=0.005, peak_mb=300.0)
 
 
-def probe(off: dict[tuple[int, int], float], confidence: float) -> list[Cell]:
-    cells: list[Cell] = []
+def probe(off: dict[tuple[int, int], float], confidence: float) -> list[Measurement]:
+    cells: list[Measurement] = []
     while len(cells) < len(RANGE.corners) or not enough(cells, RANGE, confidence):
         wanted = next_probe(cells, RANGE)
         if wanted is None:

@@ -7,10 +7,18 @@ import dataclasses
 import pytest
 
 from ephemeron.events import Progress, Started, Traffic
-from ephemeron.performance.model import Terms, predict
-from ephemeron.performance.profile import Affine, PlatformProfile, Transfer, Workload
-from ephemeron.platforms.base import Limits
-from ephemeron.profiling.rehearse import WARMING, Part, Rehearsed, calibrate, iterations_of, measured, parts
+from ephemeron.functions.base import Limits
+from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
+from ephemeron.training.planner.model.profile import Affine, PlatformProfile, Transfer, Workload
+from ephemeron.training.profiling.calibration import (
+    WARMING,
+    CalibrationResult,
+    CalibrationRun,
+    calibrate,
+    iterations_of,
+    measured,
+    parts,
+)
 
 WORK = Workload(
     model_mb=2.0, a=2.0, b=3.0, m=-20.0, memory_slope_mb=0.3, memory_base_mb=400, dataset_mb=1, samples=2000, vcpus=1.0,
@@ -43,7 +51,7 @@ def test_a_machine_without_room_for_two_rehearses_nothing(cores, concurrency):
 
 
 def test_slow_steps_are_rehearsed_less_often():
-    part = Part(workers=2, aggregators=1, memory_mb=1408, batch=32)
+    part = CalibrationRun(workers=2, aggregators=1, memory_mb=1408, batch=32)
     slow = dataclasses.replace(WORK, a=200.0)
     assert iterations_of(slow, part) < iterations_of(WORK, part)
 
@@ -68,7 +76,7 @@ def run_events(*, cold: bool = True) -> list[Started | Progress]:
 
 
 def test_what_events_say():
-    part = Part(workers=2, aggregators=1, memory_mb=1408, batch=8)
+    part = CalibrationRun(workers=2, aggregators=1, memory_mb=1408, batch=8)
     r = measured(part, run_events())
     assert r.started_s == 3.0
     assert r.first_s == pytest.approx(5.0 - 3.0)
@@ -86,11 +94,11 @@ def test_coefficients_are_found_again(lockstep_cpu_s):
     done = []
     for part in parts(WORK, PLACE, batches=(8, 700), cores=2, limits=LIMITS):
         p = predict(
-            truth, PLACE, Terms(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
+            truth, PLACE, ExecutionOptions(), workers=part.workers, memory_mb=part.memory_mb, aggregators=part.aggregators,
             batch=part.batch, other_batch=part.batch,
         )  # fmt: skip
         iteration_s, share = float(p.iteration_s), part.memory_mb / PLACE.mb_per_vcpu
-        rehearsed = Rehearsed(
+        rehearsed = CalibrationResult(
             part=part, started_s=1.5 * part.workers, first_s=2 * iteration_s + 0.05 / share, iteration_s=iteration_s,
             step_s=float(truth.compute_s(part.batch, part.memory_mb)), scatter=0.1, cpu_s=0.0, polls_per_get=PLACE.polls_per_get,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ephemeron.planning.plan import Choice, Plan, Predicted, Searched
+from ephemeron.training.planner.plan import Choice, Plan, Predicted, SearchReport
 
 
 def predicted(seconds: float = 152.3, cost_usd: float = 0.0123, **more: Any) -> Predicted:
@@ -59,7 +59,7 @@ def plan(**more: Any) -> Plan:
     ]
     values: dict[str, Any] = {
         "choice": chosen,
-        "search": Searched(method="two-stage", seconds=0.84, evaluated=18_200, pruned=3_412_000, optimal=True, gap=0.0),
+        "search": SearchReport(method="two-stage", seconds=0.84, evaluated=18_200, pruned=3_412_000, optimal=True, gap=0.0),
         "minimise": "cost",
         "limits": {"deadline_s": 300.0, "budget_usd": 0.04, "max_global_batch": 512.0},
         "binding": "deadline",

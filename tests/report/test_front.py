@@ -12,9 +12,9 @@ import pytest
 from test_pages import parsed
 
 from ephemeron.errors import MissingExtra
-from ephemeron.planning.plan import Plan, load_plan
-from ephemeron.report.front import html, png, terminal, write_plan_report
-from ephemeron.report.scatter import scatter
+from ephemeron.training.planner.plan import Plan, load_plan
+from ephemeron.training.report.pareto import html, png, terminal, write_plan_report
+from ephemeron.training.report.scatter import scatter
 
 PLANS = [plans.plan, plans.wide, plans.bare]
 

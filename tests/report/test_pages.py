@@ -15,8 +15,8 @@ import report_runs as runs
 
 from ephemeron.errors import MissingExtra, RunNotFound
 from ephemeron.events import Event, Note, to_json
-from ephemeron.report import Story, read_events, render_html, write_png, write_report
-from ephemeron.report.figures import Figures, usd
+from ephemeron.training.report import RunSummary, read_events, render_html, write_png, write_report
+from ephemeron.training.report.headline import Headline, usd
 
 RUNS = [
     runs.clean,
@@ -54,7 +54,7 @@ class Balance(HTMLParser):
 
 
 def page(events: list[Event], result: dict[str, Any] | None = None) -> str:
-    return render_html(Story.from_events(events, runs.PRICES), result)
+    return render_html(RunSummary.from_events(events, runs.PRICES), result)
 
 
 def parsed(html: str) -> Balance:
@@ -76,7 +76,7 @@ def test_page_is_well_formed_and_fetches_nothing(make: Callable[[], list[Event]]
 @pytest.mark.parametrize("make", RUNS)
 def test_picture_is_written(make: Callable[[], list[Event]], tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    write_png(Story.from_events(make(), runs.PRICES), None, path)
+    write_png(RunSummary.from_events(make(), runs.PRICES), None, path)
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert len(data) > 8_000
@@ -118,7 +118,7 @@ def test_failure_shows_its_cause() -> None:
 
 
 def test_summary_is_one_sentence() -> None:
-    story = Story.from_events(runs.clean(), runs.PRICES)
+    story = RunSummary.from_events(runs.clean(), runs.PRICES)
     result = {
         "workers": 4,
         "memory_mb": 704,
@@ -127,7 +127,7 @@ def test_summary_is_one_sentence() -> None:
         "cost_usd": 0.0018,
         "metrics": {"accuracy": 0.978},
     }
-    assert Figures.of(story, result).summary == (
+    assert Headline.of(story, result).summary == (
         "4 functions of 704 MB trained 690 iterations in 31.2 s for $0.0018: accuracy 0.978."
     )
 
@@ -140,8 +140,8 @@ def test_result_may_hold_anything() -> None:
 def test_result_from_before_a_resume_is_not_used() -> None:
     run = runs.Run()
     run.launch(t=50.0)
-    story = Story.from_events([*runs.stopped(), *run.events], runs.PRICES)
-    figures = Figures.of(story, {"status": "stopped", "seconds": 3.0, "channel": "folder"})
+    story = RunSummary.from_events([*runs.stopped(), *run.events], runs.PRICES)
+    figures = Headline.of(story, {"status": "stopped", "seconds": 3.0, "channel": "folder"})
     assert (figures.status, figures.seconds) == ("running", 50.0)
 
 
@@ -195,5 +195,5 @@ def test_without_matplotlib_the_page_alone_is_written(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = folder(tmp_path, runs.clean())
     with pytest.raises(MissingExtra, match=r"ephemeron\[report\]"):
-        write_png(Story.from_events(runs.clean(), runs.PRICES), None, tmp_path / "a.png")
+        write_png(RunSummary.from_events(runs.clean(), runs.PRICES), None, tmp_path / "a.png")
     assert write_report(run, prices=runs.PRICES) == [run / "report.html"]

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ephemeron.partition import Device, Graph, Node, Schedule, Tensor, connected, replay
-from ephemeron.report.gantt import bars, gantt
-from ephemeron.report.operators import drawing, operators_svg
+from ephemeron.partition.report.gantt import bars, gantt
+from ephemeron.partition.report.operators import drawing, operators_svg
 
 SIZE = 300
 CHAIN = Graph(

@@ -15,13 +15,13 @@ from rich.console import Console
 from ephemeron.cli.listing import print_phases
 from ephemeron.cli.progress import Display
 from ephemeron.events import to_json
-from ephemeron.report import write_report
-from ephemeron.report.prediction import Row, compare, render_text, rows
-from ephemeron.training import Result
-from ephemeron.training.home import RunFolder
+from ephemeron.training.driver import Result
+from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.report import write_report
+from ephemeron.training.report.prediction import ComparisonRow, compare, render_text, rows
 
 
-def told(summary: dict[str, Any] | None = None, **more: Any) -> dict[str, Row]:
+def told(summary: dict[str, Any] | None = None, **more: Any) -> dict[str, ComparisonRow]:
     predicted = plans.choice(**more).to_dict()["predicted"]
     return {r.name: r for r in rows(predicted, plans.SUMMARY if summary is None else summary)}
 

@@ -9,15 +9,26 @@ import re
 import pytest
 import report_runs as runs
 
-from ephemeron.events import Ended, Evaluated, Event, Invoked, Progress, RunEnded, Started, Traffic, from_json, to_json
-from ephemeron.report import Story
-from ephemeron.report.charts import learning_chart
-from ephemeron.report.lanes import MAX_RECTS, Column, cells, lanes
-from ephemeron.report.learning import DRAWN_POINTS, thin
+from ephemeron.events import (
+    Ended,
+    Evaluated,
+    Event,
+    Invoked,
+    Progress,
+    RunEnded,
+    Started,
+    Traffic,
+    from_json,
+    to_json,
+)
+from ephemeron.training.report import RunSummary
+from ephemeron.training.report.charts import learning_chart
+from ephemeron.training.report.lanes import MAX_RECTS, Column, cells, lanes
+from ephemeron.training.report.metrics import DRAWN_POINTS, thin
 
 
-def tell(events: list[Event]) -> Story:
-    return Story.from_events(events, runs.PRICES)
+def tell(events: list[Event]) -> RunSummary:
+    return RunSummary.from_events(events, runs.PRICES)
 
 
 def progress(
@@ -29,7 +40,7 @@ def progress(
 
 
 @pytest.fixture(scope="module")
-def long_story() -> Story:
+def long_story() -> RunSummary:
     return tell(runs.long_run())
 
 
@@ -185,7 +196,7 @@ def test_lane_shows_one_phase_at_a_time_and_totals_count_all() -> None:
     assert (lane.totals["upload"], lane.totals["compute"]) == (4.0, 1.0)
 
 
-def test_long_run_is_merged_with_the_same_shares(long_story: Story) -> None:
+def test_long_run_is_merged_with_the_same_shares(long_story: RunSummary) -> None:
     assert long_story.merged
     assert sum(len(c.seconds) for lane in long_story.lanes for c in lane.columns) <= MAX_RECTS
     for lane in long_story.lanes:
@@ -193,7 +204,7 @@ def test_long_run_is_merged_with_the_same_shares(long_story: Story) -> None:
         assert shown == pytest.approx(lane.totals["compute"], rel=1e-6)
 
 
-def test_long_run_is_thinned(long_story: Story) -> None:
+def test_long_run_is_thinned(long_story: RunSummary) -> None:
     assert long_story.learning.iterations == 10_000
     assert len(long_story.learning.loss) <= DRAWN_POINTS
     assert len(long_story.spending.times) <= DRAWN_POINTS

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ephemeron.rpc import (
+from ephemeron.communication.rpc import (
+    AsyncStream,
     BlockingClient,
     BlockingServer,
     BlockingStream,
@@ -17,7 +18,6 @@ from ephemeron.rpc import (
     Options,
     Receive,
     Server,
-    Stream,
     StreamEnded,
     cancelled,
 )
@@ -138,7 +138,7 @@ class Handlers:
     async def asynchronous_objects(self, method: str, value: Any) -> Any:
         return self.objects(method, value)
 
-    async def asynchronous_streams(self, method: str, params: dict[str, Any], stream: Stream) -> None:
+    async def asynchronous_streams(self, method: str, params: dict[str, Any], stream: AsyncStream) -> None:
         match method:
             case "echo":
                 async for message in stream:
@@ -209,7 +209,7 @@ class Served:
 
 
 class Dull:
-    """An asyncio `Client` or `Stream` that looks blocking."""
+    """An asyncio `Client` or `AsyncStream` that looks blocking."""
 
     def __init__(self, loop: Loop, inner: Any) -> None:
         self._loop, self._inner = loop, inner
@@ -221,7 +221,7 @@ class Dull:
 
         def call(*args: Any, **more: Any) -> Any:
             back = self._loop.run(found(*args, **more))
-            return Dull(self._loop, back) if isinstance(back, Stream) else back
+            return Dull(self._loop, back) if isinstance(back, AsyncStream) else back
 
         return call
 

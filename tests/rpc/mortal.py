@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faces import TOKEN, Handlers, Loop, Served
 
-from ephemeron.rpc import Client, ConnectionLost
+from ephemeron.communication.rpc import Client, ConnectionLost
 
 
 def server(face: str, path: Path) -> None:

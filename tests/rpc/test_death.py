@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from faces import PATIENCE_S, TOKEN, Handlers, Loop, Served, in_thread
 
-from ephemeron.rpc import Backoff, BlockingClient, BlockingRedialing, ConnectionLost
+from ephemeron.communication.rpc import BlockingClient, BlockingRedialing, ConnectionLost, ReconnectBackoff
 
 HERE = Path(__file__).parent
 FACES = ("blocking", "asyncio")
@@ -142,7 +142,7 @@ def test_a_client_that_redials_finds_the_next_server(
     client = BlockingRedialing(
         lambda: BlockingClient.connect_shared(path, token=TOKEN),
         rng=random.Random(1),
-        backoff=Backoff(first_s=0.01, most_s=0.05, attempts=10_000),
+        backoff=ReconnectBackoff(first_s=0.01, most_s=0.05, attempts=10_000),
     )
     for face in FACES:
         process = start("server", face, path)

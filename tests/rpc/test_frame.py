@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.rpc import Limits, ProtocolError, Receive
-from ephemeron.rpc.frame import (
+from ephemeron.communication.rpc import FrameLimits, ProtocolError, Receive
+from ephemeron.communication.rpc.frame import (
     ALIGN,
     ENTRY_BYTES,
     HEAD_BYTES,
-    Entry,
     Frame,
+    FrameEntry,
+    FrameMark,
+    FrameMessage,
     Head,
     Kind,
-    Mark,
-    Message,
     message,
     offsets,
     pack,
@@ -28,10 +28,10 @@ from ephemeron.rpc.frame import (
     unpack_head,
     unpack_rest,
 )
-from ephemeron.rpc.pool import Pool
-from ephemeron.rpc.wire import Wire
+from ephemeron.communication.rpc.frame_socket import FrameSocket
+from ephemeron.communication.rpc.pool import BufferPool
 
-LIMITS = Limits()
+LIMITS = FrameLimits()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -40,12 +40,12 @@ JSON = st.recursive(
 BUFFERS = st.lists(st.binary(max_size=300), max_size=12)
 
 
-def through(sent: Message, *, receive: Receive, limits: Limits = LIMITS) -> Frame:
+def through(sent: FrameMessage, *, receive: Receive, limits: FrameLimits = LIMITS) -> Frame:
     """Through a pair of sockets, which is larger than what is sent here."""
     near, far = socket.socketpair()
     with near, far:
         near.settimeout(None)
-        ends = [Wire(end, limits=limits, pool=Pool(), clock=lambda: 0.0) for end in (near, far)]
+        ends = [FrameSocket(end, limits=limits, pool=BufferPool(), clock=lambda: 0.0) for end in (near, far)]
         assert list(ends[0].sending(sent)) == []
         steps = ends[1].receiving(lambda kind, id: receive)
         try:
@@ -84,10 +84,10 @@ def test_random_heads_are_refused(raw: bytes) -> None:
 @settings(max_examples=300)
 @given(st.data())
 def test_a_frame_with_a_flipped_byte_is_refused_or_within_all_limits(data: st.DataObject) -> None:
-    limits = Limits(max_frame=10_000, max_buffers=8)
+    limits = FrameLimits(max_frame=10_000, max_buffers=8)
     buffers = data.draw(st.lists(st.binary(max_size=100), max_size=8))
     lengths = [len(buffer) for buffer in buffers]
-    entries = [Entry(n, n, Mark.BYTES, 0) for n in lengths]
+    entries = [FrameEntry(n, n, FrameMark.BYTES, 0) for n in lengths]
     head = Head(Kind.REQUEST, 0, 0, 7, 9, len(entries), section_bytes(lengths), 0)
     raw = bytearray(pack(head, entries, b'{"m":"x"}'))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -104,7 +104,7 @@ def test_a_frame_with_a_flipped_byte_is_refused_or_within_all_limits(data: st.Da
 
 
 def test_limits_hold_for_what_is_sent_too() -> None:
-    limits = Limits(max_frame=100, max_buffers=2)
+    limits = FrameLimits(max_frame=100, max_buffers=2)
     assert message(Kind.REPLY, 1, {}, [bytes(50), bytes(50)], limits=limits).nbytes == 100
     for tag, buffers, what in (
         ({}, [bytes(101)], "frame of 101 exceeds 100.*raise max_frame"),
@@ -116,13 +116,13 @@ def test_limits_hold_for_what_is_sent_too() -> None:
 
 
 def test_nothing_is_allocated_for_what_exceeds_a_limit() -> None:
-    class Unwilling(Pool):
+    class Unwilling(BufferPool):
         def lend(self, nbytes: int) -> memoryview:
             raise AssertionError(f"{nbytes} bytes were asked for")
 
     near, far = socket.socketpair()
     with near, far:
-        wire = Wire(far, limits=Limits(max_frame=1_000), pool=Unwilling(), clock=lambda: 0.0)
+        wire = FrameSocket(far, limits=FrameLimits(max_frame=1_000), pool=Unwilling(), clock=lambda: 0.0)
         near.sendall(pack(Head(Kind.REQUEST, 0, 0, 1, 0, 1, 2**40, 0), [], b""))
         with pytest.raises(ProtocolError, match="max_frame"):
             next(wire.receiving(lambda kind, id: Receive.VIEWS))
@@ -130,10 +130,12 @@ def test_nothing_is_allocated_for_what_exceeds_a_limit() -> None:
 
 @pytest.mark.parametrize("cut", [0, 5, HEAD_BYTES, HEAD_BYTES + 3, -1])
 def test_a_truncated_frame_is_a_lost_connection(cut: int) -> None:
-    raw = pack(Head(Kind.REQUEST, 0, 0, 1, 2, 1, 100, 0), [Entry(100, 100, Mark.BYTES, 0)], b"{}") + bytes(100)
+    raw = pack(Head(Kind.REQUEST, 0, 0, 1, 2, 1, 100, 0), [FrameEntry(100, 100, FrameMark.BYTES, 0)], b"{}") + bytes(
+        100
+    )
     near, far = socket.socketpair()
     with near, far:
-        wire = Wire(far, limits=LIMITS, pool=Pool(), clock=lambda: 0.0)
+        wire = FrameSocket(far, limits=LIMITS, pool=BufferPool(), clock=lambda: 0.0)
         near.sendall(raw[:cut])
         near.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError):

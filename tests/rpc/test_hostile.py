@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from faces import PATIENCE_S, TOKEN, Handlers, Loop, Served
 
+from ephemeron.communication.rpc import BlockingServer, FrameLimits, Options, Server
+from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
+from ephemeron.communication.rpc.frame import FrameEntry, FrameMark, Head, Kind, pack
 from ephemeron.errors import JobError
-from ephemeron.rpc import BlockingServer, Limits, Options, Server
-from ephemeron.rpc.frame import Entry, Head, Kind, Mark, pack
-from ephemeron.rpc.proof import NONCE_BYTES, Offer, handshake
 
 ROUNDS = 60
 
@@ -26,7 +26,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.Capture
     with ExitStack() as stack:
         loop = Loop()
         stack.callback(loop.close)
-        options = Options(limits=Limits(max_frame=1_000_000, max_buffers=16), window=100_000, max_calls=4)
+        options = Options(limits=FrameLimits(max_frame=1_000_000, max_buffers=16), window=100_000, max_calls=4)
         server = Served(request.param, loop, Handlers(), tmp_path / "s", options)
         stack.callback(server.close)
         yield server
@@ -71,7 +71,7 @@ def shout(sock: socket.socket, data: bytes) -> None:
 
 
 def frame(kind: int = Kind.REQUEST, id: int = 1, tag: bytes = b'{"m":"echo"}', data: bytes = b"", **head: int) -> bytes:
-    entries = [Entry(len(data), len(data), Mark.BYTES, 0)] if data else []
+    entries = [FrameEntry(len(data), len(data), FrameMark.BYTES, 0)] if data else []
     fields = {
         "flags": 0, "segment": 0, "id": id, "tag_bytes": len(tag), "buffers": len(entries), "data": len(data), "rate": 0,
     }  # fmt: skip
@@ -185,7 +185,7 @@ def test_nothing_listens_beyond_loopback_unless_told_to() -> None:
         BlockingServer(lambda *_: ({}, ()), token="")
 
 
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"max_calls": 0}, {"limits": Limits(max_tag=10)}])
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"max_calls": 0}, {"limits": FrameLimits(max_tag=10)}])
 def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(JobError, match="is too small; give at least"):
         Options(**wrong)

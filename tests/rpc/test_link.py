@@ -11,10 +11,20 @@ from typing import Any
 import pytest
 from faces import PATIENCE_S, TOKEN, in_thread
 
-from ephemeron.rpc import BlockingClient, CallTimedOut, ConnectionLost, StreamEnded
-from ephemeron.rpc import link as module
-from ephemeron.rpc.frame import ENTRY_BYTES, HEAD_BYTES, Entry, Head, Kind, Limits, Mark, pack, unpack_head
-from ephemeron.rpc.proof import NONCE_BYTES, Offer, handshake
+from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost, StreamEnded
+from ephemeron.communication.rpc import blocking_connection as module
+from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
+from ephemeron.communication.rpc.frame import (
+    ENTRY_BYTES,
+    HEAD_BYTES,
+    FrameEntry,
+    FrameLimits,
+    FrameMark,
+    Head,
+    Kind,
+    pack,
+    unpack_head,
+)
 
 
 class Script:
@@ -38,7 +48,7 @@ class Script:
         return self.sock.recv(nbytes, socket.MSG_WAITALL) if nbytes else b""
 
     def receive(self) -> tuple[Kind, int, dict[str, Any]]:
-        head = unpack_head(self.read(HEAD_BYTES), Limits())
+        head = unpack_head(self.read(HEAD_BYTES), FrameLimits())
         self.read(ENTRY_BYTES * head.buffers)
         tag = json.loads(self.read(head.tag_bytes) or b"{}")
         self.read(head.data)
@@ -47,7 +57,7 @@ class Script:
 
 def reply(id: int, data: bytes, kind: Kind = Kind.REPLY) -> bytes:
     head = Head(kind, 0, 0, id, 2, 1, len(data), 0)
-    return pack(head, [Entry(len(data), len(data), Mark.BYTES, 0)], b"{}") + data
+    return pack(head, [FrameEntry(len(data), len(data), FrameMark.BYTES, 0)], b"{}") + data
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.rpc import Pool, keep_freed
-from ephemeron.rpc.pool import size_class
+from ephemeron.communication.rpc import BufferPool, keep_freed
+from ephemeron.communication.rpc.pool import size_class
 
 SIZE = 100_000
 
 
 def test_memory_is_used_again_once_its_view_is_gone() -> None:
-    pool = Pool()
+    pool = BufferPool()
     view = pool.lend(SIZE)
     at = np.frombuffer(view, np.uint8).ctypes.data
     assert pool.idle_bytes == 0
@@ -40,7 +40,7 @@ def test_memory_is_used_again_once_its_view_is_gone() -> None:
     ],
 )
 def test_whatever_is_made_of_a_view_keeps_its_memory(derive: Any) -> None:
-    pool = Pool()
+    pool = BufferPool()
     view = pool.lend(SIZE)
     view[:] = b"\x01" * SIZE
     kept = derive(view)
@@ -59,7 +59,7 @@ def test_whatever_is_made_of_a_view_keeps_its_memory(derive: Any) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 9)), max_size=40))
 def test_no_two_living_views_share_memory(steps: list[tuple[int, int]]) -> None:
-    pool = Pool(idle_limit_bytes=1 << 20)
+    pool = BufferPool(idle_limit_bytes=1 << 20)
     living: dict[int, tuple[memoryview, int]] = {}
     for number, (nbytes, slot) in enumerate(steps):
         living.pop(slot, None)
@@ -80,14 +80,14 @@ def test_rounding_wastes_an_eighth_at_most(nbytes: int) -> None:
 
 
 def test_idle_memory_is_limited() -> None:
-    pool = Pool(idle_limit_bytes=3 * size_class(SIZE))
+    pool = BufferPool(idle_limit_bytes=3 * size_class(SIZE))
     views = [pool.lend(SIZE) for _ in range(10)]
     del views
     assert pool.idle_bytes == 3 * size_class(SIZE)
 
 
 def test_a_cycle_gives_its_memory_back_to_the_collector() -> None:
-    pool = Pool()
+    pool = BufferPool()
     cycle: list[Any] = [pool.lend(SIZE)]
     cycle.append(cycle)
     del cycle
@@ -96,7 +96,7 @@ def test_a_cycle_gives_its_memory_back_to_the_collector() -> None:
 
 
 def test_many_threads_lend_and_return() -> None:
-    pool, wrong = Pool(), []
+    pool, wrong = BufferPool(), []
 
     def work(mark: int) -> None:
         for n in range(200):

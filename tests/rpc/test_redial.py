@@ -15,18 +15,18 @@ from faces import PATIENCE_S, TOKEN, Dull, Handlers, Loop, Served, in_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.rpc import (
-    Backoff,
+from ephemeron.communication.rpc import (
     BlockingClient,
     BlockingRedialing,
     CallTimedOut,
     Client,
     ConnectionLost,
-    Redialing,
+    ReconnectBackoff,
+    ReconnectingClient,
     TokenRefused,
 )
 
-QUICK = Backoff(first_s=0.001, most_s=0.002, attempts=5)
+QUICK = ReconnectBackoff(first_s=0.001, most_s=0.002, attempts=5)
 
 
 class Place:
@@ -45,8 +45,8 @@ class Place:
             self.client = Dull(loop, loop.run(self.redialing(rng)))
         stack.callback(self.client.close)
 
-    async def redialing(self, rng: random.Random) -> Redialing:
-        return Redialing(self.dial_later, rng=rng, backoff=QUICK)
+    async def redialing(self, rng: random.Random) -> ReconnectingClient:
+        return ReconnectingClient(self.dial_later, rng=rng, backoff=QUICK)
 
     def dial(self) -> BlockingClient:
         self.dials += 1
@@ -130,7 +130,7 @@ def test_what_a_handler_raises_is_not_repeated(place: Place) -> None:
 
 
 def test_a_deadline_covers_the_attempts_to_connect(tmp_path: Path) -> None:
-    slow = Backoff(first_s=1000, most_s=1000, attempts=5)
+    slow = ReconnectBackoff(first_s=1000, most_s=1000, attempts=5)
 
     def nobody() -> BlockingClient:
         raise ConnectionRefusedError("nobody")
@@ -144,7 +144,7 @@ def test_a_deadline_covers_the_attempts_to_connect(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         with pytest.raises(CallTimedOut):
-            await Redialing(nobody_later, rng=random.Random(1), backoff=slow).call("echo", timeout_s=0.01)
+            await ReconnectingClient(nobody_later, rng=random.Random(1), backoff=slow).call("echo", timeout_s=0.01)
 
     asyncio.run(scenario())
 
@@ -167,7 +167,7 @@ def test_streams_are_opened_on_what_stands_and_fail_with_it(place: Place) -> Non
 def test_waits_grow_to_a_limit_and_are_spread(
     first_s: float, factor: float, most_s: float, attempts: int, spread: float, seed: int
 ) -> None:
-    backoff = Backoff(first_s=first_s, factor=factor, most_s=most_s, attempts=attempts, spread=spread)
+    backoff = ReconnectBackoff(first_s=first_s, factor=factor, most_s=most_s, attempts=attempts, spread=spread)
     waits_s = list(backoff.waits_s(random.Random(seed)))
     bounds = [min(most_s, first_s * factor**n) for n in range(attempts - 1)]
     assert len(waits_s) == attempts - 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ephemeron.rpc import Client, Limits, Options, ProtocolError, RemoteError, Server, TokenRefused
+from ephemeron.communication.rpc import Client, FrameLimits, Options, ProtocolError, RemoteError, Server, TokenRefused
 
 Reply = tuple[dict[str, Any], list[Any]]
 
@@ -251,7 +251,7 @@ def test_a_broken_frame_of_a_known_client_closes_its_connection(frame: bytes) ->
 
 def test_sizes_are_bounded_both_ways() -> None:
     async def scenario() -> None:
-        async with pair(options=Options(limits=Limits(max_frame=1_000_000))) as (_, _, client):
+        async with pair(options=Options(limits=FrameLimits(max_frame=1_000_000))) as (_, _, client):
             with pytest.raises(RemoteError, match="exceeds 1000000"):
                 await client.call("big", {"n": 1_000_001})
             with pytest.raises(ProtocolError):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.rpc import Limits, Receive
-from ephemeron.rpc.frame import Frame, Kind, Mark, message
-from ephemeron.rpc.objects import dumps, loads, object_of
+from ephemeron.communication.rpc import FrameLimits, Receive
+from ephemeron.communication.rpc.frame import Frame, FrameMark, Kind, message
+from ephemeron.communication.rpc.objects import dumps, loads, object_of
 
 BIG, SMALL = 5_000, 100
 LEAVES = st.one_of(
@@ -30,7 +30,7 @@ VALUES = st.recursive(
 def through(value: Any, receive: Receive, *, max_buffers: int = 4096) -> Any:
     buffers, marks = dumps(value, max_buffers=max_buffers)
     if receive is Receive.COPIES:
-        came = [bytearray(b) if m is Mark.ARRAY else bytes(b) for b, m in zip(buffers, marks, strict=True)]
+        came = [bytearray(b) if m is FrameMark.ARRAY else bytes(b) for b, m in zip(buffers, marks, strict=True)]
     else:
         came = [memoryview(bytearray(b)) for b in buffers]
     return loads(came, marks, receive)
@@ -70,7 +70,7 @@ def test_which_types_views_have() -> None:
 def test_large_memory_stands_out_of_the_pickle_and_is_not_copied() -> None:
     blob, array = b"z" * 1_000_000, np.arange(200_000.0)
     buffers, marks = dumps([blob, array, {"again": blob}], max_buffers=100)
-    assert marks == [Mark.BYTES, Mark.BYTES, Mark.ARRAY]
+    assert marks == [FrameMark.BYTES, FrameMark.BYTES, FrameMark.ARRAY]
     assert len(buffers[0]) < 500
     assert buffers[1] is blob
     assert np.shares_memory(np.frombuffer(buffers[2]), array)
@@ -115,7 +115,7 @@ def test_a_readonly_array_stays_so() -> None:
 
 
 def test_a_message_without_an_object_is_not_unpickled() -> None:
-    plain = Frame(Kind.MESSAGE, 1, {}, [b"cos\nsystem\n(S'true'\ntR."], [Mark.BYTES], 0, 0)
+    plain = Frame(Kind.MESSAGE, 1, {}, [b"cos\nsystem\n(S'true'\ntR."], [FrameMark.BYTES], 0, 0)
     with pytest.raises(TypeError, match="no object"):
         object_of(plain, Receive.VIEWS)
-    assert message(Kind.MESSAGE, 1, {}, [b"x"], limits=Limits()).flags == 0
+    assert message(Kind.MESSAGE, 1, {}, [b"x"], limits=FrameLimits()).flags == 0

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ephemeron.rpc import ProtocolError
-from ephemeron.rpc import segments as module
-from ephemeron.rpc.segments import Mappings, Segments, available
+from ephemeron.communication.rpc import ProtocolError
+from ephemeron.communication.rpc import shared_memory as module
+from ephemeron.communication.rpc.shared_memory import Mappings, Segments, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="this system has no memory without names to share")
 SIZE = 100_000

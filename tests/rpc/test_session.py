@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.rpc import CallTimedOut, ConnectionLost, ProtocolError, Receive, RemoteError, StreamEnded
-from ephemeron.rpc.frame import Frame, Kind
-from ephemeron.rpc.session import Answer, Flow, Session
+from ephemeron.communication.rpc import CallTimedOut, ConnectionLost, ProtocolError, Receive, RemoteError, StreamEnded
+from ephemeron.communication.rpc.frame import Frame, Kind
+from ephemeron.communication.rpc.session import PendingCall, Session, StreamState
 
 
 def frame(kind: Kind, id: int = 1, tag: dict[str, Any] | None = None, cost: int = 40) -> Frame:
     return Frame(kind, id, tag or {}, [], [], 0, cost)
 
 
-def flow(window: int, peer_window: int = 1000) -> Flow:
-    return Flow(1, window=window, peer_window=peer_window, receive=Receive.VIEWS)
+def flow(window: int, peer_window: int = 1000) -> StreamState:
+    return StreamState(1, window=window, peer_window=peer_window, receive=Receive.VIEWS)
 
 
 @settings(max_examples=300)
@@ -145,7 +145,7 @@ def test_late_frames_of_forgotten_calls_and_streams_are_dropped() -> None:
 
 def test_a_lost_connection_says_of_each_call_whether_to_repeat_it() -> None:
     client = session(client=True)
-    answers = [Answer(Receive.VIEWS) for _ in range(2)]
+    answers = [PendingCall(Receive.VIEWS) for _ in range(2)]
     answers[1].left = True
     client.answers.update(enumerate(answers))
     stream = client.flow(5, Receive.VIEWS)
@@ -161,7 +161,7 @@ def test_a_lost_connection_says_of_each_call_whether_to_repeat_it() -> None:
 
 def test_a_deadline_that_passed_at_the_server_first_is_the_same_error() -> None:
     client = session(client=True)
-    answer = client.answers[1] = Answer(Receive.VIEWS)
+    answer = client.answers[1] = PendingCall(Receive.VIEWS)
     client.arrived(frame(Kind.ERROR, 1, {"type": "CallTimedOut", "text": "too late"}))
     with pytest.raises(CallTimedOut, match="too late"):
         answer.result()

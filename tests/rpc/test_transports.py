@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from faces import PATIENCE_S, in_thread, pair
 
-from ephemeron.rpc import (
+from ephemeron.communication.rpc import (
     CallTimedOut,
     ConnectionLost,
     Options,

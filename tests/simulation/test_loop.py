@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ephemeron.simulation import Deadlock, VirtualTimeLoop, run
+from ephemeron.functions.simulation import Deadlock, VirtualTimeLoop, run
 
 
 def test_years_pass_at_once():

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import ephemeron
-from ephemeron import simulation
 from ephemeron.errors import PlanInfeasible
-from ephemeron.job import DataSpec, Job, Simulation
-from ephemeron.platforms.base import Call
-from ephemeron.platforms.simulated import SimulatedCompute, SimulatedPlatform, simulated_limits
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Call
+from ephemeron.functions.simulated import SimulatedCompute, SimulatedPlatform, simulated_limits
+from ephemeron.training.job import DataSpec, Job, Simulation
 
 
 def compute(world=None):

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from ephemeron import simulation
-from ephemeron.job import Simulation
-from ephemeron.platforms.base import Limits, Platform
-from ephemeron.platforms.simulated import SimulatedPlatform
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Limits, Platform
+from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.platform_contract import PlatformContract
 from ephemeron.testing.platform_entries import dispatch
+from ephemeron.training.job import Simulation
 
 
 class TestSimulatedContract(PlatformContract):

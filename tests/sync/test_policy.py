@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError
-from ephemeron.sync import UNBOUNDED, policy_for
+from ephemeron.training.collectives.sync_policy import UNBOUNDED, policy_for
 
 
 @pytest.mark.parametrize(

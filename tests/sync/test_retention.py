@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ephemeron.sync import Retention
+from ephemeron.training.collectives.garbage_collection import ObjectGC
 
 
 def contribution(version: int, rank: int) -> str:
@@ -21,7 +21,7 @@ class Run(RuleBasedStateMachine):
     @initialize(world=st.integers(1, 4))
     def start(self, world: int) -> None:
         self.world = world
-        self.retention = Retention(world)
+        self.retention = ObjectGC(world)
         self.sent = [0] * world  # contributions of each rank
         self.applied = [0] * world
         self.most_applied = [0] * world
@@ -75,7 +75,7 @@ class Run(RuleBasedStateMachine):
     def hand_over(self) -> None:
         """The aggregator itself is relayed: its successor goes on with what it knew."""
         known = json.loads(json.dumps(self.retention.state()))
-        self.retention = Retention(self.world)
+        self.retention = ObjectGC(self.world)
         self.retention.load(known)
 
     @rule()
@@ -115,7 +115,7 @@ TestRetention = Run.TestCase
 
 
 def test_nothing_goes_before_every_rank_was_heard_of():
-    retention = Retention(3)
+    retention = ObjectGC(3)
     retention.folded(0, ["c"], ["m"])
     retention.heard(0, applied=9, durable=9)
     retention.heard(1, applied=9, durable=9)
@@ -126,7 +126,7 @@ def test_nothing_goes_before_every_rank_was_heard_of():
 
 
 def test_contributions_go_when_applied_and_versions_when_durable():
-    retention = Retention(2)
+    retention = ObjectGC(2)
     retention.folded(0, ["c0"], ["m0"])
     retention.folded(1, ["c1"], ["m1"])
     retention.heard(0, applied=2, durable=1)
@@ -137,7 +137,7 @@ def test_contributions_go_when_applied_and_versions_when_durable():
 
 
 def test_a_rank_that_was_replaced_takes_nothing_back():
-    retention = Retention(1)
+    retention = ObjectGC(1)
     retention.folded(0, ["c0"], ["m0"])
     retention.heard(0, applied=1, durable=1)
     retention.heard(0, applied=0, durable=0)
@@ -145,7 +145,7 @@ def test_a_rank_that_was_replaced_takes_nothing_back():
 
 
 def test_shards_of_a_version_are_kept_together():
-    retention = Retention(1)
+    retention = ObjectGC(1)
     retention.folded(0, ["c0"], ["m0"])
     retention.folded(0, ["c1"], ["m1"])
     retention.heard(0, applied=1, durable=0)

@@ -10,9 +10,9 @@ import torch
 from fitting import fit
 from torch.utils.data import DataLoader
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader, Stream
-from ephemeron.job import DataSpec, Job, Simulation, Target, parse_fault
-from ephemeron.training import configure, train
+from ephemeron.data.flow import BatchStream, Flow, LocalReader
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import DataSpec, Job, Simulation, Target, parse_fault
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEED = 5
@@ -28,9 +28,9 @@ def curve(example: Any, epochs: Iterable[Any], *, lr: float = 2e-3, **options: A
 
 
 def on_flow(
-    example: Any, flow: DataLoadFlow, *, batch_size: int, loaders: int = 2, epochs: int = EPOCHS, **options: Any
+    example: Any, flow: Flow, *, batch_size: int, loaders: int = 2, epochs: int = EPOCHS, **options: Any
 ) -> list[float]:
-    read = flow.prepare_read(LocalDataLoadFlowReader(loaders))
+    read = flow.prepare_read(LocalReader(loaders))
     with read.to_shuffled(batch_size, getattr(example, "collate", None), seed=SEED) as batches:
         return curve(example, [batches] * epochs, **options)
 
@@ -39,7 +39,7 @@ def on_dataloader(example: Any, dataset: Any, *, batch_size: int, epochs: int = 
     """The same order; samples from a Dataset, or from a flow's view that is told the epoch."""
 
     def loader(epoch: int) -> Iterable[Any]:
-        order = Stream(samples=len(dataset), batch_size=batch_size, seed=SEED, epoch=epoch).order()
+        order = BatchStream(samples=len(dataset), batch_size=batch_size, seed=SEED, epoch=epoch).order()
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
         yield from DataLoader(
@@ -49,7 +49,7 @@ def on_dataloader(example: Any, dataset: Any, *, batch_size: int, epochs: int = 
     return curve(example, (loader(epoch) for epoch in range(epochs)), **options)
 
 
-def seeded_view(flow: DataLoadFlow) -> Any:
+def seeded_view(flow: Flow) -> Any:
     return flow.prepare_read().to_mapped(seed=SEED)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ephemeron.tensors import ABSENT, absent_parts
+from ephemeron.training.tensors import ABSENT, absent_parts
 
 BOUNDS = [(0, 1), (1, 4), (4, 4), (4, 6)]
 VALUES = st.floats(-1e6, 1e6, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30).map(lambda x: x + 0.0)

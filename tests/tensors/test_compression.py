@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ephemeron.errors import JobError
-from ephemeron.tensors import Compressor, codec_by_name
-from ephemeron.tensors.compression import INT8_BLOCK
+from ephemeron.training.tensors import Compressor, codec_by_name
+from ephemeron.training.tensors.compression import INT8_BLOCK
 
 F32 = np.dtype(np.float32)
 LARGE = float(np.float32(1e38))

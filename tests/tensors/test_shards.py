@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.tensors import bounds, chunk_bounds
+from ephemeron.training.tensors import bounds, chunk_bounds
 
 
 def assert_consecutive(pieces, start, stop):

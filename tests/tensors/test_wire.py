@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.channels.frame import opened, run_hash, sealed
+from ephemeron.communication.object_frame import opened, run_hash, sealed
 from ephemeron.errors import CorruptMessage
-from ephemeron.tensors import HEADER_BYTES, STOP, Envelope, codec_by_name, pack
-from ephemeron.tensors import unpack as unpacked
+from ephemeron.training.tensors import HEADER_BYTES, STOP, MessageHeader, codec_by_name, pack
+from ephemeron.training.tensors import unpack as unpacked
 
 KEY = "a-run/g0/7.m.2"
 
 u32 = st.integers(0, 2**32 - 1)
 envelopes = st.builds(
-    Envelope,
+    MessageHeader,
     kind=st.sampled_from(["contribution", "merged"]),
     rank=u32,
     attempt=u32,
@@ -44,7 +44,7 @@ def unpack(data: memoryview, *, key: str = KEY):
 
 
 def sample(codec="none", *, marks=(3, 4), size=20) -> bytes:
-    envelope = Envelope(
+    envelope = MessageHeader(
         kind="merged", rank=1, attempt=0, iteration=7, shard=2, weight=32.0, applied=7, durable=5, marks=marks
     )
     return message(envelope, np.linspace(-1, 1, size, dtype=np.float32), codec)
@@ -72,7 +72,9 @@ def test_what_is_packed_comes_back(envelope, size, codec, dtype):
 def test_a_plain_vector_is_neither_copied_when_packed_nor_when_unpacked():
     vector = np.arange(6, dtype=np.float32)
     codec = codec_by_name("none")
-    envelope = Envelope(kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1, applied=0, durable=0)
+    envelope = MessageHeader(
+        kind="contribution", rank=0, attempt=0, iteration=0, shard=0, weight=1, applied=0, durable=0
+    )
     buffers = sealed(pack(envelope, codec.encode(vector), codec=codec, dtype=vector.dtype, elements=6), key=KEY)
     assert np.shares_memory(np.frombuffer(buffers[-1], dtype=np.uint8), vector)
     data = b"".join(buffers)

@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.events import (
-    PHASES,
-    Ended,
-    Evaluated,
-    Invoked,
-    Loaded,
-    Progress,
-    RunStarted,
-    Started,
-    Traffic,
-)
-from ephemeron.prices import Prices
-from ephemeron.training.bill import Ledger, latest_metrics, summary
+from ephemeron.events import PHASES, Ended, Evaluated, Invoked, Loaded, Progress, RunStarted, Started, Traffic
+from ephemeron.training.driver.cost import CostMeter, latest_metrics, summary
+from ephemeron.training.planner.prices import Prices
 
 PRICES = Prices(
     name="test", as_of="2025-01-01", gb_second_usd=2.0, invocation_usd=0.5, put_usd=0.1, get_usd=0.01, list_usd=1.0,
@@ -64,7 +54,7 @@ def evaluated(rank, epoch, loss_sum, correct, samples):
 
 
 def ledger(*events):
-    made = Ledger(PRICES)
+    made = CostMeter(PRICES)
     for event in events:
         made.feed(event)
     return made
@@ -128,7 +118,7 @@ counts = st.builds(Traffic, **{f.name: st.integers(0, 100) for f in dataclasses.
 @given(st.lists(st.tuples(st.lists(counts, min_size=1, max_size=4), st.booleans()), max_size=5))
 @settings(deadline=None)
 def test_the_total_is_the_sum_over_invocations_of_the_last_thing_known(functions):
-    made, expected = Ledger(PRICES), Traffic()
+    made, expected = CostMeter(PRICES), Traffic()
     for attempt, (steps, killed) in enumerate(functions):
         made.feed(invoked(f"i{attempt}", attempt=attempt))
         made.feed(started(f"i{attempt}", attempt=attempt))

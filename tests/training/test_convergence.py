@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 from training_runs import make_job, real
 
-from ephemeron.job import Target
+from ephemeron.training.job import Target
 
 
 @pytest.fixture(scope="module")

@@ -18,20 +18,20 @@ import psutil
 import pytest
 from training_runs import make_job
 
-from ephemeron.channels import open_channel
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import PlatformError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
-from ephemeron.job import Configuration, Target
-from ephemeron.platforms import local
-from ephemeron.platforms.cgroups import detect
-from ephemeron.platforms.local import LocalPlatform
-from ephemeron.prices import load_prices
-from ephemeron.training.prepare import Prepared
-from ephemeron.training.trigger import Ending, Trigger
-from ephemeron.worker.spec import RunSpec
+from ephemeron.functions import local
+from ephemeron.functions.cgroups import detect
+from ephemeron.functions.local import LocalPlatform
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
+from ephemeron.training.job import Configuration, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.spec import RunSpec
 
-LIGHT = {"EPHEMERON_PRELOAD": "ephemeron.worker.loop"}
+LIGHT = {"EPHEMERON_PRELOAD": "ephemeron.training.worker.loop"}
 """Functions without PyTorch: they train synthetic weights."""
 LIMIT_S = 60.0
 """Of a run; what waits for ever fails the test."""
@@ -43,7 +43,7 @@ Watch = Callable[[Event, LocalPlatform], None]
 class Run:
     """A local run that has ended."""
 
-    ending: Ending
+    ending: RunOutcome
     platform: LocalPlatform
     folder: Path
     events: list[Event] = field(default_factory=list)
@@ -82,7 +82,7 @@ def go(folder: Path, watch: Watch = lambda event, platform: None, **options: Any
                 events.append(event)
                 watch(event, platform)
 
-            trigger = Trigger(
+            trigger = RunDriver(
                 platform, channel, spec, channel_address=configuration.channel, clock=time.time, on_event=on_event
             )
             try:
@@ -131,7 +131,7 @@ def processes_of(folder: Path) -> list[int]:
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
             command = process.info["cmdline"] or []
-            function = "ephemeron.platforms.environment" in command
+            function = "ephemeron.functions.function_main" in command
             if str(folder) in " ".join(command) or (function and process.environ()["HOME"].startswith(str(folder))):
                 found.append(process.pid)
     return found

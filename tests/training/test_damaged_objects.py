@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 import pytest
 from training_runs import WORLD, configuration, make_job
 
-from ephemeron import simulation
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelError
-from ephemeron.job import Target
-from ephemeron.platforms.base import Limits
-from ephemeron.platforms.simulated import SimulatedPlatform
-from ephemeron.prices import load_prices
-from ephemeron.tensors import digest
-from ephemeron.training.prepare import Prepared
-from ephemeron.training.trigger import Trigger
-from ephemeron.worker.loop import run_worker
-from ephemeron.worker.spec import RunSpec
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Limits
+from ephemeron.functions.simulated import SimulatedPlatform
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.run_driver import RunDriver
+from ephemeron.training.job import Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.tensors import digest
+from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.spec import RunSpec
 
 Store = dict[str, bytes]
 """Every object that was ever put, by key, in the order of puts."""
@@ -121,7 +121,7 @@ def execute(
             return got._replace(data=memoryview(once.pop(key))) if key in once else got
 
         store.publish, store.fetch, store.get = damaging, fetching, getting
-        trigger = Trigger(
+        trigger = RunDriver(
             platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time
         )  # fmt: skip
         prepared = Prepared(job=make_job(), spec=spec, objects={Keys(run_id).spec: [spec.to_bytes()]}, model_bytes=0)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import PlanInfeasible
-from ephemeron.job import Configuration, Job, JobLimits, Target
-from ephemeron.performance.bounds import RUNTIME_MB
-from ephemeron.platforms.base import Call, Limits
-from ephemeron.training.feasible import check_call, check_memory, check_time
+from ephemeron.functions.base import Call, Limits
+from ephemeron.training.driver.admission import check_call, check_memory, check_time
+from ephemeron.training.job import Configuration, Job, JobLimits, Target
+from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.units import MB, MIB
 
 LIMITS = Limits(

@@ -13,20 +13,20 @@ import pytest
 from test_local_runs import no_function_left
 from training_runs import CODE, WORLD, configuration, make_job, real, simulate
 
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.data import Sampler
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow.feed import FlowFeed, decode_indices
+from ephemeron.data.flow.batch_source import FlowFeed, decode_indices
 from ephemeron.errors import DatasetNotFound, JobError
 from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress
-from ephemeron.job import DataSpec, Target, load_job, parse_fault
-from ephemeron.platforms.base import Limits
-from ephemeron.prices import load_prices
-from ephemeron.profiling import profile_job
-from ephemeron.training import configure, train
-from ephemeron.training.prepare import Prepared, prepare
-from ephemeron.worker.spec import RunSpec
+from ephemeron.functions.base import Limits
+from ephemeron.training.driver import configure, train
+from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.job import DataSpec, Target, load_job, parse_fault
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.profiling import profile_job
+from ephemeron.training.worker.spec import RunSpec
 
 SAMPLES = 150
 BAD = (100, 120)

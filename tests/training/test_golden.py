@@ -8,7 +8,7 @@ import torch
 from training_runs import configuration, make_job, real
 
 from ephemeron.data import assign, global_batch, load, plan_split
-from ephemeron.job import Target
+from ephemeron.training.job import Target
 
 
 def one_worker(job, c, dtype):

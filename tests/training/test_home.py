@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import JobError, RunNotFound
-from ephemeron.training import home as homes
+from ephemeron.training.driver import run_dir as homes
 
 
 def make(run_id, *, age=0):

@@ -8,8 +8,8 @@ import pytest
 from training_runs import WORLD, make_job, real, synthetic
 
 from ephemeron.events import PHASES, Ended, FaultFired, Invoked
-from ephemeron.job import Target, parse_fault
-from ephemeron.training.supervisor import Replace
+from ephemeron.training.driver.supervisor import Replace
+from ephemeron.training.job import Target, parse_fault
 
 SETTINGS = {"checkpoint_every": 4, "workers": 4, "aggregators": 2}
 AT = (0, 9, 19)

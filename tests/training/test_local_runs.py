@@ -17,8 +17,8 @@ from training_runs import make_job
 
 from ephemeron.errors import ChannelError, UserError
 from ephemeron.events import Ended, Invoked, Progress
-from ephemeron.job import DataSpec, JobLimits, Target, parse_fault
-from ephemeron.training import attach, configure, resume, train
+from ephemeron.training.driver import attach, configure, resume, train
+from ephemeron.training.job import DataSpec, JobLimits, Target, parse_fault
 
 JOB = make_job(model=Target(target="tiny:mlp", options={"dropout": 0.2}), data=DataSpec(), epochs=1)
 HOW = {"platform": "local", "workers": 3, "aggregators": 2, "batch_size": 24, "memory_mb": 704, "checkpoint_every": 4}
@@ -41,7 +41,7 @@ def no_function_left(runs: Path | None = None) -> bool:
     left = []
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            ours = "ephemeron.platforms.environment" in (process.info["cmdline"] or [])
+            ours = "ephemeron.functions.function_main" in (process.info["cmdline"] or [])
             if ours and process.environ().get("HOME", "").startswith(scratch):
                 left.append(process)
     return not left
@@ -93,8 +93,8 @@ CLIENT = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_local_runs import JOB, HOW
-from ephemeron.job import parse_fault
-from ephemeron.training import configure, train
+from ephemeron.training.job import parse_fault
+from ephemeron.training.driver import configure, train
 train(JOB, configure(JOB, **HOW), faults=[parse_fault(f"delay:rank={{r}},factor=60") for r in range(3)])
 """
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.job import Simulation
 from ephemeron.testing import TrainingMatrix, TrainingWorld
+from ephemeron.training.job import Simulation
 from tiny_job import JOB
 
 

@@ -8,13 +8,13 @@ from torch import nn
 from training_runs import configuration, make_job, real
 
 from ephemeron.events import Ended, RunStarted
-from ephemeron.job import Target
-from ephemeron.platforms.base import Limits
-from ephemeron.prices import load_prices
-from ephemeron.training import configure
-from ephemeron.training.memory import Activations, estimate, measured, quota_for
-from ephemeron.training.prepare import prepare
-from ephemeron.training.supervisor import Fail, Supervisor
+from ephemeron.functions.base import Limits
+from ephemeron.training.driver import configure
+from ephemeron.training.driver.memory import Activations, estimate, measured, quota_for
+from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.supervisor import Fail, RunSupervisor
+from ephemeron.training.job import Target
+from ephemeron.training.planner.prices import load_prices
 
 MIB = 2**20
 
@@ -90,7 +90,7 @@ def test_a_function_that_was_killed_says_how_much_it_had_and_what_to_try():
         t=1, rank=1, attempt=0, invocation="i", status="out_of_memory", memory_mb=704, peak_memory_mb=704.0,
         error="killed at its memory quota of 704 MB",
     )  # fmt: skip
-    (action,) = Supervisor(2).feed(ended)
+    (action,) = RunSupervisor(2).feed(ended)
     assert isinstance(action, Fail)
     assert (
         "it had taken 704 MB and wanted more, its quota is 704 MB: use a larger --memory-mb, such as 1088"

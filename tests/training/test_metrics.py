@@ -8,8 +8,8 @@ import pytest
 from training_runs import make_job
 
 from ephemeron.cli.progress import Display
-from ephemeron.job import DataSpec, Target
-from ephemeron.training import configure, train
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import DataSpec, Target
 
 
 @pytest.mark.parametrize("length", [6, 4])

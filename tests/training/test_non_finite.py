@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from training_runs import configuration, make_job, real
 
-from ephemeron.channels.frame import opened
+from ephemeron.communication.object_frame import opened
 from ephemeron.data import assign, batch_indices, plan_split
 from ephemeron.events import Progress
-from ephemeron.job import Target
-from ephemeron.tensors import decode_state
-from ephemeron.training import configure, train
+from ephemeron.training.driver import configure, train
+from ephemeron.training.job import Target
+from ephemeron.training.tensors import decode_state
 
 
 def job(passes: int, **options):

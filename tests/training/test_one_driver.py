@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from training_runs import make_job, synthetic
 
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import RunFailed, UserError
 from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
-from ephemeron.job import Configuration, Target, parse_fault
-from ephemeron.platforms import local
-from ephemeron.prices import load_prices
-from ephemeron.training import attach, configure, live, resume, train
-from ephemeron.training import home as homes
-from ephemeron.training.bill import Ledger
-from ephemeron.training.driver_lock import AlreadyDriven, driving, is_driven
-from ephemeron.training.prepare import Prepared
-from ephemeron.training.result import Result, conclude, events_of
-from ephemeron.training.standing import standing
-from ephemeron.training.trigger import Ending
-from ephemeron.worker.spec import RunSpec
+from ephemeron.functions import local
+from ephemeron.training.driver import attach, configure, resume, run_platform, train
+from ephemeron.training.driver import run_dir as homes
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.driver_lock import AlreadyDriven, driving, is_driven
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.result import Result, conclude, events_of
+from ephemeron.training.driver.run_driver import RunOutcome
+from ephemeron.training.driver.run_status import standing
+from ephemeron.training.job import Configuration, Target, parse_fault
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.spec import RunSpec
 
 CLIENT = """
 import sys
@@ -41,7 +41,7 @@ test_one_driver.start({slow})
 
 def light() -> None:
     """Functions of this process's runs start without PyTorch, and train synthetic weights."""
-    os.environ["EPHEMERON_PRELOAD"] = "ephemeron.worker.loop"
+    os.environ["EPHEMERON_PRELOAD"] = "ephemeron.training.worker.loop"
     local.PASSED_ON = (*local.PASSED_ON, "EPHEMERON_PRELOAD")  # type: ignore[assignment]
 
 
@@ -59,7 +59,7 @@ def start(slow: bool, **options: Any) -> Result:
         return Prepared(job=job, spec=spec, objects=objects, model_bytes=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ephemeron.training.api.prepare", prepared)
+        patch.setattr("ephemeron.training.driver.api.prepare", prepared)
         configuration = Configuration(
             platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, lifetime_s=60.0,
             batch_size=8, checkpoint_every=5,
@@ -146,7 +146,7 @@ def test_a_run_whose_result_is_there_is_not_stopped_any_more():
 def test_a_finished_run_is_never_marked_otherwise(home):
     run = home_run("done")
     run.write("result.json", {"status": "finished", "seconds": 1.0})
-    result = conclude(run, {}, Ledger(load_prices("objects")), Ending("stopped", []), None)
+    result = conclude(run, {}, CostMeter(load_prices("objects")), RunOutcome("stopped", []), None)
     assert result.summary == run.read("result.json") == {"status": "finished", "seconds": 1.0}
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_never_began_leaves_no_folder(raised, home, monkeypatch):
     def fails(*_, **__):
         raise raised("before anything")
 
-    monkeypatch.setattr("ephemeron.training.driving.live.start", fails)
+    monkeypatch.setattr("ephemeron.training.driver.lifecycle.run_platform.start", fails)
     job = make_job()
     with pytest.raises(raised):
         train(job, configuration_of(job))
@@ -189,10 +189,10 @@ def test_runs_that_never_began_are_passed_over_and_swept(home):
     begun.events.write_text("")
     killed = home_run("killed-before-it-began")
     with driving(killed):
-        live.sweep(home / "runs")
+        run_platform.sweep(home / "runs")
         assert killed.path.exists(), "its client lives"
     assert homes.find("last").run_id == "begun"
-    live.sweep(home / "runs")
+    run_platform.sweep(home / "runs")
     assert not killed.path.exists()
     assert begun.path.exists()
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from training_runs import configuration, make_job
 
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import JobError
 from ephemeron.events import Note, Progress
-from ephemeron.job import Job, Target
-from ephemeron.platforms.base import Limits
-from ephemeron.prices import load_prices
-from ephemeron.training import configure, resume, train
-from ephemeron.training.prepare import prepare
-from ephemeron.training.renewal import renewed
+from ephemeron.functions.base import Limits
+from ephemeron.training.driver import configure, resume, train
+from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.renewal import renewed
+from ephemeron.training.job import Job, Target
+from ephemeron.training.planner.prices import load_prices
 
 MODEL = """
 import torch

@@ -14,8 +14,8 @@ from training_runs import make_job
 from ephemeron import blocking
 from ephemeron.errors import UserError
 from ephemeron.events import Progress
-from ephemeron.platforms import local
-from ephemeron.training import attach, configure, resume, train
+from ephemeron.functions import local
+from ephemeron.training.driver import attach, configure, resume, train
 
 
 def in_a_running_loop(call):

@@ -12,18 +12,18 @@ import torch
 from safetensors.numpy import load_file
 from training_runs import WORLD, configuration, make_job, real, simulate
 
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Ended, FaultFired, Invoked, Progress
-from ephemeron.job import Target, parse_fault
-from ephemeron.partition import Graph, Node, Plan, Schedule
-from ephemeron.partition.documents import plan_to_json
+from ephemeron.functions.base import Limits
+from ephemeron.partition import Graph, Node, PlacementPlan, Schedule
+from ephemeron.partition.serialization.documents import plan_to_json
 from ephemeron.partition.tracing import operators, trace
-from ephemeron.platforms.base import Limits
-from ephemeron.prices import load_prices
-from ephemeron.training import attach, configure, train
-from ephemeron.training.prepare import prepare
-from ephemeron.training.supervisor import Replace
+from ephemeron.training.driver import attach, configure, train
+from ephemeron.training.driver.prepare import prepare
+from ephemeron.training.driver.supervisor import Replace
+from ephemeron.training.job import Target, parse_fault
+from ephemeron.training.planner.prices import load_prices
 
 SHAPE = {"batch_size": 120, "checkpoint_every": 3}
 """12 iterations; 6 with two replicas."""
@@ -107,7 +107,7 @@ def test_a_model_whose_stages_do_not_train_alike_is_refused_before_anything_star
     def lossy(value, needs_gradient):
         return value.detach() if isinstance(value, torch.Tensor) else value
 
-    monkeypatch.setattr("ephemeron.partition.running.execution.leaf", lossy)
+    monkeypatch.setattr("ephemeron.partition.runtime.execution.leaf", lossy)
     with pytest.raises(JobError, match=r"gradient of first\.\w+ is there only in the original model"):
         prepared(stages=2, model="tiny:spectral", micro_batches=2)
 
@@ -270,7 +270,7 @@ def test_stages_that_a_file_says(tmp_path):
     nodes = [o.name for o in operators(traced, ties="apart")]
     last = max(i for i, n in enumerate(nodes) if "linear" in n or "addmm" in n)
     graph = Graph(nodes=tuple(Node(name=n, forward_s={"cpu": 1.0}, backward_s={"cpu": 1.0}) for n in nodes))
-    plan = Plan(
+    plan = PlacementPlan(
         graph=graph.name, topology="two", objective="throughput", schedule=Schedule(kind="1f1b", micro_batches=4),
         placement={n: "one" if i < last else "other" for i, n in enumerate(nodes)}, orders=None, method="by hand",
         value_s=1.0, bound_s=1.0, iteration_s=1.0, solver_s=0.0, reserved_bytes={}, peak_bytes={},

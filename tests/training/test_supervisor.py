@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ephemeron.events import Checkpointed, Ended, Evaluated, Invoked, Loaded, Note, Progress, RunStarted, Started
-from ephemeron.training.supervisor import MOST_LOSSES, Fail, Finish, Replace, Stopped, Supervisor
+from ephemeron.training.driver.supervisor import MOST_LOSSES, Fail, Finish, Replace, RunSupervisor, Stopped
 
 LOST = ("lost", "timed_out")
 
@@ -30,7 +30,7 @@ def loaded(rank, iteration, attempt=0):
 
 @pytest.fixture
 def supervisor():
-    made = Supervisor(world=3)
+    made = RunSupervisor(world=3)
     for rank in range(3):
         assert made.feed(invoked(rank)) == []
     return made
@@ -216,7 +216,7 @@ def test_the_same_events_give_the_same_actions():
         invoked(0), invoked(1), progress(0, 0), ended(1, status="lost"), invoked(1, 1, "replacement"),
         ended(0, outcome="relayed"), invoked(0, 1, "relay"), ended(1, 1, status="timed_out"), ended(0, 1, outcome="finished"),
     ]  # fmt: skip
-    first, second = Supervisor(2), Supervisor(2)
+    first, second = RunSupervisor(2), RunSupervisor(2)
     assert [first.feed(e) for e in events] == [second.feed(e) for e in events]
     assert first == second
 

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import save_file
 from training_runs import configuration, make_job
 
-from ephemeron.data import resolve, unbundle
+from ephemeron.config.code_bundle import unbundle
+from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
-from ephemeron.job import Job, Target
-from ephemeron.platforms.base import Limits
-from ephemeron.prices import load_prices
-from ephemeron.training.prepare import Prepared, prepare
-from ephemeron.training.travel import bundled, check_travels
+from ephemeron.functions.base import Limits
+from ephemeron.training.driver.bundle_check import bundled, check_travels
+from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.job import Job, Target
+from ephemeron.training.planner.prices import load_prices
 
 MODEL = """
 from pathlib import Path

@@ -10,7 +10,7 @@ from training_runs import synthetic
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Invoked
-from ephemeron.training import trigger
+from ephemeron.training.driver import run_driver
 
 
 class Full:
@@ -27,7 +27,7 @@ class Full:
 
 
 def replace(platform: Full) -> None:
-    watching = trigger.Trigger.__new__(trigger.Trigger)
+    watching = run_driver.RunDriver.__new__(run_driver.RunDriver)
     watching.platform = platform
     watching.call = lambda *told: SimpleNamespace()
     asyncio.run(watching._replace(0, 1))
@@ -35,7 +35,7 @@ def replace(platform: Full) -> None:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger, "ROOM_S", 0.0)
+    monkeypatch.setattr(run_driver, "ROOM_S", 0.0)
 
 
 def test_where_all_places_are_taken_it_waits_for_one() -> None:
@@ -44,7 +44,7 @@ def test_where_all_places_are_taken_it_waits_for_one() -> None:
     assert (platform.refusals, platform.started) == (0, 1)
 
 
-@pytest.mark.parametrize(("refusals", "binding"), [(1, "authorisation"), (trigger.ROOM_TRIES, "concurrency")])
+@pytest.mark.parametrize(("refusals", "binding"), [(1, "authorisation"), (run_driver.ROOM_TRIES, "concurrency")])
 def test_what_waiting_does_not_mend_is_raised(refusals: int, binding: str) -> None:
     platform = Full(refusals, binding)
     with pytest.raises(InvocationRefused):

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from training_runs import CODE, make_job, real
 
-from ephemeron.job import DataSpec, Target
-from ephemeron.training.result import write_weights
+from ephemeron.training.driver.result import write_weights
+from ephemeron.training.job import DataSpec, Target
 
 
 def built(name: str) -> torch.nn.Module:

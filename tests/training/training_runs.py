@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from ephemeron import simulation
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.events import Event
-from ephemeron.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
-from ephemeron.platforms.base import Limits
-from ephemeron.platforms.simulated import SimulatedPlatform
-from ephemeron.prices import load_prices
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Limits
+from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.flaky import FlakyChannel
-from ephemeron.training.prepare import Prepared, prepare
-from ephemeron.training.trigger import Ending, Trigger
-from ephemeron.worker.loop import run_worker
-from ephemeron.worker.spec import RunSpec
+from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
+from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.spec import RunSpec
 
 CODE = Path(__file__).parent / "code"
 WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0})
@@ -31,8 +31,8 @@ WORLD = Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0})
 class Run:
     """A simulated run that has ended."""
 
-    ending: Ending
-    trigger: Trigger
+    ending: RunOutcome
+    trigger: RunDriver
     platform: SimulatedPlatform
     events: list[Event]
     most_objects: int
@@ -77,7 +77,7 @@ def configuration(**overrides: Any) -> Configuration:
 
 
 def simulate(
-    prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[Trigger], Any] | None = None,
+    prepared: Prepared, *, world: Simulation = WORLD, until: Callable[[RunDriver], Any] | None = None,
     decide: Callable[[float, str, str], Any] | None = None,
 ) -> Run:  # fmt: skip
     """Runs something that is prepared, in virtual time.
@@ -100,7 +100,7 @@ def simulate(
         store.publish = counted
         if decide is not None:
             platform.store = FlakyChannel(store, lambda operation, key: decide(loop.time(), operation, key))
-        trigger = Trigger(
+        trigger = RunDriver(
             platform, platform.store, prepared.spec, channel_address="memory", clock=asyncio.get_running_loop().time,
             on_event=events.append,
         )  # fmt: skip
@@ -115,7 +115,7 @@ def simulate(
 
 def synthetic(
     *, samples: int = 640, epochs: int = 2, elements: int = 64, faults: Sequence[str] = (), world: Simulation = WORLD,
-    budget_usd: float | None = None, until: Callable[[Trigger], Any] | None = None, counting: bool = False,
+    budget_usd: float | None = None, until: Callable[[RunDriver], Any] | None = None, counting: bool = False,
     decide: Callable[[float, str, str], Any] | None = None, **overrides: Any,
 ) -> Run:  # fmt: skip
     """A run without a model: milliseconds. `counting`: its weights say how often each contribution was used."""

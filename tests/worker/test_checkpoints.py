@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.channels.wrappers import Faulty
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.wrappers import Faulty
+from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, CorruptMessage
-from ephemeron.tensors import encode_state
-from ephemeron.worker.checkpoint import Checkpoints
+from ephemeron.training.tensors import encode_state
+from ephemeron.training.worker.checkpoint import Checkpoints
 
 KEYS = Keys("run")
 

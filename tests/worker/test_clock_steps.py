@@ -6,15 +6,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from ephemeron import simulation
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.collectives import Blame
-from ephemeron.worker import lease
-from ephemeron.worker.lease import Claim
-from ephemeron.worker.replacing import Replacing
-from ephemeron.worker.timeouts import Timeouts
-from ephemeron.worker.waiting import Waiting
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.keys import Keys
+from ephemeron.functions import simulation
+from ephemeron.training.collectives import StalledPeers
+from ephemeron.training.worker import fencing
+from ephemeron.training.worker.failure_detector import FailureDetector
+from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.timeouts import Timeouts
+from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
 PATIENCE_S = 20.0
 AHEAD_S = 7200.0
@@ -32,11 +32,11 @@ def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_othe
         spec: Any = SimpleNamespace(
             configuration=SimpleNamespace(checkpoint_every=2), cold_start_s=3.0, most_replacements=10
         )
-        replacing = Replacing(
+        replacing = FailureDetector(
             channel, KEYS, spec, Timeouts(least_s=PATIENCE_S), rank=0, lifetime_s=900.0, now=loop.time, run_now=loop.time,
             invoke=invoke, note=lambda text: None,
         )  # fmt: skip
-        assert await lease.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
+        assert await fencing.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
         while not invoked:
             assert loop.time() < 20 * PATIENCE_S
             await replacing.replace(1, 5)
@@ -51,15 +51,15 @@ def test_whoever_said_that_it_waits_by_a_clock_ahead_is_not_believed_for_ever():
     async def main() -> None:
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
 
-        def of(rank: int, ahead_s: float = 0.0) -> Waiting:
-            return Waiting(
+        def of(rank: int, ahead_s: float = 0.0) -> WaitForGraph:
+            return WaitForGraph(
                 channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, patience_s=lambda times: times * PATIENCE_S
             )
 
-        await of(2, AHEAD_S).culprits(Blame(7, [1]))  # and then it dies
+        await of(2, AHEAD_S).culprits(StalledPeers(7, [1]))  # and then it dies
         me = of(0)
-        assert await me.culprits(Blame(7, [2])) == [(1, 7)]
+        assert await me.culprits(StalledPeers(7, [2])) == [(1, 7)]
         await asyncio.sleep(2 * PATIENCE_S)
-        assert await me.culprits(Blame(7, [2])) == [(2, 7)]
+        assert await me.culprits(StalledPeers(7, [2])) == [(2, 7)]
 
     simulation.run(main())

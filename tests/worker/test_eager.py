@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 from ephemeron.data import Samples
-from ephemeron.data.feed import ArrayFeed
-from ephemeron.job import Target
-from ephemeron.worker.losses import make_loss
-from ephemeron.worker.torch_trainer import TorchTrainer, make_optimizer
+from ephemeron.data.batch_source import ArrayFeed
+from ephemeron.training.job import Target
+from ephemeron.training.worker.losses import make_loss
+from ephemeron.training.worker.torch_trainer import TorchTrainer, make_optimizer
 
 class All:
     def batch(self, iteration):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ephemeron.channels.keys import Keys
+from ephemeron.communication.keys import Keys
 from ephemeron.events import PHASES
-from ephemeron.job import parse_fault
-from ephemeron.worker.faults import FaultInjector
+from ephemeron.training.job import parse_fault
+from ephemeron.training.worker.faults import FaultInjector
 
 
 class Dead(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.events import Invoked
-from ephemeron.job import Simulation
+from ephemeron.training.job import Simulation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from training_runs import synthetic

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import CorruptMessage
-from ephemeron.worker.stages.letters import ALIGNED, opened, sealed
+from ephemeron.training.worker.pipeline.activation_codec import ALIGNED, opened, sealed
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
 

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from ephemeron.job import Target  # noqa: E402
-from ephemeron.worker.losses import evaluated, make_loss  # noqa: E402
+from ephemeron.training.job import Target  # noqa: E402
+from ephemeron.training.worker.losses import evaluated, make_loss  # noqa: E402
 
 
 def own(output, target):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ephemeron.errors import CorruptMessage
-from ephemeron.job import Configuration, Target
-from ephemeron.prices import load_prices
-from ephemeron.worker.spec import RunSpec
+from ephemeron.training.job import Configuration, Target
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.spec import RunSpec
 
 
 def make(**overrides):

@@ -1,6 +1,6 @@
 """How long a peer may be silent follows from what is known of iterations."""
 
-from ephemeron.worker.timeouts import Timeouts
+from ephemeron.training.worker.timeouts import Timeouts
 
 
 def test_ten_times_the_slowest_iteration_and_never_less_than_the_least():

@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 from torch import nn  # noqa: E402
 
 from ephemeron.data import Samples  # noqa: E402
-from ephemeron.data.feed import ArrayFeed  # noqa: E402
+from ephemeron.data.batch_source import ArrayFeed  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
-from ephemeron.job import Target  # noqa: E402
-from ephemeron.tensors import decode_state, digest, encode_state  # noqa: E402
-from ephemeron.worker.losses import make_loss  # noqa: E402
-from ephemeron.worker.torch_trainer import TorchTrainer, make_model, make_optimizer  # noqa: E402
-from ephemeron.worker.trainer import Evaluation  # noqa: E402
+from ephemeron.training.job import Target  # noqa: E402
+from ephemeron.training.tensors import decode_state, digest, encode_state  # noqa: E402
+from ephemeron.training.worker.losses import make_loss  # noqa: E402
+from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer  # noqa: E402
+from ephemeron.training.worker.trainer import EvaluationSums  # noqa: E402
 
 CLASSES = 4
 RNG = np.random.default_rng(0)
@@ -355,7 +355,7 @@ def test_evaluating_changes_no_weights_and_the_next_step_trains_again():
 
 
 def test_no_test_set():
-    assert trainer(test=NOTHING).evaluate() == Evaluation(0.0, 0, 0)
+    assert trainer(test=NOTHING).evaluate() == EvaluationSums(0.0, 0, 0)
 
 
 def test_a_regression_has_a_loss_and_no_accuracy():

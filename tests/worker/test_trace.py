@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.events import PHASES
-from ephemeron.worker.faults import FaultInjector
-from ephemeron.worker.trace import PhaseTrace, exclusive
+from ephemeron.training.worker.faults import FaultInjector
+from ephemeron.training.worker.trace import PhaseTrace, exclusive
 
 spans = st.lists(
     st.tuples(st.sampled_from(PHASES), st.integers(0, 40), st.integers(1, 9)).map(lambda s: (s[0], s[1], s[1] + s[2])),

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from ephemeron import simulation
-from ephemeron.channels.keys import Keys
-from ephemeron.channels.memory import MemoryChannel
-from ephemeron.collectives import Blame
-from ephemeron.worker.waiting import Waiting
+from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.keys import Keys
+from ephemeron.functions import simulation
+from ephemeron.training.collectives import StalledPeers
+from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
 PATIENCE_S = 20.0
 
@@ -18,17 +18,19 @@ def blamed(waits, *, asks, after_s=0.0, old=(), at=None):
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
 
         def of(rank):
-            return Waiting(channel, Keys("run"), rank=rank, now=loop.time, patience_s=lambda times: times * PATIENCE_S)
+            return WaitForGraph(
+                channel, Keys("run"), rank=rank, now=loop.time, patience_s=lambda times: times * PATIENCE_S
+            )
 
         for rank, ranks in old:
-            await of(rank).culprits(Blame(1, ranks))
+            await of(rank).culprits(StalledPeers(1, ranks))
         await asyncio.sleep(after_s)
         others = [
-            asyncio.create_task(of(r).culprits(Blame((at or {}).get(r, 7), ranks)))
+            asyncio.create_task(of(r).culprits(StalledPeers((at or {}).get(r, 7), ranks)))
             for r, ranks in waits.items()
             if r != asks
         ]
-        found = await of(asks).culprits(Blame((at or {}).get(asks, 9), waits[asks]))
+        found = await of(asks).culprits(StalledPeers((at or {}).get(asks, 9), waits[asks]))
         await asyncio.gather(*others)
         return found
 

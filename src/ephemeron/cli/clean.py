@@ -14,7 +14,7 @@ from ephemeron.errors import ChannelError, UserError
 from ephemeron.units import human_bytes, human_count
 
 if TYPE_CHECKING:
-    from ephemeron.training.cleaning import Leftover
+    from ephemeron.training.driver.cleanup import RemainingObjects
 
 
 @click.command("runs")
@@ -33,15 +33,17 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
     Lists them first, with sizes, and asks. Weights, results and reports are in the run's folder, not in the channel; a run
     that was stopped or has failed can no longer be resumed. Channels on a parameter server have ended with their run.
     """
-    from ephemeron.training import cleaning, home
-    from ephemeron.training.standing import may_live, standing
+    from ephemeron.training.driver import cleanup, run_dir
+    from ephemeron.training.driver.run_status import may_live, standing
 
     if bool(runs) == everything:
         raise UserError("say which runs: RUN..., or --all")
-    folders = home.all_runs() if everything else list({(found := home.find(run)).path: found for run in runs}.values())
+    folders = (
+        run_dir.all_runs() if everything else list({(found := run_dir.find(run)).path: found for run in runs}.values())
+    )
     if everything and not force:
         folders = [found for found in folders if not may_live(standing(found))]
-    left = cleaning.left_by(folders, force=force)
+    left = cleanup.left_by(folders, force=force)
     wanted = [one for one in left if one.keys or one.problem or folder]
     if not wanted:
         click.echo(f"nothing is left in the channels of {human_count(len(left), 'run')}")
@@ -61,7 +63,7 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
         if one.problem:
             continue  # its folder says where its objects are: it stays
         try:
-            cleaning.remove(one, folder=folder)
+            cleanup.remove(one, folder=folder)
         except ChannelError as e:
             problems.append(f"{one.folder.run_id}: {e}")
     if problems:
@@ -71,7 +73,7 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
     click.echo(f"deleted {what}")
 
 
-def _show(left: Sequence[Leftover], *, folder: bool) -> None:
+def _show(left: Sequence[RemainingObjects], *, folder: bool) -> None:
     table = Table(
         "run", "status", "channel", "objects", "size", *(["folder"] if folder else []), box=None, pad_edge=False
     )

@@ -10,7 +10,7 @@ import click
 from ephemeron.errors import UserError
 
 if TYPE_CHECKING:
-    from ephemeron.platforms.recorded.cloud import Settings
+    from ephemeron.functions.async_invoke.provider import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +50,7 @@ def cloud_settings(platform: str, given: dict[str, str]) -> Settings | None:
     Raises:
         UserError: an option of another platform was given.
     """
-    from ephemeron.platforms.clouds import CLOUDS, cloud
+    from ephemeron.functions.registry import CLOUDS, cloud
 
     values = {field: given[option] for name, field, option, _, _ in _OPTIONS if name == platform and option in given}
     foreign = [option for name, _, option, _, _ in _OPTIONS if name != platform and option in given]

@@ -253,7 +253,7 @@ def doctor(
     ephemeron data doctor job.toml
     """
     from ephemeron.data.flow.doctor import diagnose
-    from ephemeron.data.flow.named import make_flow
+    from ephemeron.data.flow.from_job import make_flow
 
     found = diagnose(
         **{
@@ -285,9 +285,9 @@ data.add_command(flows)
 
 def _of_job(path: str) -> dict[str, Any]:
     """What a job says of its flow, as arguments of `diagnose`."""
-    from ephemeron.data.flow.named import arguments_of, collate_of, make_flow
+    from ephemeron.data.flow.from_job import arguments_of, collate_of, make_flow
     from ephemeron.errors import JobError
-    from ephemeron.job import Configuration, load_job
+    from ephemeron.training.job import Configuration, load_job
 
     job = load_job(path)
     data = job.data

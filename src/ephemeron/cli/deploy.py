@@ -12,7 +12,7 @@ import click
 from ephemeron.errors import JobError
 
 if TYPE_CHECKING:
-    from ephemeron.platforms.aws.settings import AwsSettings
+    from ephemeron.functions.aws.settings import AwsSettings
 
 _PASSED_ON = ("EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_PASSWORD")
 _ACCOUNT = "ACCOUNT"
@@ -94,12 +94,12 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts; its certificate authority, as
     text, from EPHEMERON_CHANNEL_CA.
     """
-    from ephemeron.channels import public_address
-    from ephemeron.channels.tls import for_functions
-    from ephemeron.platforms.aws.deploy import function as functions
-    from ephemeron.platforms.aws.deploy import package, policy
-    from ephemeron.platforms.aws.settings import AwsSettings, client
-    from ephemeron.platforms.release import digest
+    from ephemeron.communication.channels import public_address
+    from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.functions.aws.deploy import function as functions
+    from ephemeron.functions.aws.deploy import package, policy
+    from ephemeron.functions.aws.settings import AwsSettings, client
+    from ephemeron.functions.source_bundle import digest
 
     public, secrets = public_address(channel)
     if secrets:
@@ -118,7 +118,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         data = package.build_zip(out, requirements=() if no_dependencies else package.REQUIREMENTS)
         (out / "function.zip").write_bytes(data)
         click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
-    wanted = functions.Wanted(
+    wanted = functions.LambdaSpec(
         role=role, memory_mb=memory_mb, timeout_s=timeout_s, image=image or "", zipped=data, layers=layers,
         subnets=subnets, security_groups=groups, digest=digest(),
         variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
@@ -135,7 +135,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool) -> None:
     """Delete the function and its log, and say what else there is."""
-    from ephemeron.platforms.aws.settings import AwsSettings, client
+    from ephemeron.functions.aws.settings import AwsSettings, client
 
     settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()
     if not yes:
@@ -153,7 +153,7 @@ def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool
 
 
 def _delete(what: str, settings: AwsSettings, action: str, request: Callable[[], Any]) -> None:
-    from ephemeron.platforms.aws.settings import code_of, refused
+    from ephemeron.functions.aws.settings import code_of, refused
 
     try:
         request()

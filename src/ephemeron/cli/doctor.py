@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
-from ephemeron.job import PLATFORMS
+from ephemeron.training.job import PLATFORMS
 
 
 @click.command()
@@ -41,7 +41,7 @@ def doctor(platform: str, channel: str, workers: int, no_call: bool, as_json: bo
     Each line is one question that was answered; the first that fails says what is wrong and what to do, and ends it
     with exit code 2. The function that is called puts and reads one object: a few seconds of it are billed on a cloud.
     """
-    from ephemeron.training.doctor import diagnose
+    from ephemeron.training.driver.diagnostics import diagnose
 
     settings = cloud_settings(platform, taken(flags))
     for finding in diagnose(platform, channel=channel, settings=settings, call=not no_call, workers=workers):

@@ -11,16 +11,16 @@ from rich.table import Table
 
 from ephemeron.cli.terminal import make_console
 from ephemeron.events import PHASES
-from ephemeron.training import home
-from ephemeron.training.home import RunFolder
-from ephemeron.training.standing import standing
+from ephemeron.training.driver import run_dir
+from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.run_status import standing
 from ephemeron.units import human_seconds, human_usd
 
 
 def rows() -> list[dict[str, Any]]:
     """All runs, newest first."""
     out = []
-    for folder in home.all_runs():
+    for folder in run_dir.all_runs():
         run, result = folder.read("run.json") or {}, folder.read("result.json") or {}
         metrics = result.get("metrics") or {}
         out.append({
@@ -54,12 +54,12 @@ def print_runs(*, as_json: bool) -> None:
     if table.row_count:
         console.print(table)
     else:
-        click.echo(f"no runs in {home.home() / 'runs'}; start one with: ephemeron train JOB.toml")
+        click.echo(f"no runs in {run_dir.home() / 'runs'}; start one with: ephemeron train JOB.toml")
 
 
 def print_phases(folder: RunFolder) -> None:
     """Seconds and shares by phase, summed over all functions; and, if the run had a plan, the plan against it."""
-    from ephemeron.report.prediction import CAPTION, compare, render_text
+    from ephemeron.training.report.prediction import CAPTION, compare, render_text
 
     result = folder.read("result.json")
     if result is None:

@@ -14,10 +14,10 @@ def logs(run: str, rank: int | None, follow: bool) -> None:
 
     Of functions in a cloud it prints what has been collected of those that failed, and names the command that prints the rest.
     """
-    from ephemeron.training import home
-    from ephemeron.training.logs import elsewhere, lines
+    from ephemeron.training.driver import run_dir
+    from ephemeron.training.driver.logs import elsewhere, lines
 
-    folder = home.find(run)
+    folder = run_dir.find(run)
     said = False
     for line in lines(folder, rank=rank, follow=follow):
         said = True

@@ -28,20 +28,20 @@ from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.errors import EphemeronError, UserError
-from ephemeron.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
+from ephemeron.training.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
 
 if TYPE_CHECKING:
-    from ephemeron.job import Job
-    from ephemeron.performance.profile import Profile
-    from ephemeron.planning import Plan
-    from ephemeron.training import Result
+    from ephemeron.training.driver import Result
+    from ephemeron.training.job import Job
+    from ephemeron.training.planner import Plan
+    from ephemeron.training.planner.model.profile import Profile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 STOPPED = 3
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Turns our errors into one line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -55,7 +55,7 @@ class Group(click.Group):
             sys.exit(1)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ephemeron")
 def main() -> None:
     """Train machine-learning models on serverless functions.
@@ -173,8 +173,8 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
     """
     import dataclasses
 
-    from ephemeron.job import load_job, parse_fault
-    from ephemeron.training import api
+    from ephemeron.training.driver import api
+    from ephemeron.training.job import load_job, parse_fault
 
     where = taken(flags)
     wanted = load_job(job)
@@ -210,7 +210,7 @@ def _planned(
     job: Job, flags: dict[str, Any], plan_file: Path | None, prices_file: Path | None
 ) -> tuple[Plan | None, Profile | None, dict[str, Any]]:
     """The plan to run, its profile, and what it chooses; nothing where the user has chosen."""
-    from ephemeron.planning import EXPLICIT, Wish, load_plan, make_plan, overrides
+    from ephemeron.training.planner import EXPLICIT, PlanRequest, load_plan, make_plan, overrides
 
     given = [name for name in EXPLICIT if flags.get(name) is not None]
     if plan_file is not None:
@@ -221,8 +221,8 @@ def _planned(
     if given or any(name in job.run for name in EXPLICIT):
         return None, None, {}
     from ephemeron.cli.plan import show
-    from ephemeron.platforms.clouds import CLOUDS
-    from ephemeron.training import planned
+    from ephemeron.functions.registry import CLOUDS
+    from ephemeron.training import planning_workflow
 
     platform = flags.get("platform") or job.run.get("platform") or "local"
     if platform == "aws":
@@ -231,12 +231,12 @@ def _planned(
     if platform in CLOUDS:
         raise UserError(f"on {platform} nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
-    profile = planned.known_or_measured(
+    profile = planning_workflow.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
     )
-    wish = Wish(epochs=job.epochs, limits=planned.limits_of(job), lifetime_s=flags.get("lifetime_s"))
+    wish = PlanRequest(epochs=job.epochs, limits=planning_workflow.limits_of(job), lifetime_s=flags.get("lifetime_s"))
     plan = make_plan(
-        profile, wish, platforms=planned.platforms_for(platform, profile.platform), prices_file=prices_file
+        profile, wish, platforms=planning_workflow.platforms_for(platform, profile.platform), prices_file=prices_file
     )
     show(plan)
     return plan, profile, overrides(plan.choice)
@@ -247,7 +247,7 @@ def _planned(
 @_output_options
 def attach(run: str, out: Path | None, as_json: bool) -> None:
     """Watch RUN, which goes on without its client, and supervise it from here."""
-    from ephemeron.training import api
+    from ephemeron.training.driver import api
 
     _watch(lambda on_event: api.attach(run, on_event=on_event, out=out, check=False), as_json=as_json)
 
@@ -258,7 +258,7 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
 @_output_options
 def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
     """Go on with RUN from its last checkpoint, with your code as it is now."""
-    from ephemeron.training import api
+    from ephemeron.training.driver import api
 
     _watch(
         lambda on_event: api.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json
@@ -270,7 +270,7 @@ def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
 @click.option("--now", is_flag=True, help="Kill the functions instead of waiting for a checkpoint.")
 def stop(run: str, now: bool) -> None:
     """Stop RUN at its next checkpoint. It can be resumed."""
-    from ephemeron.training import api
+    from ephemeron.training.driver import api
 
     name = api.stop(run, now=now)
     click.echo(f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}; "
@@ -295,10 +295,10 @@ def runs(as_json: bool) -> None:
 def report(run: str, out: Path | None, show: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""
     from ephemeron.cli.listing import print_phases
-    from ephemeron.training import home
-    from ephemeron.training.result import prices_of, write_report
+    from ephemeron.training.driver import run_dir
+    from ephemeron.training.driver.result import prices_of, write_report
 
-    folder = home.find(run)
+    folder = run_dir.find(run)
     written = write_report(folder, prices_of(folder.read("run.json") or {}), out)
     print_phases(folder)
     for path in written:

@@ -13,7 +13,7 @@ import click
 from ephemeron.errors import JobError
 
 if TYPE_CHECKING:
-    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.functions.openfaas.settings import OpenFaasSettings
 
 _STORE_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 """Where an S3 store is; nothing secret."""
@@ -61,14 +61,14 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
     The password of the gateway is read from EPHEMERON_OPENFAAS_PASSWORD. A cache's password is taken from EPHEMERON_CHANNEL_PASSWORD
     into a secret of OpenFaaS, and nowhere else; its certificate authority, as text, from EPHEMERON_CHANNEL_CA.
     """
-    from ephemeron.channels import public_address
-    from ephemeron.channels.tls import for_functions
-    from ephemeron.platforms.openfaas import preflight
-    from ephemeron.platforms.openfaas.deploy import function as functions
-    from ephemeron.platforms.openfaas.deploy import recipe
-    from ephemeron.platforms.openfaas.gateway import GatewayError, refused
-    from ephemeron.platforms.openfaas.settings import INSIDE, check_url
-    from ephemeron.platforms.release import digest
+    from ephemeron.communication.channels import public_address
+    from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.functions.openfaas import preflight
+    from ephemeron.functions.openfaas.deploy import function as functions
+    from ephemeron.functions.openfaas.deploy import recipe
+    from ephemeron.functions.openfaas.gateway import GatewayError, refused
+    from ephemeron.functions.openfaas.settings import INSIDE, check_url
+    from ephemeron.functions.source_bundle import digest
 
     public, hidden = public_address(channel)
     if hidden:
@@ -76,7 +76,7 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
     settings = _settings(gateway, function, namespace)
     check_url(inside or INSIDE, "--inside")
     preflight.check_channel(public, settings, {})
-    wanted = functions.Wanted(
+    wanted = functions.DeploymentSpec(
         image=image or "not yet built", memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=cpus,
         inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
         variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ}
@@ -123,8 +123,8 @@ nothing was sent to {settings.gateway}. Read these files, then:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clean_openfaas(gateway: str | None, namespace: str, function: str, yes: bool) -> None:
     """Delete the function and its secrets, and say what else there is."""
-    from ephemeron.platforms.openfaas import preflight
-    from ephemeron.platforms.openfaas.handler import SECRETS
+    from ephemeron.functions.openfaas import preflight
+    from ephemeron.functions.openfaas.handler import SECRETS
 
     settings = _settings(gateway, function, namespace)
     if not yes:
@@ -137,7 +137,7 @@ def clean_openfaas(gateway: str | None, namespace: str, function: str, yes: bool
 
 
 def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], *, silent: bool = False) -> None:
-    from ephemeron.platforms.openfaas.gateway import GatewayError, refused
+    from ephemeron.functions.openfaas.gateway import GatewayError, refused
 
     try:
         request()
@@ -150,14 +150,14 @@ def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], 
 
 
 def _settings(gateway: str | None, function: str, namespace: str) -> OpenFaasSettings:
-    from ephemeron.platforms.openfaas.settings import OpenFaasSettings
+    from ephemeron.functions.openfaas.settings import OpenFaasSettings
 
     return OpenFaasSettings(gateway=gateway or "", function=function, namespace=namespace).located()
 
 
 def _secrets(s3_keys: bool) -> dict[str, str]:
     """Values by the name of the secret that they are to become."""
-    from ephemeron.platforms.openfaas.handler import SECRETS
+    from ephemeron.functions.openfaas.handler import SECRETS
 
     found = {}
     for name, variable in SECRETS.items():

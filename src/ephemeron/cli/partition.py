@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.cli.partition_model import OPTIMIZERS, Wanted, check_placed, graph_or_model, measure, telling
+from ephemeron.cli.partition_model import OPTIMIZERS, PartitionRequest, check_placed, graph_or_model, measure, telling
 from ephemeron.cli.terminal import make_console
 
 if TYPE_CHECKING:
-    from ephemeron.partition import Effort, Schedule
+    from ephemeron.partition import Schedule, SearchBudget
 
 _DEFAULT = "place"
 
@@ -103,14 +103,14 @@ def place_(
     """Place MODEL on devices; the same as without the word `place`. See `ephemeron partition --help`."""
 
     from ephemeron.cli.partition_table import print_outcome, print_profile
-    from ephemeron.partition import Effort, place, replay
-    from ephemeron.partition.devices import load_topology
-    from ephemeron.partition.outcome import outcome_of
-    from ephemeron.partition.robustness import robustness_of
+    from ephemeron.partition import SearchBudget, place, replay
+    from ephemeron.partition.graph.devices import load_topology
+    from ephemeron.partition.placement.robustness import robustness_of
+    from ephemeron.partition.placement.summary import outcome_of
 
     topology = load_topology(devices_file)
-    effort = Effort(time_limit_s=time_limit_s, workers=workers, seed=seed)
-    wanted = None if batch_size is None else Wanted(batch_size=batch_size, seed=seed, **measuring)
+    effort = SearchBudget(time_limit_s=time_limit_s, workers=workers, seed=seed)
+    wanted = None if batch_size is None else PartitionRequest(batch_size=batch_size, seed=seed, **measuring)
     schedule = _schedule(objective, kind, micro_batches, recompute, no_overlap, batch_size)
     with telling() as tell:
         graph, measured = graph_or_model(model, wanted, tell)
@@ -132,7 +132,7 @@ def place_(
     print_outcome(outcome, console)
     files: list[Path] = []
     if out is not None:
-        from ephemeron.report.partitioned import write_partition_report
+        from ephemeron.partition.report.partition_page import write_partition_report
 
         files = write_partition_report(graph, topology, outcome, done, out)
         for path in files:
@@ -172,7 +172,7 @@ def profile_(model: str, batch_size: int, links: int | None, out: Path, as_json:
     if model.endswith(".json"):
         raise JobError(f"{model} is measured already", remedy=f"place it: ephemeron partition {model} --devices FILE")
     with telling() as tell:
-        measured = measure(model, Wanted(batch_size=batch_size, **measuring), tell)
+        measured = measure(model, PartitionRequest(batch_size=batch_size, **measuring), tell)
         written = {out: graph_to_json(measured.graph)}
         if links is not None:
             tell(f"measuring links between {links} processes")
@@ -213,7 +213,7 @@ def _schedule(
     return Schedule(kind=chosen, micro_batches=parts, recompute=recompute, overlap=not no_overlap)  # type: ignore[arg-type]
 
 
-def _announced(operators: int, devices: int, effort: Effort) -> str:
+def _announced(operators: int, devices: int, effort: SearchBudget) -> str:
     return f"placing {operators} operators on {devices} devices, {effort.time_limit_s:g} s at most"
 
 
@@ -224,7 +224,7 @@ def _linked(count: int, device: str, kind: str | None) -> str:
     import psutil  # type: ignore[import-untyped]
 
     from ephemeron.partition import Device, topology_to_json
-    from ephemeron.partition.measuring import measure_here
+    from ephemeron.partition.costs import measure_here
 
     share = psutil.virtual_memory().available // count
     devices = [Device(name=f"process{k}", kind=kind or device, memory_bytes=int(share)) for k in range(count)]

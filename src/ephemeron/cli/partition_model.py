@@ -15,8 +15,8 @@ from ephemeron.errors import JobError, MissingExtra
 if TYPE_CHECKING:
     from torch import nn
 
-    from ephemeron.partition import Graph, Plan
-    from ephemeron.partition.measuring.profile import ModelProfile
+    from ephemeron.partition import Graph, PlacementPlan
+    from ephemeron.partition.costs.profile import ModelProfile
 
 Tell = Callable[[str], None]
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -30,7 +30,7 @@ FORM = "write module:function or path/file.py:function; it takes the batch size 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PartitionRequest:
     """How to measure a model."""
 
     batch_size: int
@@ -55,7 +55,7 @@ def telling() -> Iterator[Tell]:
         yield lambda text: status.update(text_of(text))
 
 
-def graph_or_model(target: str, wanted: Wanted | None, tell: Tell) -> tuple[Graph, ModelProfile | None]:
+def graph_or_model(target: str, wanted: PartitionRequest | None, tell: Tell) -> tuple[Graph, ModelProfile | None]:
     """A graph from `graph.json`, or of a model that is measured now.
 
     Args:
@@ -68,7 +68,7 @@ def graph_or_model(target: str, wanted: Wanted | None, tell: Tell) -> tuple[Grap
         MissingExtra: PyTorch is not installed.
     """
     from ephemeron.partition import parse_graph
-    from ephemeron.partition.documents import load
+    from ephemeron.partition.serialization.documents import load
 
     if target.endswith(".json"):
         graph = load(parse_graph, target)
@@ -88,13 +88,13 @@ def graph_or_model(target: str, wanted: Wanted | None, tell: Tell) -> tuple[Grap
     return measured.graph, measured
 
 
-def measure(target: str, wanted: Wanted, tell: Tell) -> ModelProfile:
+def measure(target: str, wanted: PartitionRequest, tell: Tell) -> ModelProfile:
     """Builds, traces and measures a model. Raises as `graph_or_model`."""
     try:
         import torch
     except ImportError:
         raise MissingExtra("PyTorch, which runs the model,", "torch") from None
-    from ephemeron.partition.measuring.profile import profile_model
+    from ephemeron.partition.costs.profile import profile_model
     from ephemeron.partition.tracing import trace
 
     if wanted.threads is not None:
@@ -119,13 +119,13 @@ def measure(target: str, wanted: Wanted, tell: Tell) -> ModelProfile:
     return dataclasses.replace(measured, graph=dataclasses.replace(measured.graph, batch_size=wanted.batch_size))
 
 
-def check_placed(measured: ModelProfile, plan: Plan) -> None:
+def check_placed(measured: ModelProfile, plan: PlacementPlan) -> None:
     """Compares the model, cut as planned, with the whole one, see `check_stages`.
 
     Raises:
         NotEqual: the stages do not train as the whole model does.
     """
-    from ephemeron.partition.running import check_stages
+    from ephemeron.partition.runtime import check_stages
     from ephemeron.partition.tracing import split
 
     if len(measured.graph.nodes) > 1:
@@ -140,8 +140,8 @@ def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dic
     """
     from torch import nn
 
-    from ephemeron.data.datasets import call
-    from ephemeron.data.usercode import resolve
+    from ephemeron.config.user_code import resolve
+    from ephemeron.data.sources.datasets import call
 
     place, colon, name = target.rpartition(":")
     folder = Path.cwd()

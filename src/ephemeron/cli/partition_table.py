@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from ephemeron.partition.measuring.profile import ModelProfile
-    from ephemeron.partition.outcome import Outcome
+    from ephemeron.partition.costs.profile import ModelProfile
+    from ephemeron.partition.placement.summary import PlacementSummary
 
 HEAVIEST = 10
 
 
-def print_outcome(outcome: Outcome, console: Console) -> None:
+def print_outcome(outcome: PlacementSummary, console: Console) -> None:
     """Stages, links, what is proved, and every method that was compared."""
     from rich.table import Table
 
@@ -83,12 +83,12 @@ def _mark(bottleneck: bool) -> Text:
     return text_of(("bottleneck", "red") if bottleneck else "")
 
 
-def unit_of(outcome: Outcome) -> str:
+def unit_of(outcome: PlacementSummary) -> str:
     """What the objective is measured in."""
     return "per micro-batch" if outcome.plan.objective == "throughput" else "value"
 
 
-def value_words(outcome: Outcome) -> str:
+def value_words(outcome: PlacementSummary) -> str:
     """The value, its bound and gap, in one line."""
     p = outcome.plan
     what = f"a micro-batch every {exact_seconds(p.value_s)} (held up by {outcome.bottleneck})"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.terminal import make_console, text_of
-from ephemeron.job import PATTERNS
+from ephemeron.training.job import PATTERNS
 
 if TYPE_CHECKING:
-    from ephemeron.job import Job
-    from ephemeron.planning import Plan, Wish
+    from ephemeron.training.job import Job
+    from ephemeron.training.planner import Plan, PlanRequest
 
 WIDTH = 110
 
@@ -87,31 +87,31 @@ def plan(
     Nothing is trained. The optimum is proven: every candidate was computed, or excluded by a bound.
     """
     from ephemeron.errors import UserError
-    from ephemeron.job import load_job
-    from ephemeron.performance.profile import load_profile
-    from ephemeron.planning import make_plan
-    from ephemeron.report.front import write_plan_report
-    from ephemeron.training import planned
+    from ephemeron.training import planning_workflow
+    from ephemeron.training.job import load_job
+    from ephemeron.training.planner import make_plan
+    from ephemeron.training.planner.model.profile import load_profile
+    from ephemeron.training.report.pareto import write_plan_report
 
     if job is None and profile_file is None and from_run is None:
         raise UserError("there is nothing to plan: give a JOB.toml, --profile FILE or --from-run RUN")
-    if platform is not None and platform not in planned.PLATFORMS:
-        raise UserError(f"--platform {platform} is not known; use one of {', '.join(planned.PLATFORMS)}")
+    if platform is not None and platform not in planning_workflow.PLATFORMS:
+        raise UserError(f"--platform {platform} is not known; use one of {', '.join(planning_workflow.PLATFORMS)}")
     wanted = None if job is None else load_job(job)
     wish = _wish(wanted, search, minimise, wishes)
     if from_run is not None:
-        profile = planned.profile_of_run(from_run)
+        profile = planning_workflow.profile_of_run(from_run)
     elif profile_file is not None:
         profile = load_profile(profile_file)
     else:
         assert wanted is not None
         probed = platform if platform in ("local", "simulated") else "local"
-        profile = planned.known_or_measured(
+        profile = planning_workflow.known_or_measured(
             wanted, platform=probed, channel=channel or "folder", fresh=fresh, on_progress=_say
         )
     measured = profile_file is None and from_run is None
     where = platform or ("local" if measured else None)
-    platforms = (profile.platform,) if where is None else planned.platforms_for(where, profile.platform)
+    platforms = (profile.platform,) if where is None else planning_workflow.platforms_for(where, profile.platform)
     made = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
     show(made)
     if out is not None:
@@ -121,12 +121,12 @@ def plan(
         click.echo(json.dumps(made.to_dict()))
 
 
-def _wish(job: Job | None, search: str, minimise: str, wishes: dict[str, Any]) -> Wish:
+def _wish(job: Job | None, search: str, minimise: str, wishes: dict[str, Any]) -> PlanRequest:
     from dataclasses import replace
 
     from ephemeron.errors import JobError
-    from ephemeron.planning import Wish
-    from ephemeron.training.planned import limits_of
+    from ephemeron.training.planner import PlanRequest
+    from ephemeron.training.planning_workflow import limits_of
 
     for name in ("deadline_s", "budget_usd", "max_global_batch", "epochs", "memory_step_mb", "lifetime_s"):
         value = wishes[name]
@@ -135,7 +135,7 @@ def _wish(job: Job | None, search: str, minimise: str, wishes: dict[str, Any]) -
     given = {n: wishes.pop(n) for n in ("deadline_s", "budget_usd", "max_global_batch")}
     limits = replace(limits_of(job), **{n: v for n, v in given.items() if v is not None})
     epochs = wishes.pop("epochs") or (job.epochs if job is not None else 1)
-    return Wish(epochs=epochs, limits=limits, minimise=minimise, search=search, **wishes)
+    return PlanRequest(epochs=epochs, limits=limits, minimise=minimise, search=search, **wishes)
 
 
 def show(plan: Plan) -> None:
@@ -144,10 +144,11 @@ def show(plan: Plan) -> None:
 
     from rich.table import Table
 
-    from ephemeron.performance.machines import uncounted_words
-    from ephemeron.planning import duration, rented
-    from ephemeron.planning.uncertainty import sentences
-    from ephemeron.report.front import terminal
+    from ephemeron.training.planner import rented
+    from ephemeron.training.planner.model.vm_baseline import uncounted_words
+    from ephemeron.training.planner.uncertainty import sentences
+    from ephemeron.training.report.pareto import terminal
+    from ephemeron.units import duration
 
     c, p, s = plan.choice, plan.choice.predicted, plan.search
     console = make_console(width=WIDTH)
@@ -224,7 +225,7 @@ def show(plan: Plan) -> None:
 def _choices(console: Any, plan: Plan, choices: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from ephemeron.planning import duration
+    from ephemeron.units import duration
 
     table = Table("", "W", "MB", "K", "batches", "pattern", "time", "", "USD", "", box=None, pad_edge=False)
     for column in table.columns:

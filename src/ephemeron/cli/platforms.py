@@ -16,12 +16,12 @@ import click
 from rich.table import Table
 
 from ephemeron.cli.terminal import make_console
-from ephemeron.platforms.base import Limits
+from ephemeron.functions.base import Limits
 from ephemeron.units import human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PlatformRow:
     """One platform, as far as it can be known from here."""
 
     name: str
@@ -39,11 +39,11 @@ class Row:
     """Name and date of the price list; what is billed by it."""
 
 
-def rows() -> list[Row]:
+def rows() -> list[PlatformRow]:
     """All platforms of this release."""
-    from ephemeron.job import PLATFORMS
-    from ephemeron.prices import load_prices
-    from ephemeron.training.api import platform_limits
+    from ephemeron.training.driver.api import platform_limits
+    from ephemeron.training.job import PLATFORMS
+    from ephemeron.training.planner.prices import load_prices
 
     prices = load_prices("objects")
     own = f"{prices.name}, {prices.as_of}"
@@ -56,7 +56,7 @@ def rows() -> list[Row]:
         if name != "aws":
             what = f"as if on AWS: {what}"
         out.append(
-            Row(
+            PlatformRow(
                 name=name, available=not missing, missing=missing, needs=needs, limits=platform_limits(name),
                 limits_from=limits_from, prices=what, install=f"pip install 'ephemeron[{extras}]'" if missing else "",
             )
@@ -66,7 +66,7 @@ def rows() -> list[Row]:
 
 def _about(name: str) -> tuple[str, str, str, str]:
     """Module, extra, what else is needed, and where limits come from."""
-    from ephemeron.platforms.clouds import CLOUDS, cloud
+    from ephemeron.functions.registry import CLOUDS, cloud
 
     if name in CLOUDS:
         where = cloud(name)
@@ -83,7 +83,7 @@ def _installed(module: str) -> bool:
         return False
 
 
-def as_dict(row: Row) -> dict[str, Any]:
+def as_dict(row: PlatformRow) -> dict[str, Any]:
     """For JSON."""
     return dataclasses.asdict(row)
 

@@ -12,7 +12,7 @@ from ephemeron.cli.terminal import make_console, text_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ephemeron.performance.profile import Profile, Rate
+    from ephemeron.training.planner.model.profile import Profile, Rate
 
 
 @click.command()
@@ -50,9 +50,9 @@ def profile(
     """
 
     from ephemeron.errors import JobError
-    from ephemeron.job import load_job
-    from ephemeron.profiling import profile_job
-    from ephemeron.training import planned
+    from ephemeron.training import planning_workflow
+    from ephemeron.training.job import load_job
+    from ephemeron.training.profiling import profile_job
 
     wanted = load_job(job)
     if out.is_dir() or not out.absolute().parent.is_dir():
@@ -77,7 +77,7 @@ def profile(
             shown.stop()
     try:
         measured.save(out)
-        planned.keep(wanted, measured, platform=platform, channel=channel)
+        planning_workflow.keep(wanted, measured, platform=platform, channel=channel)
     except OSError as e:
         raise JobError(f"--out {out} cannot be written: {e.strerror}") from None
     print_profile(measured, make_console(to_stderr=as_json, width=110))

@@ -11,14 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ephemeron.cli.terminal import Part, make_console, text_of
 from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Note, RunStarted
 from ephemeron.events import Progress as Iterated
-from ephemeron.metrics import Metrics
-from ephemeron.prices import Prices, load_prices
-from ephemeron.training.bill import Ledger, latest_metrics
-from ephemeron.training.failures import in_short
+from ephemeron.training.driver.cost import CostMeter, latest_metrics
+from ephemeron.training.driver.failures import in_short
+from ephemeron.training.metrics import Metrics
+from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 
 if TYPE_CHECKING:
-    from ephemeron.training import Result
+    from ephemeron.training.driver import Result
 
 _BAD = ("lost", "timed_out", "out_of_memory")
 """Ends that are shown as they come; an error of the user's code ends the run, which notes its cause once."""
@@ -34,7 +34,7 @@ class Display:
 
     def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
         self.console = console or make_console(to_stderr=True)
-        self.ledger = Ledger(prices or load_prices("objects"))
+        self.ledger = CostMeter(prices or load_prices("objects"))
         self.started: RunStarted | None = None
         self._bars = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(), TextColumn("{task.fields[info]}"),
@@ -148,7 +148,7 @@ class Display:
             self._say(f"  go on with: ephemeron resume {run}")
 
     def _compared(self, result: Result) -> None:
-        from ephemeron.report.prediction import compare, render_text
+        from ephemeron.training.report.prediction import compare, render_text
 
         comparison = compare(result.folder.path, result.summary)
         if comparison is None:

@@ -57,13 +57,13 @@ def serve(
     The token is that of EPHEMERON_DATA_TOKEN, or one that is made and kept in FOLDER/token. A service that was killed
     goes on where it was when it is started with the same folder.
     """
+    from ephemeron.communication.rpc import is_loopback
+    from ephemeron.config.paths import home
     from ephemeron.data.service import ServiceSettings, own_token
     from ephemeron.data.service.address import TOKEN_VARIABLE
-    from ephemeron.data.service.ending import Ending
-    from ephemeron.data.service.keeper import Part
+    from ephemeron.data.service.daemon import ManagedProcess
+    from ephemeron.data.service.shutdown import ShutdownSignal
     from ephemeron.errors import JobError, ServiceUnreachable
-    from ephemeron.home import home
-    from ephemeron.rpc import is_loopback
 
     place = (folder or home() / "data-service").absolute()
     if not allow_remote and not is_loopback(host):
@@ -73,7 +73,7 @@ def serve(
         cache_mb=cache_mb, idle_s=idle_s, host=host, port=port, allow_remote=allow_remote,
     )  # fmt: skip
     token = os.environ.get(TOKEN_VARIABLE) or own_token(place)
-    part = Part("coordinator", place, token)
+    part = ManagedProcess("coordinator", place, token)
     try:
         running = part.address()
     except ServiceUnreachable:
@@ -82,7 +82,7 @@ def serve(
         raise JobError(
             f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder"
         )
-    over = Ending()
+    over = ShutdownSignal()
     address = part.ensure(asdict(settings))
     where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")
     if as_json:
@@ -111,14 +111,14 @@ def flows(address: str | None, folder: Path | None, delete: str | None, watch: b
     ephemeron data flows
     ephemeron data flows --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
     """
+    from ephemeron.config.paths import home
     from ephemeron.data.service import Service
-    from ephemeron.data.service.keeper import Part
+    from ephemeron.data.service.daemon import ManagedProcess
     from ephemeron.errors import ServiceUnreachable
-    from ephemeron.home import home
 
     if address is None:  # do not start one to ask it
         place = folder or home() / "data-service"
-        if not Part("coordinator", place, "").alive:
+        if not ManagedProcess("coordinator", place, "").alive:
             raise ServiceUnreachable(f"no data service runs with folder {place}; start one with: ephemeron data serve")
     service = Service(address, folder=folder, timeout_s=5.0)
     if delete is not None:

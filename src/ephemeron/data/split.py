@@ -31,7 +31,7 @@ LastBatch = Literal["keep", "drop", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SampleSplit:
     """How many samples each rank owns, and how many it uses in each iteration."""
 
     samples: int
@@ -72,7 +72,7 @@ class Split:
         return rest if self.last == "merge" and iteration_in_epoch == self.iterations - 1 else min(batch, rest)
 
 
-def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep") -> Split:
+def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep") -> SampleSplit:
     """Deals out `samples` in proportion to the batch sizes.
 
     Args:
@@ -98,10 +98,10 @@ def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep"
     full, remainder = divmod(samples, sum(batches))
     shares = _largest_remainder(remainder, batches)
     counts = tuple(full * batch + share for batch, share in zip(batches, shares, strict=True))
-    return Split(samples=samples, batches=tuple(batches), counts=counts, last=last)
+    return SampleSplit(samples=samples, batches=tuple(batches), counts=counts, last=last)
 
 
-def assign(samples: int, split: Split, seed: int) -> list[Indices]:
+def assign(samples: int, split: SampleSplit, seed: int) -> list[Indices]:
     """Which samples each rank owns: a seeded permutation of all, cut by `split.counts`.
 
     Returns:

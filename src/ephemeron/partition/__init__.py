@@ -1,6 +1,14 @@
 """Model partitioning: which operator runs on which device, with a proof of how good that is (NetSplit, chapters 4 and 5)."""
 
-from ephemeron.partition.documents import (
+from ephemeron.partition.graph.graph import Graph, Node, Tensor
+from ephemeron.partition.graph.topology import Device, Link, Topology, connected
+from ephemeron.partition.placement.place import place
+from ephemeron.partition.placement.plan import PlacementCandidate, PlacementPlan
+from ephemeron.partition.placement.search_budget import SearchBudget
+from ephemeron.partition.schedule_simulator.replay import Replay, ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Schedule
+from ephemeron.partition.schedule_simulator.simulator import replay
+from ephemeron.partition.serialization.documents import (
     graph_to_json,
     parse_graph,
     parse_plan,
@@ -8,27 +16,19 @@ from ephemeron.partition.documents import (
     plan_to_json,
     topology_to_json,
 )
-from ephemeron.partition.effort import Effort
-from ephemeron.partition.graph import Graph, Node, Tensor
-from ephemeron.partition.judge import replay
-from ephemeron.partition.place import place
-from ephemeron.partition.plan import Candidate, Plan
-from ephemeron.partition.replay import Replay, Span
-from ephemeron.partition.schedule import Orders, Schedule
-from ephemeron.partition.topology import Device, Link, Topology, connected
 
 __all__ = [
-    "Candidate",
     "Device",
-    "Effort",
+    "DeviceOrders",
     "Graph",
     "Link",
     "Node",
-    "Orders",
-    "Plan",
+    "PlacementCandidate",
+    "PlacementPlan",
     "Replay",
+    "ReplaySpan",
     "Schedule",
-    "Span",
+    "SearchBudget",
     "Tensor",
     "Topology",
     "connected",

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ephemeron.channels.base import Channel
+from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelTimeout, KeyExists
 
 _Scenario: TypeAlias = Callable[[Channel, str], Coroutine[Any, Any, None]]

@@ -12,8 +12,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from ephemeron.channels.base import Buffer, Channel, Received, Wrapper
-from ephemeron.channels.reduction import SupportsReduction, Vector
+from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper
+from ephemeron.communication.channels.reduction import SupportsReduction, Vector
 from ephemeron.errors import ChannelRefused, ChannelThrottled, ChannelUnreachable
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ import pytest
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Event, Invoked, Note
-from ephemeron.platforms.base import Call, Limits, Outcome, Platform
+from ephemeron.functions.base import Call, Limits, Outcome, Platform
 
 _Scenario: TypeAlias = Callable[[Platform, str], Coroutine[Any, Any, None]]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.events import Note
-from ephemeron.platforms.context import Context
+from ephemeron.functions.context import Context
 
 NEVER_S = 1_000_000.0
 """Longer than any lifetime."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.events import Event
-from ephemeron.job import Job, parse_fault
-from ephemeron.training import Result, configure, train
+from ephemeron.training.driver import Result, configure, train
+from ephemeron.training.job import Job, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,21 @@
-"""The trigger: plan, prepare, launch, supervise, meter, report."""
+"""Data-parallel training on functions: jobs, planning, the worker and its collectives, and the driver that runs them.
 
-from ephemeron.training.api import attach, configure, resume, stop, train
-from ephemeron.training.planned import plan_job
-from ephemeron.training.result import Result
+Names are imported when they are first used: a function imports `training.worker`, and neither the driver nor the planner.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ephemeron.training.driver import Result, attach, configure, resume, stop, train
+    from ephemeron.training.planning_workflow import plan_job
 
 __all__ = ["Result", "attach", "configure", "plan_job", "resume", "stop", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'planning_workflow' if name == 'plan_job' else 'driver'}"), name)

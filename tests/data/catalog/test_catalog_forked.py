@@ -20,7 +20,7 @@ from ephemeron.data.catalog import DatasetReader, DatasetStore
 from ephemeron.data.catalog.files import FileRange, Files, open_files
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.loop import run
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetUnreachable, SampleFailed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -44,8 +44,8 @@ def plain(samples: list[Any]) -> list[tuple[int, bytes]]:
     return [(int(y), x.tobytes()) for x, y in samples]
 
 
-def flow(store: DatasetStore) -> DataLoadFlow:
-    return DataLoadFlow("test/bucket").dataset("test/digits", store=store.files.url).map_data("noisy", noisy)
+def flow(store: DatasetStore) -> Flow:
+    return Flow("test/bucket").dataset("test/digits", store=store.files.url).map_data("noisy", noisy)
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -86,7 +86,7 @@ def none_left() -> Iterator[None]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_flow_over_a_bucket_with_loader_processes(digits: DatasetStore, workers: int) -> None:
     def epochs(count: int) -> list[Any]:
-        with flow(digits).prepare_read(LocalDataLoadFlowReader(count)).to_shuffled(5, plain, seed=2) as batches:
+        with flow(digits).prepare_read(LocalReader(count)).to_shuffled(5, plain, seed=2) as batches:
             return [list(batches) for _ in range(2)]
 
     expected = epochs(0)
@@ -95,7 +95,7 @@ def test_a_flow_over_a_bucket_with_loader_processes(digits: DatasetStore, worker
 
 
 def test_all_loaders_share_one_process(digits: DatasetStore) -> None:
-    with flow(digits).prepare_read(LocalDataLoadFlowReader(3)).to_shuffled(2, plain, seed=2) as batches:
+    with flow(digits).prepare_read(LocalReader(3)).to_shuffled(2, plain, seed=2) as batches:
         for _, _batch in zip(range(8), batches, strict=False):
             assert len(store_processes()) == 1
     read = DatasetReader.open("test/digits", "train", store=digits)
@@ -105,7 +105,7 @@ def test_all_loaders_share_one_process(digits: DatasetStore) -> None:
 
 def test_a_store_process_that_dies_costs_nothing_but_time(digits: DatasetStore) -> None:
     seen, killed = [], 0
-    with flow(digits).prepare_read(LocalDataLoadFlowReader(2)).to_shuffled(1, plain, seed=2, prefetch=1) as batches:
+    with flow(digits).prepare_read(LocalReader(2)).to_shuffled(1, plain, seed=2, prefetch=1) as batches:
         for batch in batches:
             seen += [y for y, _ in batch]
             if len(seen) in (3, 12):
@@ -181,7 +181,7 @@ def test_a_file_that_is_absent_is_named(digits: DatasetStore) -> None:
     (path,) = (path for path in run(files.tree("datasets/test/digits/data")) if path.endswith(".npz"))
     obstore.delete(files._store, path)
     with (
-        flow(digits).prepare_read(LocalDataLoadFlowReader(1)).to_shuffled(2, plain) as batches,
+        flow(digits).prepare_read(LocalReader(1)).to_shuffled(2, plain) as batches,
         pytest.raises(SampleFailed, match="the file is absent"),
     ):
         next(iter(batches))

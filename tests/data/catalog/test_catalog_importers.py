@@ -32,8 +32,8 @@ from ephemeron.data.catalog.importers import KINDS, import_dataset
 from ephemeron.data.catalog.importers.tables import _records
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.objects import ObjectFiles
+from ephemeron.data.spec import DataSpec
 from ephemeron.errors import DatasetDamaged, JobError
-from ephemeron.job.spec import DataSpec
 
 RNG = np.random.default_rng(0)
 

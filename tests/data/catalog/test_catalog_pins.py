@@ -23,7 +23,7 @@ from ephemeron.data.catalog.files import FileChanged, FileRange, open_files
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.verify import verify_variant
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetDamaged, SampleFailed
 
 ROWS = "x,label\n" + "".join(f"{i:03d},{i % 3}\n" for i in range(20))
@@ -147,8 +147,8 @@ def test_an_object_that_was_replaced(store: DatasetStore, tmp_path: Path, s3: st
     published(store, form, folder)
 
     def batches() -> list[Any]:
-        flow = DataLoadFlow("test/pinned").dataset("test/pinned", store=store.files.url)
-        with flow.prepare_read(LocalDataLoadFlowReader(workers)).to_shuffled(5, list) as found:
+        flow = Flow("test/pinned").dataset("test/pinned", store=store.files.url)
+        with flow.prepare_read(LocalReader(workers)).to_shuffled(5, list) as found:
             return list(found)
 
     assert sum(map(len, batches())) == 20

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 from ephemeron.errors import JobError
 
 WORLD = 2
@@ -26,7 +26,7 @@ def loader(kind: str, rank: int, samples: int, batch: int, shuffle: bool) -> tup
     """A loader, and what is told the epoch."""
     table = Table(samples)
     if kind == "flow":
-        view = DataLoadFlow("test/table").dataset(table).prepare_read()
+        view = Flow("test/table").dataset(table).prepare_read()
         ranks = {"rank": rank, "world_size": WORLD} if shuffle else {}  # else: as in the process group
         made: Any = view.to_shuffled(batch, seed=3, shuffle=shuffle, **ranks)
         return made, made
@@ -53,7 +53,7 @@ def train(kind: str, rank: int, samples: int, batch: int, shuffle: bool) -> dict
 
 def main(rank: int, store: str, cases: list[list[Any]]) -> None:
     torch.set_num_threads(1)
-    view = DataLoadFlow("test/table").dataset(Table(8)).prepare_read()
+    view = Flow("test/table").dataset(Table(8)).prepare_read()
     too_early, for_each = view.to_shuffled(4), view.to_shuffled(4, rank=0, world_size=1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)

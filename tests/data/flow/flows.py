@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, FlowView, LocalReader
 
 
 class Numbers:
@@ -36,12 +36,12 @@ def noisy(data: Any) -> Any:
     return data + np.float32(random.random() + np.random.random() + float(torch.rand(())))
 
 
-def flow(samples: int = 40) -> DataLoadFlow:
-    return DataLoadFlow("test/numbers").dataset(Numbers(samples)).map_data("noisy", noisy)
+def flow(samples: int = 40) -> Flow:
+    return Flow("test/numbers").dataset(Numbers(samples)).map_data("noisy", noisy)
 
 
-def read(samples: int = 40, workers: int = 0, **options: Any) -> DataLoadFlowRead:
-    return flow(samples).prepare_read(LocalDataLoadFlowReader(workers, **options))
+def read(samples: int = 40, workers: int = 0, **options: Any) -> FlowView:
+    return flow(samples).prepare_read(LocalReader(workers, **options))
 
 
 def pairs(batches: Any) -> list[tuple[int, bytes]]:

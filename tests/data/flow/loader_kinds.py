@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, LocalReader
 
 KINDS = ("torch", "stateful", "flow")
 SAMPLES = 22
@@ -45,7 +45,7 @@ def loader(
     """One of `KINDS`."""
     table = Table(samples)
     if kind == "flow":
-        read = DataLoadFlow("test/table").dataset(table).prepare_read(LocalDataLoadFlowReader(workers))
+        read = Flow("test/table").dataset(table).prepare_read(LocalReader(workers))
         return read.to_shuffled(batch, seed=3, shuffle=shuffle, remainder="drop" if drop else "even")
     made = {"torch": DataLoader, "stateful": StatefulDataLoader}[kind]
     return made(

@@ -15,48 +15,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
+from ephemeron.data.batch_source import TrainingBatch
 from ephemeron.data.catalog import DatasetReader, DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.objects import ObjectFiles
-from ephemeron.data.feed import Batch
-from ephemeron.data.flow import DataLoadFlow
-from ephemeron.data.flow.ahead import Ahead, Fetching, Here, Processes, Way, way_of
+from ephemeron.data.flow import Flow
 from ephemeron.data.flow.collate import Stacking
-from ephemeron.data.flow.loading import Item, Loading, Seconds
-from ephemeron.data.flow.pool import Done
+from ephemeron.data.flow.fork_pool import ChunkDone
+from ephemeron.data.flow.prefetch import Forked, Inline, LoadStrategy, Prefetcher, Threaded, way_of
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings
 from ephemeron.errors import LoadersLost, SampleFailed
 
 SAMPLES = 40
 
 
-def loading_of(made: DataLoadFlow) -> Loading:
+def loading_of(made: Flow) -> SampleLoader:
     assert made.source is not None
-    return Loading(made, made.source.dataset)
+    return SampleLoader(made, made.source.dataset)
 
 
-def wanted(iteration: int) -> list[Item] | None:
+def wanted(iteration: int) -> list[SampleRequest] | None:
     """Batches of four, ten of them; each sees some samples of another epoch."""
     if not 0 <= iteration < 10:
         return None
-    return [Item(index=(7 * iteration + i) % SAMPLES, epoch=iteration // 5, seed=3) for i in range(4)]
+    return [SampleRequest(index=(7 * iteration + i) % SAMPLES, epoch=iteration // 5, seed=3) for i in range(4)]
 
 
-def way(name: str, loading: Loading) -> Way:
+def way(name: str, loading: SampleLoader) -> LoadStrategy:
     if name == "here":
-        return Here(loading)
-    return Fetching(loading) if name == "thread" else Processes(loading, int(name), Stacking())
+        return Inline(loading)
+    return Threaded(loading) if name == "thread" else Forked(loading, int(name), Stacking())
 
 
-def data(batch: Batch) -> tuple[bytes, list[int]]:
+def data(batch: TrainingBatch) -> tuple[bytes, list[int]]:
     return np.asarray(batch.inputs).tobytes(), [int(t) for t in batch.targets]
 
 
 @pytest.mark.parametrize("name", ["thread", "1", "3"])
 def test_every_way_gives_the_same_bytes_in_any_order(name):
     loading = loading_of(flow())
-    here = Ahead(loading=loading, way=Here(loading))
+    here = Prefetcher(loading=loading, way=Inline(loading))
     expected = [data(here.get(i, wanted)) for i in range(10)]
-    there = Ahead(loading=loading, way=way(name, loading))
+    there = Prefetcher(loading=loading, way=way(name, loading))
     order = [0, 1, 2, 3, 2, 8, 9, 0, 5, 5, 6, 7]
     assert [data(there.get(i, wanted)) for i in order] == [expected[i] for i in order]
     there.close()
@@ -65,28 +65,28 @@ def test_every_way_gives_the_same_bytes_in_any_order(name):
 def test_other_batches_for_the_same_iterations():
     """A profiler changes the batch size in the middle: what was loaded ahead for the old one is not taken."""
     loading = loading_of(flow())
-    ahead = Ahead(loading=loading, way=way("1", loading))
+    ahead = Prefetcher(loading=loading, way=way("1", loading))
     ahead.get(0, wanted)
-    larger = ahead.get(1, lambda i: [Item(index=j, seed=3) for j in range(i, i + 9)])
+    larger = ahead.get(1, lambda i: [SampleRequest(index=j, seed=3) for j in range(i, i + 9)])
     assert [int(t) for t in larger.targets] == list(range(1, 10))
     ahead.close()
 
 
-class Scripted(Way):
+class Scripted(LoadStrategy):
     """Loads nothing: each batch is as large as it is told."""
 
     def __init__(self, nbytes: int, ahead: int) -> None:
         self.nbytes, self.ahead = nbytes, ahead
-        self.todo: list[tuple[int, Sequence[Item]]] = []
+        self.todo: list[tuple[int, Sequence[SampleRequest]]] = []
         self.most = 0
 
-    def submit(self, number: int, items: Sequence[Item]) -> None:
+    def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
         self.todo.append((number, items))
         self.most = max(self.most, len(self.todo))
 
-    def result(self) -> Done:
+    def result(self) -> ChunkDone:
         number, items = self.todo.pop(0)
-        return Done(number, [(np.zeros(1), item.index) for item in items], Seconds(), self.nbytes)
+        return ChunkDone(number, [(np.zeros(1), item.index) for item in items], StageTimings(), self.nbytes)
 
 
 @given(
@@ -98,7 +98,7 @@ class Scripted(Way):
 def test_no_more_is_held_than_allowed_but_for_the_next_batch(nbytes, limit, depth, steps):
     loading = loading_of(flow())
     scripted = Scripted(nbytes, depth)
-    ahead = Ahead(loading=loading, way=scripted, prefetch_bytes=limit)
+    ahead = Prefetcher(loading=loading, way=scripted, prefetch_bytes=limit)
     for iteration in [i for i in np.cumsum([0, *steps]) if i < 10]:
         batch = ahead.get(iteration, wanted)
         assert [int(t) for t in batch.targets] == [item.index for item in wanted(iteration) or []]
@@ -110,7 +110,7 @@ def test_no_more_is_held_than_allowed_but_for_the_next_batch(nbytes, limit, dept
 def test_the_next_batch_is_loaded_while_the_present_one_is_used():
     loading = loading_of(flow())
     scripted = Scripted(10, 1)
-    ahead = Ahead(loading=loading, way=scripted)
+    ahead = Prefetcher(loading=loading, way=scripted)
     ahead.get(4, wanted)
     assert [items for _, items in scripted.todo] == [wanted(5)]
     ahead.get(9, wanted)
@@ -119,7 +119,7 @@ def test_the_next_batch_is_loaded_while_the_present_one_is_used():
 
 def test_an_empty_batch_loads_nothing():
     loading = loading_of(flow())
-    batch = Ahead(loading=loading, way=Scripted(1, 0)).get(0, lambda i: [])
+    batch = Prefetcher(loading=loading, way=Scripted(1, 0)).get(0, lambda i: [])
     assert (batch.samples, batch.inputs) == (0, None)
 
 
@@ -141,8 +141,8 @@ class Twice:
     [("fail", 1, None), ("skip", 9, 3), ("retry:1", 1, 4), ("retry:2", 2, 4), ("retry:1", 2, None)],
 )
 def test_the_policy_for_samples_that_fail(policy, times, left):
-    loading = loading_of(DataLoadFlow("a/b").dataset(Numbers(SAMPLES)).map("twice", Twice(times)))
-    ahead = Ahead(loading=loading, way=Here(loading), on_error=policy)
+    loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map("twice", Twice(times)))
+    ahead = Prefetcher(loading=loading, way=Inline(loading), on_error=policy)
     if left is None:
         with pytest.raises(
             SampleFailed, match="flow a/b@1, dataset Numbers, sample 3, step 'twice': ValueError: three"
@@ -158,8 +158,8 @@ def test_all_samples_of_a_batch_may_fail():
     def broken(sample: Any) -> Any:
         raise ValueError("never")
 
-    loading = loading_of(DataLoadFlow("a/b").dataset(Numbers(4)).map("broken", broken))
-    batch = Ahead(loading=loading, way=Here(loading), on_error="skip").get(0, lambda i: [Item(index=1)])
+    loading = loading_of(Flow("a/b").dataset(Numbers(4)).map("broken", broken))
+    batch = Prefetcher(loading=loading, way=Inline(loading), on_error="skip").get(0, lambda i: [SampleRequest(index=1)])
     assert (batch.samples, batch.skipped, batch.inputs) == (0, 1, None)
 
 
@@ -167,9 +167,9 @@ def test_samples_that_do_not_fit_together_are_named():
     def grow(array: Any) -> Any:
         return np.zeros(int(array[0]) + 1)
 
-    loading = loading_of(DataLoadFlow("a/b").dataset(Numbers(SAMPLES)).map_data("grow", grow))
+    loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map_data("grow", grow))
     for name in ("here", "1"):
-        ahead = Ahead(loading=loading, way=way(name, loading))
+        ahead = Prefetcher(loading=loading, way=way(name, loading))
         with pytest.raises(SampleFailed, match="step 'collate': 4 samples from this one on cannot be put together"):
             ahead.get(1, wanted)
         ahead.close()
@@ -177,10 +177,10 @@ def test_samples_that_do_not_fit_together_are_named():
 
 def test_a_loader_that_dies_costs_nothing_but_time(tmp_path: Path):
     plain = loading_of(flow())
-    here = Ahead(loading=plain, way=Here(plain))
-    noise = DataLoadFlow("test/numbers").dataset(Numbers(SAMPLES)).map_data("noisy", noisy)
+    here = Prefetcher(loading=plain, way=Inline(plain))
+    noise = Flow("test/numbers").dataset(Numbers(SAMPLES)).map_data("noisy", noisy)
     harmed = loading_of(noise.map("once", Once(tmp_path, 8)))
-    ahead = Ahead(loading=harmed, way=Processes(harmed, 1, Stacking()))
+    ahead = Prefetcher(loading=harmed, way=Forked(harmed, 1, Stacking()))
     assert [data(ahead.get(i, wanted)) for i in range(5)] == [data(here.get(i, wanted)) for i in range(5)]
     assert len(list(tmp_path.iterdir())) == 1
     ahead.close()
@@ -192,8 +192,8 @@ def test_whoever_waits_while_the_loaders_are_closed_hears_of_it():
     def forever(array: Any) -> Any:
         threading.Event().wait()
 
-    loading = loading_of(DataLoadFlow("a/b").dataset(Numbers(SAMPLES)).map_data("forever", forever))
-    ahead = Ahead(loading=loading, way=Processes(loading, 1, Stacking()))
+    loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map_data("forever", forever))
+    ahead = Prefetcher(loading=loading, way=Forked(loading, 1, Stacking()))
     heard: list[BaseException] = []
 
     def ask() -> None:
@@ -219,18 +219,18 @@ def test_object_stores_are_read_in_a_thread_and_folders_in_processes(tmp_path: P
         if file.is_file():
             asyncio.run(bucket.files.create(str(file.relative_to(tmp_path / "store")), file.read_bytes()))
     batches = []
-    for place, kind in ((folder, Processes), (bucket, Fetching)):
+    for place, kind in ((folder, Forked), (bucket, Threaded)):
         reader = DatasetReader.open("a/b", "train", store=place)
-        loading = Loading(DataLoadFlow("a/b").dataset(reader).map_data("noisy", noisy), reader)
+        loading = SampleLoader(Flow("a/b").dataset(reader).map_data("noisy", noisy), reader)
         chosen = way_of(loading, loaders=1, own_process=True, collate=Stacking())
         assert type(chosen) is kind
-        ahead = Ahead(loading=loading, way=chosen)
+        ahead = Prefetcher(loading=loading, way=chosen)
         batches.append([data(ahead.get(i, wanted)) for i in range(6)])
         ahead.close()
-        assert type(way_of(loading, loaders=1, own_process=False, collate=Stacking())) is Here
-        assert type(way_of(loading, loaders=0, own_process=True, collate=Stacking())) is Here
+        assert type(way_of(loading, loaders=1, own_process=False, collate=Stacking())) is Inline
+        assert type(way_of(loading, loaders=0, own_process=True, collate=Stacking())) is Inline
     assert batches[0] == batches[1]
     own = DatasetReader.open("a/b", "train", store=bucket, decoders={"mine": noisy})
-    chosen = way_of(loading_of(DataLoadFlow("a/b").dataset(own)), loaders=1, own_process=True, collate=Stacking())
-    assert type(chosen) is Processes, "a decoder may draw, which it must not do in a thread beside the model"
+    chosen = way_of(loading_of(Flow("a/b").dataset(own)), loaders=1, own_process=True, collate=Stacking())
+    assert type(chosen) is Forked, "a decoder may draw, which it must not do in a thread beside the model"
     chosen.close()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from random_worlds import Cropped, jitter
 
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 from ephemeron.data.flow.determinism import Findings, digest, examine, in_child, may_be_kept, tried_of
-from ephemeron.data.flow.loading import Loading
+from ephemeron.data.flow.sample_loader import SampleLoader
 
 
 class Still:
@@ -81,12 +81,12 @@ def unseeded(data: Any) -> Any:
     return data + int.from_bytes(os.urandom(4), "little")
 
 
-def loading(dataset: Any, *steps: Any, cached: int = 0) -> Loading:
-    flow = DataLoadFlow("test/asked").dataset(dataset)
+def loading(dataset: Any, *steps: Any, cached: int = 0) -> SampleLoader:
+    flow = Flow("test/asked").dataset(dataset)
     for number, step in enumerate(steps):
         control: Any = "can-cache" if number < cached else "no-cache"
         flow = flow.map_data(f"{number} {step.__name__}", step, cache_control=control)
-    return Loading(flow, dataset)
+    return SampleLoader(flow, dataset)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def loading(dataset: Any, *steps: Any, cached: int = 0) -> Loading:
         *((loading(Cropped(kind=kind), doubled), -1, "read", "") for kind in ("numpy", "random", "torch", "own")),
     ],
 )
-def test_what_is_random(asked: Loading, fixed: int, first: str, of_the_system: str) -> None:
+def test_what_is_random(asked: SampleLoader, fixed: int, first: str, of_the_system: str) -> None:
     pytest.importorskip("torch")
     found = examine(asked)
     assert (found.fixed, found.random, found.unseeded, found.frozen) == (fixed, first, of_the_system, ())

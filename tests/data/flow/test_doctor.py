@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from flows import Numbers, flow
 
 from ephemeron.cli.main import main
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 from ephemeron.data.flow.doctor import diagnose
 
 CODE = """
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 
 
 class Numbers:
@@ -38,7 +38,7 @@ def broken(data):
 
 
 def train():
-    return DataLoadFlow("test/doctored").dataset(Numbers()).map_data("busy", busy).map_data("broken", broken)
+    return Flow("test/doctored").dataset(Numbers()).map_data("busy", busy).map_data("broken", broken)
 
 
 def nothing():
@@ -127,5 +127,5 @@ def test_a_trainer_that_is_slower_than_its_loaders_is_not_held_up():
 
 
 def test_an_empty_flow():
-    found = diagnose(DataLoadFlow("a/b").dataset(Numbers(0)), workers=0)
+    found = diagnose(Flow("a/b").dataset(Numbers(0)), workers=0)
     assert (found.samples, found.counters.batches, found.samples_per_s) == (0, 0, 0.0)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flows import Numbers, flow, noisy, pairs, read
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader, random_split
+from ephemeron.data.flow import Flow, LocalReader, random_split
 from ephemeron.errors import JobError, SampleFailed
 
 
 def test_steps_see_what_their_transform_shows():
-    f = DataLoadFlow("a/b").dataset(Numbers(5))
+    f = Flow("a/b").dataset(Numbers(5))
     f = (
         f.map_data("double", lambda x: x * 2)
         .map_target("name", lambda t: f"no {t}")
@@ -34,7 +34,7 @@ def test_a_clone_goes_its_own_way():
 
 
 def test_flows_with_a_common_beginning_do_not_disturb_each_other():
-    base = DataLoadFlow("a/b").dataset(Numbers(5))
+    base = Flow("a/b").dataset(Numbers(5))
     double, triple = base.map_data("by", lambda x: x * 2), base.map_data("by", lambda x: x * 3)
     other = base.dataset(Numbers(3))
     assert [f.prepare_read().to_mapped()[2][0].tolist()[0] for f in (base, double, triple)] == [2, 4, 6]
@@ -46,14 +46,14 @@ def test_flows_with_a_common_beginning_do_not_disturb_each_other():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: DataLoadFlow("numbers"), "namespace/name"),
-        (lambda: DataLoadFlow("a/b", version=0), "version 0"),
-        (lambda: DataLoadFlow("a/b").dataset(3), "int is no dataset"),
-        (lambda: DataLoadFlow("a/b").prepare_read(), "no dataset"),
+        (lambda: Flow("numbers"), "namespace/name"),
+        (lambda: Flow("a/b", version=0), "version 0"),
+        (lambda: Flow("a/b").dataset(3), "int is no dataset"),
+        (lambda: Flow("a/b").prepare_read(), "no dataset"),
         (lambda: flow().map_data("noisy", abs), "noisy"),
         (lambda: flow().map("x", 3), "no function"),
         (lambda: flow().map_data("x", abs, cache_control="always"), "always"),
-        (lambda: LocalDataLoadFlowReader(-1), "workers = -1"),
+        (lambda: LocalReader(-1), "workers = -1"),
         (lambda: read().to_shuffled(4, on_error="ignore"), "ignore"),
         (lambda: read().to_shuffled(4, prefetch=0), "prefetch = 0"),
     ],
@@ -69,7 +69,7 @@ def test_a_failure_says_where():
             raise ValueError("no\nsuch colour")
         return data
 
-    f = DataLoadFlow("vision/birds", version=3).dataset(Numbers(10)).map_data("colour", broken)
+    f = Flow("vision/birds", version=3).dataset(Numbers(10)).map_data("colour", broken)
     with pytest.raises(SampleFailed) as caught:
         f.prepare_read().to_mapped()[7]
     e = caught.value
@@ -87,7 +87,7 @@ def test_a_sample_that_cannot_be_read_is_found_among_many():
                 raise OSError("gone")
             return super().__getitem__(i)
 
-    loading = DataLoadFlow("a/b").dataset(Holes(9)).prepare_read().to_shuffled(9, on_error="skip")
+    loading = Flow("a/b").dataset(Holes(9)).prepare_read().to_shuffled(9, on_error="skip")
     assert sorted(n for n, _ in pairs(loading)) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert loading.counters.skipped == 1
 

@@ -12,20 +12,18 @@ from flows import Numbers, noisy, pairs
 
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead, random_split
+from ephemeron.data.flow import Flow, FlowView, random_split
 from ephemeron.errors import JobError
 
 
-def view(
-    name: str = "a/b", version: int = 1, dataset: Any = None, steps: tuple[str, ...] = ("noisy",)
-) -> DataLoadFlowRead:
-    flow = DataLoadFlow(name, version).dataset(Numbers(40) if dataset is None else dataset)
+def view(name: str = "a/b", version: int = 1, dataset: Any = None, steps: tuple[str, ...] = ("noisy",)) -> FlowView:
+    flow = Flow(name, version).dataset(Numbers(40) if dataset is None else dataset)
     for step in steps:
         flow = flow.map_data(step, noisy)
     return flow.prepare_read()
 
 
-def state_of(read: DataLoadFlowRead, **options: Any) -> dict[str, Any]:
+def state_of(read: FlowView, **options: Any) -> dict[str, Any]:
     loader = read.to_shuffled(4, **options)
     for _ in itertools.islice(loader, 2):
         pass
@@ -81,11 +79,11 @@ def test_latest_is_the_version_that_was_read(tmp_path):
     """A version that is imported later makes a state of `latest` one of other data."""
     store = DatasetStore.open(str(tmp_path / "store"))
 
-    def imported(samples: int) -> DataLoadFlowRead:
+    def imported(samples: int) -> FlowView:
         file = tmp_path / f"{samples}.npz"
         np.savez(file, x=np.zeros((samples, 2)), y=np.arange(samples))
         import_dataset("npz", str(file), "me/numbers", store, variant="train")
-        flow = DataLoadFlow("a/b").dataset("me/numbers", variant="train", store=str(tmp_path / "store"))
+        flow = Flow("a/b").dataset("me/numbers", variant="train", store=str(tmp_path / "store"))
         return flow.prepare_read()
 
     first = imported(8)

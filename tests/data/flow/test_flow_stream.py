@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.data.flow import Stream
+from ephemeron.data.flow import BatchStream
 from ephemeron.errors import JobError
 
 
-def epoch(streams: list[Stream], steps: int | None = None) -> list[list[list[int]]]:
+def epoch(streams: list[BatchStream], steps: int | None = None) -> list[list[list[int]]]:
     """Batches by rank, until the end of the epoch or for some steps."""
     out: list[list[list[int]]] = [[] for _ in streams]
     for step in count():
@@ -31,8 +31,10 @@ def epoch(streams: list[Stream], steps: int | None = None) -> list[list[list[int
     raise AssertionError
 
 
-def group(world: int, **values: object) -> list[Stream]:
-    return [Stream(**{"samples": 20, "batch_size": 4, "world_size": world, "rank": r, **values}) for r in range(world)]
+def group(world: int, **values: object) -> list[BatchStream]:
+    return [
+        BatchStream(**{"samples": 20, "batch_size": 4, "world_size": world, "rank": r, **values}) for r in range(world)
+    ]
 
 
 sizes = st.tuples(st.integers(0, 200), st.integers(1, 20), st.integers(1, 7)).filter(
@@ -84,10 +86,11 @@ def test_fewer_samples_left_than_ranks_are_still_dealt_out_once():
 
 
 def test_the_order_depends_on_seed_and_epoch_only():
-    orders = {tuple(Stream(samples=50, batch_size=7, seed=s, epoch=e).order()) for s in (0, 1) for e in (0, 1)}
+    orders = {tuple(BatchStream(samples=50, batch_size=7, seed=s, epoch=e).order()) for s in (0, 1) for e in (0, 1)}
     assert len(orders) == 4
     assert np.array_equal(
-        Stream(samples=50, batch_size=1, rank=2, world_size=3).order(), Stream(samples=50, batch_size=9).order()
+        BatchStream(samples=50, batch_size=1, rank=2, world_size=3).order(),
+        BatchStream(samples=50, batch_size=9).order(),
     )
 
 
@@ -141,18 +144,18 @@ def test_drop_leaves_out_and_pad_fills():
 )
 def test_nonsense_is_refused(values, match):
     with pytest.raises(JobError, match=match):
-        Stream(**values)
+        BatchStream(**values)
 
 
 @pytest.mark.parametrize("other", [{"samples": 6}, {"seed": 1}, {"shuffle": False}])
 def test_a_state_of_something_else_is_refused(other):
-    state = Stream(samples=5, batch_size=2).state_dict()
+    state = BatchStream(samples=5, batch_size=2).state_dict()
     with pytest.raises(JobError, match=next(iter(other))):
-        Stream(**{"samples": 5, "batch_size": 2, **other}).load_state_dict(state)
+        BatchStream(**{"samples": 5, "batch_size": 2, **other}).load_state_dict(state)
 
 
 @pytest.mark.parametrize("damage", [{"epoch": None}, {"consumed": 6}, {"consumed": -1}, {"epoch": -1}, {"epoch": "0"}])
 def test_a_damaged_state_is_refused(damage):
-    state = {**Stream(samples=5, batch_size=2).state_dict(), **damage}
+    state = {**BatchStream(samples=5, batch_size=2).state_dict(), **damage}
     with pytest.raises(JobError, match=f"{next(iter(damage))} = "):
-        Stream(samples=5, batch_size=2).load_state_dict(state)
+        BatchStream(samples=5, batch_size=2).load_state_dict(state)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, LocalReader
 
 pytest.importorskip("torchdata", reason="torchdata is not installed: pip install torchdata")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
@@ -75,8 +75,8 @@ def mix(samples: list[Any], rng: np.random.Generator) -> Any:
 
 
 def augmented(workers: int = 0) -> Any:
-    flow = DataLoadFlow("test/table").dataset(Table()).map_data("jitter", jitter)
-    return flow.prepare_read(LocalDataLoadFlowReader(workers)).to_shuffled(4, mix, seed=3)
+    flow = Flow("test/table").dataset(Table()).map_data("jitter", jitter)
+    return flow.prepare_read(LocalReader(workers)).to_shuffled(4, mix, seed=3)
 
 
 def test_train_and_evaluate(tmp_path: Path) -> None:

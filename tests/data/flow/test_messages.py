@@ -15,17 +15,17 @@ import torch
 from torch.utils.data import default_collate
 
 from ephemeron.data.flow.collate import Stacking
-from ephemeron.data.flow.messages import SHARED, Arena, Line, can_share
+from ephemeron.data.flow.pickle_socket import SHARED, Arena, PickleSocket, can_share
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Line, Line]]:
+def ends() -> Iterator[tuple[PickleSocket, PickleSocket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Line(ours), Line(theirs)
+        yield PickleSocket(ours), PickleSocket(theirs)
 
 
-def through(ends: tuple[Line, Line], value: Any, arena: Arena | None = None) -> Any:
+def through(ends: tuple[PickleSocket, PickleSocket], value: Any, arena: Arena | None = None) -> Any:
     ours, theirs = ends
     sender = threading.Thread(target=ours.send, args=(value, arena))
     sender.start()
@@ -97,7 +97,7 @@ def test_memory_lives_as_long_as_a_part_of_it_and_no_longer():
     before = open_files()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ends = Line(ours), Line(theirs)
+        ends = PickleSocket(ours), PickleSocket(theirs)
         got = through(ends, *Stacking().into_arena(samples(16, 80), ends[0]))
         image = got[0]["image"]
         expected = image.clone()
@@ -131,7 +131,7 @@ def test_a_closed_connection_is_an_end():
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs, pytest.raises(EOFError):
-        Line(theirs).receive()
+        PickleSocket(theirs).receive()
 
 
 def test_what_cannot_be_pickled_is_refused_before_anything_is_sent(ends):

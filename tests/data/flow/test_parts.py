@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ephemeron.data.flow import DataLoadFlow
-from ephemeron.data.flow.ahead import Ahead, Here, paired
+from ephemeron.data.flow import Flow
 from ephemeron.data.flow.collate import Collator
-from ephemeron.data.flow.loading import Item, Loading
-from ephemeron.data.service.definition import define
+from ephemeron.data.flow.prefetch import Inline, Prefetcher, paired
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
+from ephemeron.data.service.flow_definition import define
 from ephemeron.errors import SampleFailed
 
 Scan = namedtuple("Scan", "image mask label")
@@ -40,7 +40,7 @@ class Same:
 
 
 def mapped(sample: Any, step: str, **options: Any) -> Any:
-    flow = DataLoadFlow("a/b").dataset(Same(sample))
+    flow = Flow("a/b").dataset(Same(sample))
     return getattr(flow, step)("negate", lambda x: -x, **options).prepare_read().to_mapped()[1]
 
 
@@ -110,14 +110,14 @@ def test_a_part_that_is_not_there_is_named(sample, step, options, match):
 )
 def test_batches_of_three_parts(make, workers):
     torch = pytest.importorskip("torch")
-    from ephemeron.data.flow import LocalDataLoadFlowReader
+    from ephemeron.data.flow import LocalReader
 
     class Many(Same):
         def __getitem__(self, i: int) -> Any:
             return make(np.full(4, i))
 
-    flow = DataLoadFlow("a/b").dataset(Many(None)).map_data("negate", lambda x: -x, key="mask")
-    with flow.prepare_read(LocalDataLoadFlowReader(workers)).to_shuffled(3, shuffle=False) as loader:
+    flow = Flow("a/b").dataset(Many(None)).map_data("negate", lambda x: -x, key="mask")
+    with flow.prepare_read(LocalReader(workers)).to_shuffled(3, shuffle=False) as loader:
         (batch,) = loader
     parts = batch._asdict() if isinstance(batch, tuple) else batch
     assert {name: part[:, 0].tolist() for name, part in parts.items()} == {
@@ -127,7 +127,7 @@ def test_batches_of_three_parts(make, workers):
 
 
 def test_a_service_tells_steps_of_different_parts_apart():
-    flow = DataLoadFlow("a/b").dataset(Same((1, 2, 3)))
+    flow = Flow("a/b").dataset(Same((1, 2, 3)))
     signatures = {define(flow.map_data("n", abs, key=key), 3).signature for key in (None, 0, 1, "x")}
     assert len(signatures) == 4
 
@@ -143,8 +143,10 @@ def test_a_service_tells_steps_of_different_parts_apart():
 def test_a_job_s_batches_are_pairs(sample, match):
     """Two keys of a dict are none, although they can be unpacked."""
     pytest.importorskip("torch")
-    flow = DataLoadFlow("a/b").dataset(Same(sample))
-    loading = Loading(flow, flow.source.dataset)
+    flow = Flow("a/b").dataset(Same(sample))
+    loading = SampleLoader(flow, flow.source.dataset)
     with pytest.raises(SampleFailed, match=match):
-        Ahead(loading=loading, way=Here(loading)).get(0, lambda i: [Item(index=0), Item(index=1)])
-    assert paired([(1, 2), (3, 4)], Collator(list), loading, [Item(index=0)]) == ((1, 2), (3, 4))
+        Prefetcher(loading=loading, way=Inline(loading)).get(
+            0, lambda i: [SampleRequest(index=0), SampleRequest(index=1)]
+        )
+    assert paired([(1, 2), (3, 4)], Collator(list), loading, [SampleRequest(index=0)]) == ((1, 2), (3, 4))

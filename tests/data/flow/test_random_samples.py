@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from random_worlds import Batched, Cropped, jitter, mixup, mixup_rng, plain, trainer_state
 
-from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, FlowView, LocalReader
 
 
-def read(dataset: Any, workers: int = 0, **steps: Any) -> DataLoadFlowRead:
-    flow = DataLoadFlow("test/random").dataset(dataset)
+def read(dataset: Any, workers: int = 0, **steps: Any) -> FlowView:
+    flow = Flow("test/random").dataset(dataset)
     for name, step in steps.items():
         flow = flow.map_data(name, step)
-    return flow.prepare_read(LocalDataLoadFlowReader(workers))
+    return flow.prepare_read(LocalReader(workers))
 
 
-def epochs(flow: DataLoadFlowRead, count: int = 2, **options: Any) -> list[list[Any]]:
+def epochs(flow: FlowView, count: int = 2, **options: Any) -> list[list[Any]]:
     """The batches of each epoch."""
     with flow.to_shuffled(**{"batch_size": 8, "collate_fn": plain, "seed": 3, **options}) as batches:
         return [list(batches) for _ in range(count)]

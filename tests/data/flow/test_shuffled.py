@@ -16,7 +16,7 @@ import psutil
 import pytest
 from flows import Numbers, Once, flow, pairs, read
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.data.flow.epoch import Epoch
 from ephemeron.errors import LoadersLost, SampleFailed
 
@@ -58,7 +58,7 @@ def test_small_and_prime(samples):
 @pytest.mark.parametrize("times", [1, 2])
 def test_loaders_that_die_or_stand_still_lose_and_double_nothing(tmp_path, undisturbed, times, sign):
     f = flow(101).map("harm", Once(tmp_path, 50, times, sign))
-    with f.prepare_read(LocalDataLoadFlowReader(2, lease_s=0.3)).to_shuffled(8, seed=5) as shuffled:
+    with f.prepare_read(LocalReader(2, lease_s=0.3)).to_shuffled(8, seed=5) as shuffled:
         assert [pairs(shuffled), pairs(shuffled)] == undisturbed
         if sign == signal.SIGKILL:
             assert shuffled.counters.lost_loaders == times
@@ -80,7 +80,7 @@ def test_killing_every_loader_at_every_batch(undisturbed):
 @pytest.mark.parametrize(("policy", "left"), [("skip", 100), ("fail", None)])
 def test_a_sample_that_always_kills_its_loader_is_found(tmp_path, policy, left):
     f = flow(101).map("harm", Once(tmp_path, 50, 1000))
-    with f.prepare_read(LocalDataLoadFlowReader(2)).to_shuffled(8, seed=5, on_error=policy) as shuffled:
+    with f.prepare_read(LocalReader(2)).to_shuffled(8, seed=5, on_error=policy) as shuffled:
         if left is None:
             with pytest.raises(SampleFailed, match="killed its loader"):
                 pairs(shuffled)
@@ -258,7 +258,7 @@ class Flaky:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_retried(tmp_path, workers):
     f = flow(40).map("flaky", Flaky(tmp_path))
-    with f.prepare_read(LocalDataLoadFlowReader(workers)).to_shuffled(8, on_error="retry:1") as shuffled:
+    with f.prepare_read(LocalReader(workers)).to_shuffled(8, on_error="retry:1") as shuffled:
         assert sorted(n for n, _ in pairs(shuffled)) == list(range(40))
         assert shuffled.counters.retried == 4
 
@@ -267,15 +267,15 @@ def test_a_batch_of_nothing_but_failures_fails():
     def broken(data):
         raise ValueError("never")
 
-    f = DataLoadFlow("a/b").dataset(Numbers(8)).map_data("broken", broken)
+    f = Flow("a/b").dataset(Numbers(8)).map_data("broken", broken)
     with pytest.raises(SampleFailed, match="never"):
         list(f.prepare_read().to_shuffled(4, on_error="skip"))
 
 
 def test_what_cannot_be_sent_says_so():
-    f = DataLoadFlow("a/b").dataset(Numbers(8)).map_data("local", lambda x: lambda: x)
+    f = Flow("a/b").dataset(Numbers(8)).map_data("local", lambda x: lambda: x)
     with (
-        f.prepare_read(LocalDataLoadFlowReader(1)).to_shuffled(4) as shuffled,
+        f.prepare_read(LocalReader(1)).to_shuffled(4) as shuffled,
         pytest.raises(SampleFailed, match="cannot be sent"),
     ):
         list(shuffled)
@@ -285,8 +285,8 @@ def test_what_is_loaded_ahead_is_bounded_in_bytes():
     def large(data):
         return np.zeros(250_000, dtype=np.float32)  # a megabyte
 
-    f = DataLoadFlow("a/b").dataset(Numbers(64)).map_data("large", large)
-    with f.prepare_read(LocalDataLoadFlowReader(2)).to_shuffled(4, prefetch=16, prefetch_mb=9) as shuffled:
+    f = Flow("a/b").dataset(Numbers(64)).map_data("large", large)
+    with f.prepare_read(LocalReader(2)).to_shuffled(4, prefetch=16, prefetch_mb=9) as shuffled:
         epoch = Epoch(shuffled._terms, shuffled._cursor.begin()[1], shuffled._pools.lend(shuffled._pool))
         held = [(len(targets), epoch.nbytes) for (_, targets), _ in epoch]
     assert sum(samples for samples, _ in held) == 64
@@ -304,8 +304,8 @@ def test_tensors_keep_their_types():
             "s": "x",
         }
 
-    f = DataLoadFlow("a/b").dataset(Numbers(8)).map_data("tensor", as_tensor)
-    with f.prepare_read(LocalDataLoadFlowReader(1)).to_shuffled(8, shuffle=False) as shuffled:
+    f = Flow("a/b").dataset(Numbers(8)).map_data("tensor", as_tensor)
+    with f.prepare_read(LocalReader(1)).to_shuffled(8, shuffle=False) as shuffled:
         ((data, targets),) = list(shuffled)
     assert data["f"].tolist() == [[float(i)] * 3 for i in range(8)]
     assert (data["b"].dtype, data["h"].dtype, data["s"]) == (torch.bool, torch.bfloat16, ["x"] * 8)
@@ -319,7 +319,7 @@ def test_counters_name_the_stage_that_bounds():
             total += i
         return data
 
-    f = DataLoadFlow("a/b").dataset(Numbers(32)).map_data("slow", slow).map_data("quick", lambda x: x)
+    f = Flow("a/b").dataset(Numbers(32)).map_data("slow", slow).map_data("quick", lambda x: x)
     shuffled = f.prepare_read().to_shuffled(8)
     list(shuffled)
     told = shuffled.counters.to_dict()

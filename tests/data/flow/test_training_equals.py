@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader, Stream
+from ephemeron.data.flow import BatchStream, Flow, LocalReader
 
 
 class Stripes(Dataset[Any]):
@@ -43,10 +43,10 @@ def losses(epochs: list[Any]) -> list[float]:
 
 def test_the_loss_curve_is_that_of_a_dataloader_on_the_same_order():
     data = Stripes()
-    view = DataLoadFlow("test/stripes").dataset(data).prepare_read(LocalDataLoadFlowReader(2))
+    view = Flow("test/stripes").dataset(data).prepare_read(LocalReader(2))
     with view.to_shuffled(16, seed=7) as batches:
         mine = losses([batches, batches])
-    orders = [Stream(samples=90, batch_size=16, seed=7, epoch=e).order() for e in (0, 1)]
+    orders = [BatchStream(samples=90, batch_size=16, seed=7, epoch=e).order() for e in (0, 1)]
     theirs = losses([DataLoader(data, 16, sampler=[int(i) for i in order]) for order in orders])
     assert mine == theirs
     assert np.mean(mine[-3:]) < np.mean(mine[:3])

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead, LocalDataLoadFlowReader
-from ephemeron.data.service import RemoteDataLoadFlowReader, Service, ServiceSettings
-from ephemeron.data.service.keeper import Part
-from ephemeron.data.service.patience import Patience
+from ephemeron.data.flow import Flow, FlowView, LocalReader
+from ephemeron.data.service import RemoteReader, Service, ServiceSettings
+from ephemeron.data.service.daemon import ManagedProcess
+from ephemeron.data.service.timeouts import ServiceTimeouts
 
 LIMIT_S = 60.0
-HASTY = Patience(reader_lease_s=10.0, loader_lease_s=2.5, shard_s=2.5, router_s=4.0, orphan_s=10.0, loaders_idle_s=30.0)
+HASTY = ServiceTimeouts(
+    reader_lease_s=10.0, loader_lease_s=2.5, shard_s=2.5, router_s=4.0, orphan_s=10.0, loaders_idle_s=30.0
+)
 
 
 def settings(**changed: Any) -> ServiceSettings:
@@ -58,9 +60,9 @@ def drawn(data: Any) -> Any:
     return data + np.float32(random.random() + np.random.random())
 
 
-def mixed(samples: int = 31, name: str = "test/mixed", **options: Any) -> DataLoadFlow:
+def mixed(samples: int = 31, name: str = "test/mixed", **options: Any) -> Flow:
     """A random step that may be cached, and one that may not."""
-    flow = DataLoadFlow(name).dataset(Numbered(samples, **options))
+    flow = Flow(name).dataset(Numbered(samples, **options))
     return flow.map_data("crop once", drawn, cache_control="can-cache").map_data("noise", drawn)
 
 
@@ -69,11 +71,11 @@ def plain(samples: list[Any]) -> list[tuple[int, bytes]]:
     return [(int(target), np.asarray(data).tobytes()) for data, target in samples]
 
 
-def local(flow: DataLoadFlow) -> DataLoadFlowRead:
-    return flow.prepare_read(LocalDataLoadFlowReader(0))
+def local(flow: Flow) -> FlowView:
+    return flow.prepare_read(LocalReader(0))
 
 
-def epochs_of(read: DataLoadFlowRead, count: int = 1, **options: Any) -> list[list[Any]]:
+def epochs_of(read: FlowView, count: int = 1, **options: Any) -> list[list[Any]]:
     """Whole epochs, batch by batch."""
     options = {"batch_size": 4, "collate_fn": plain, **options}
     with read.to_shuffled(**options) as batches:
@@ -87,10 +89,10 @@ class World:
         self.folder, self.settings = folder, own
         self.service = Service(folder=folder, settings=own)
 
-    def reader(self, **options: Any) -> RemoteDataLoadFlowReader:
-        return RemoteDataLoadFlowReader(folder=self.folder, settings=self.settings, **options)
+    def reader(self, **options: Any) -> RemoteReader:
+        return RemoteReader(folder=self.folder, settings=self.settings, **options)
 
-    def read(self, flow: DataLoadFlow, **options: Any) -> DataLoadFlowRead:
+    def read(self, flow: Flow, **options: Any) -> FlowView:
         return flow.prepare_read(self.reader(**options))
 
     def address(self) -> str:
@@ -102,19 +104,19 @@ class World:
         return [] if found is None else found["shards"]
 
     @property
-    def coordinator(self) -> Part:
-        return Part("coordinator", self.folder, self.service.token)
+    def coordinator(self) -> ManagedProcess:
+        return ManagedProcess("coordinator", self.folder, self.service.token)
 
-    def router(self, flow: str) -> Part:
-        return Part("router", self.folder / "flows" / flow.replace("/", "--"), self.service.token)
+    def router(self, flow: str) -> ManagedProcess:
+        return ManagedProcess("router", self.folder / "flows" / flow.replace("/", "--"), self.service.token)
 
-    def shard(self, flow: str, number: int = 0) -> Part:
-        return Part("shard", self.router(flow).folder / f"shard-{number}", self.service.token)
+    def shard(self, flow: str, number: int = 0) -> ManagedProcess:
+        return ManagedProcess("shard", self.router(flow).folder / f"shard-{number}", self.service.token)
 
     def loaders(self, flow: str) -> list[psutil.Process]:
         """Processes in which loader functions run or have run."""
         place = str(self.router(flow).folder)
-        hosts = [p for p in self._named(place) if "local_host" in " ".join(p.cmdline())]
+        hosts = [p for p in self._named(place) if "local_daemon" in " ".join(p.cmdline())]
         return [child for host in hosts for child in host.children(recursive=True)]
 
     def processes(self) -> list[psutil.Process]:
@@ -150,7 +152,7 @@ class World:
         assert not names, f"left behind: {names}"
 
 
-def signalled(part: Part, number: signal.Signals) -> int:
+def signalled(part: ManagedProcess, number: signal.Signals) -> int:
     """Sends a signal to a part that lives, and returns whom. It may just have ended, and another one begun."""
 
     def sent() -> int | None:
@@ -164,6 +166,6 @@ def signalled(part: Part, number: signal.Signals) -> int:
     return int(until(sent, f"a living {part.kind}"))
 
 
-def pid_of(part: Part) -> int:
+def pid_of(part: ManagedProcess) -> int:
     """Of a part that lives."""
     return int(until(lambda: part.alive and part._pid(), f"a living {part.kind}"))

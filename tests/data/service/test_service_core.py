@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.data.scheduling import LoaderQueue, QueueOptions, Report, RetryPolicy
-from ephemeron.data.service.core import Core, Name, Over, Packed, Result
+from ephemeron.data.scheduler import LoaderQueue, LoaderReport, QueueOptions, TaskRetryPolicy
+from ephemeron.data.service.shard_state import AlreadyDelivered, LoadResult, SampleKey, SerializedSample, ShardState
 
 GIANT = 1000
 LIMIT = 300
@@ -19,17 +19,17 @@ DEATHS = 6
 """Of loaders by bad luck: fewer than it takes to blame a sample for them."""
 
 
-def content(name: Name, nbytes: int) -> bytes:
+def content(name: SampleKey, nbytes: int) -> bytes:
     return (repr(tuple(name)).encode() * (nbytes // 4 + 1))[:nbytes]
 
 
 class Reader:
     """Asks for batches ahead, in order or not, and takes each once."""
 
-    def __init__(self, name: str, job: str, batches: list[tuple[Name, ...]]) -> None:
+    def __init__(self, name: str, job: str, batches: list[tuple[SampleKey, ...]]) -> None:
         self.name, self.job, self.batches = name, job, batches
         self.asked: set[int] = set()
-        self.got: dict[int, list[Packed]] = {}
+        self.got: dict[int, list[SerializedSample]] = {}
 
     @property
     def over(self) -> bool:
@@ -43,7 +43,7 @@ class Reader:
 class Loader:
     def __init__(self, name: str, batch: int) -> None:
         self.name, self.queue = name, LoaderQueue(batch=batch)
-        self.results: dict[Any, Result] = {}
+        self.results: dict[Any, LoadResult] = {}
 
 
 class World:
@@ -52,9 +52,9 @@ class World:
     def __init__(self, seed: int, *, random_flow: bool, cache: bool) -> None:
         self.rng = random.Random(seed)
         self.random = random_flow
-        self.core = Core(
+        self.core = ShardState(
             random=random_flow, buffer_nbytes=LIMIT, cache_nbytes=400 if cache else 0, gave_up=self.gave_up,
-            options=QueueOptions(window=5, batch=2, lease_s=4, stuck_s=20, patience_s=1), policy=RetryPolicy(retries=DEATHS),
+            options=QueueOptions(window=5, batch=2, lease_s=4, stuck_s=20, patience_s=1), policy=TaskRetryPolicy(retries=DEATHS),
         )  # fmt: skip
         self.deaths = DEATHS
         self.core.buffer.size.nbytes = 10
@@ -76,14 +76,14 @@ class World:
         self.core.foresee(job, 0, number // 2, list(range(12)))
         return Reader(f"{job}/{number}", job, batches)
 
-    def gave_up(self, name: Name, reason: str) -> Packed:
-        return Packed(buffers=(b"gave up",), nbytes=7, failed=True)
+    def gave_up(self, name: SampleKey, reason: str) -> SerializedSample:
+        return SerializedSample(buffers=(b"gave up",), nbytes=7, failed=True)
 
-    def made(self, name: Name) -> Result:
+    def made(self, name: SampleKey) -> LoadResult:
         nbytes = self.sizes[name.sample]
-        half = Packed(buffers=(content(Name(name.sample), 6),), nbytes=6, cost_s=0.5)
-        return Result(
-            sample=Packed(buffers=(content(name, nbytes),), nbytes=nbytes, cost_s=1.0),
+        half = SerializedSample(buffers=(content(SampleKey(name.sample), 6),), nbytes=6, cost_s=0.5)
+        return LoadResult(
+            sample=SerializedSample(buffers=(content(name, nbytes),), nbytes=nbytes, cost_s=1.0),
             half=half if self.random and not name.once else None,
         )
 
@@ -93,7 +93,7 @@ class World:
         reader.asked.add(ticket)
         try:
             self.core.want(reader.name, reader.job, ticket, reader.batches[ticket], now=self.now)
-        except Over:
+        except AlreadyDelivered:
             assert ticket in reader.got
 
     def take(self, reader: Reader, ticket: int, *, lost: bool) -> None:
@@ -154,7 +154,7 @@ class World:
             self.answered(loader, reply)
         return None
 
-    def sync(self, loader: Loader, report: Report) -> Any:
+    def sync(self, loader: Loader, report: LoaderReport) -> Any:
         results = {name: loader.results[name] for name in report.done}
         reply = self.core.report(loader.name, report, results, now=self.now)  # type: ignore[arg-type]
         return self.core.report(loader.name, report, results, now=self.now) if reply.rejoin else reply  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ class World:
         tasks = self.core.tasks(loader.name, reply)
         for name, half in tasks:
             if half is not None:
-                assert half.buffers == (content(Name(name.sample), 6),), "the half of that very sample"
+                assert half.buffers == (content(SampleKey(name.sample), 6),), "the half of that very sample"
         loader.queue.sync(reply.request, [name for name, _ in tasks])
 
     def ring(self) -> None:
@@ -217,7 +217,7 @@ class World:
         core.scheduler.validate()
         held = sum(max(1, one.nbytes) for one in core._held.values())
         assert held == core.buffer.buffered_nbytes, "what it counts is what it has"
-        following: set[Name] = set()
+        following: set[SampleKey] = set()
         for consumer, reader in core._readers.items():
             assert set(reader.names) == set(core.buffer.announced(consumer)) == set(reader.lacking)
             for ticket, names in reader.names.items():
@@ -256,31 +256,31 @@ def test_every_batch_is_given_in_the_end(seed: int, bad_steps: int, random_flow:
     assert world.core._futures == {}
 
 
-def core(**options: Any) -> Core:
-    it = Core(
+def core(**options: Any) -> ShardState:
+    it = ShardState(
         random=options.pop("random", True), buffer_nbytes=1000, cache_nbytes=options.pop("cache", 0),
-        gave_up=lambda name, reason: Packed(buffers=(reason.encode(),), nbytes=1, failed=True), **options,
+        gave_up=lambda name, reason: SerializedSample(buffers=(reason.encode(),), nbytes=1, failed=True), **options,
     )  # fmt: skip
     it.buffer.size.nbytes = 10
     return it
 
 
-def load(core: Core, loader: str, samples: Sequence[int] | None = None) -> list[Name]:
+def load(core: ShardState, loader: str, samples: Sequence[int] | None = None) -> list[SampleKey]:
     """Loads what the loader is given, or only some of it; returns what it was given."""
     request = core.scheduler.mirrors[loader].request + 1 if loader in core.scheduler.mirrors else 1
     if loader not in core.scheduler.mirrors:
         core.join(loader, now=0)
-    reply = core.report(loader, Report(request=request), {}, now=0)
+    reply = core.report(loader, LoaderReport(request=request), {}, now=0)
     names: Any = reply.tasks
-    done = {n: Result(sample=Packed(buffers=(b"%d" % n.sample,), nbytes=10, cost_s=1)) for n in names
+    done = {n: LoadResult(sample=SerializedSample(buffers=(b"%d" % n.sample,), nbytes=10, cost_s=1)) for n in names
             if samples is None or n.sample in samples}  # fmt: skip
-    core.report(loader, Report(request=request + 1, done=tuple(done)), done, now=0)
+    core.report(loader, LoaderReport(request=request + 1, done=tuple(done)), done, now=0)
     return list(names)
 
 
 def test_a_late_batch_does_not_lose_the_others() -> None:
     it = core()
-    first, second = (Name(0),), (Name(1), Name(0))
+    first, second = (SampleKey(0),), (SampleKey(1), SampleKey(0))
     assert not it.want("r", "j", 2, second, now=0)
     assert not it.want("r", "j", 1, first, now=0)
     load(it, "l")
@@ -292,13 +292,13 @@ def test_a_late_batch_does_not_lose_the_others() -> None:
 def test_a_call_from_the_past_changes_nothing() -> None:
     it = core()
     for ticket in range(3):
-        it.want("r", "j", ticket, (Name(ticket),), now=0)
+        it.want("r", "j", ticket, (SampleKey(ticket),), now=0)
     load(it, "l")
     it.received("r", 0)
     assert it.announced("r", 0)
     assert not it.announced("r", 3)
-    with pytest.raises(Over, match="batch 0 of r"):
-        it.want("r", "j", 0, (Name(0),), now=0)
+    with pytest.raises(AlreadyDelivered, match="batch 0 of r"):
+        it.want("r", "j", 0, (SampleKey(0),), now=0)
     assert it.give("r", 0, now=0) is None
     assert it.give("r", 1, now=0) is not None
     it.received("r", 0)
@@ -331,36 +331,36 @@ def test_what_is_not_random_is_the_same_for_all() -> None:
 
 
 def test_a_sample_that_kills_is_given_up_and_the_others_are_not() -> None:
-    it = core(policy=RetryPolicy(retries=1))
-    it.want("r", "j", 0, (Name(0), Name(1), Name(2)), now=0)
+    it = core(policy=TaskRetryPolicy(retries=1))
+    it.want("r", "j", 0, (SampleKey(0), SampleKey(1), SampleKey(2)), now=0)
     for number in range(20):
         loader = f"l{number}"
         given = load(it, loader, samples=[])
-        if Name(1) in given:
+        if SampleKey(1) in given:
             it.lose(loader)  # whatever else it had in hand is only suspected
             continue
         load(it, loader)
         it.quit(loader)
-        if it.want("r", "j", 0, (Name(0), Name(1), Name(2)), now=0):
+        if it.want("r", "j", 0, (SampleKey(0), SampleKey(1), SampleKey(2)), now=0):
             break
     found = it.give("r", 0, now=0)
     assert found is not None
     assert [one.failed for one in found] == [False, True, False]
     it.leave("r")
-    assert it.want("s", "j", 0, (Name(1),), now=0), "nobody else dies of it"
+    assert it.want("s", "j", 0, (SampleKey(1),), now=0), "nobody else dies of it"
 
 
 def test_somebody_elses_giant_stops_nobody() -> None:
     it = core()
-    giant, small = (Name(99),), tuple((Name(i),) for i in range(5))
+    giant, small = (SampleKey(99),), tuple((SampleKey(i),) for i in range(5))
     it.want("greedy", "g", 0, giant, now=0)
-    it.want("greedy", "g", 1, (Name(98),), now=0)
+    it.want("greedy", "g", 1, (SampleKey(98),), now=0)
     it.want("modest", "m", 0, small[0], now=0)
     it.join("l", now=0)
-    reply = it.report("l", Report(request=1), {}, now=0)
-    big = Result(sample=Packed(buffers=(b"",), nbytes=100_000))
-    done = {Name(99): big, Name(98): big}
-    it.report("l", Report(request=2, done=tuple(n for n in reply.tasks if n in done)), done, now=0)
+    reply = it.report("l", LoaderReport(request=1), {}, now=0)
+    big = LoadResult(sample=SerializedSample(buffers=(b"",), nbytes=100_000))
+    done = {SampleKey(99): big, SampleKey(98): big}
+    it.report("l", LoaderReport(request=2, done=tuple(n for n in reply.tasks if n in done)), done, now=0)
     assert it.buffer.buffered_nbytes == 100_000, "its next batch it may have, and no more"
     it.quit("l")
     for ticket in range(5):
@@ -376,7 +376,7 @@ def test_who_is_at_work() -> None:
     assert not it.at_work("l")
     it.join("l", now=0)
     assert not it.at_work("l")
-    it.want("r", "j", 0, (Name(0),), now=0)
+    it.want("r", "j", 0, (SampleKey(0),), now=0)
     load(it, "l", samples=[])
     assert it.at_work("l")
     it.lose("l")

@@ -16,8 +16,8 @@ from service_worlds import Numbered, World, drawn, epochs_of, local, until
 
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow import DataLoadFlow
-from ephemeron.data.service.definition import define
+from ephemeron.data.flow import Flow
+from ephemeron.data.service.flow_definition import define
 
 
 class Scaled:
@@ -37,7 +37,7 @@ def added(amount: float) -> Callable[[Any], Any]:
 
 
 def signature(step: Callable[[Any], Any], dataset: Any = None) -> str:
-    return define(DataLoadFlow("a/b").dataset(dataset or Numbered(3)).map_data("step", step), 3).signature
+    return define(Flow("a/b").dataset(dataset or Numbered(3)).map_data("step", step), 3).signature
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_loaders_read_the_version_and_the_store_that_the_reader_saw(
     """Loaders that start later, without the reader's environment, while a newer version is already there."""
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     numbers(tmp_path / "first", 1)
-    flow = DataLoadFlow("me/pinned").dataset("me/numbers", variant="train").map_data("noise", drawn)
+    flow = Flow("me/pinned").dataset("me/numbers", variant="train").map_data("noise", drawn)
     expected = epochs_of(local(flow), 1, seed=3)
     world = own_world()
     read = world.read(flow)

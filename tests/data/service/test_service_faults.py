@@ -14,9 +14,9 @@ import psutil
 import pytest
 from service_worlds import World, epochs_of, local, mixed, plain, settings, signalled, until
 
+from ephemeron.communication.rpc import BlockingClient, ConnectionLost
 from ephemeron.data.service import client as client_module
-from ephemeron.data.service.address import Address
-from ephemeron.rpc import BlockingClient, ConnectionLost
+from ephemeron.data.service.address import ServiceAddress
 
 SAMPLES, BATCH = 60, 3
 FLOW = "test/mortal"
@@ -162,9 +162,9 @@ HAPPENED: Counter[str] = Counter()
 
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_are_lost_and_calls_repeated(world: World, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    rng, connect = random.Random(seed), Address.connect
+    rng, connect = random.Random(seed), ServiceAddress.connect
     with monkeypatch.context() as patch:
-        patch.setattr(Address, "connect", lambda *a, **o: Unreliable(connect(*a, **o), rng))
+        patch.setattr(ServiceAddress, "connect", lambda *a, **o: Unreliable(connect(*a, **o), rng))
         patch.setattr(client_module, "PAUSE_S", 0.01)
         HAPPENED.clear()
         assert epochs_of(world.read(mixed(SAMPLES, FLOW)), 2, batch_size=BATCH, seed=100 + seed) == undisturbed(

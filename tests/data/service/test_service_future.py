@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from ephemeron.data.scheduling import Report
-from ephemeron.data.service.core import Core, Name, Packed, Result
+from ephemeron.data.scheduler import LoaderReport
+from ephemeron.data.service.shard_state import LoadResult, SampleKey, SerializedSample, ShardState
 
 
-def packed(nbytes: int = 100, cost_s: float = 0.01) -> Packed:
-    return Packed(buffers=(b"x" * nbytes,), nbytes=nbytes, cost_s=cost_s)
+def packed(nbytes: int = 100, cost_s: float = 0.01) -> SerializedSample:
+    return SerializedSample(buffers=(b"x" * nbytes,), nbytes=nbytes, cost_s=cost_s)
 
 
-def made(*, random: bool = True, cache_nbytes: int = 10_000) -> Core:
-    core = Core(
+def made(*, random: bool = True, cache_nbytes: int = 10_000) -> ShardState:
+    core = ShardState(
         random=random, buffer_nbytes=1 << 20, cache_nbytes=cache_nbytes, gave_up=lambda name, why: packed(1)
     )  # fmt: skip
     core.join("loader", now=0.0)
     return core
 
 
-def load_all(core: Core, half: bool = False) -> list[Name]:
+def load_all(core: ShardState, half: bool = False) -> list[SampleKey]:
     """One loader does everything that is to be done."""
-    loaded: list[Name] = []
+    loaded: list[SampleKey] = []
     request, done = core.scheduler.mirrors["loader"].request, ()
     while True:
         request += 1
-        results = {name: Result(sample=packed(), half=packed(40) if half else None) for name in done}
-        reply = core.report("loader", Report(request=request, done=done), results, now=1.0)
+        results = {name: LoadResult(sample=packed(), half=packed(40) if half else None) for name in done}
+        reply = core.report("loader", LoaderReport(request=request, done=done), results, now=1.0)
         done = tuple(name for name, _ in core.tasks("loader", reply))
         if not done:
             return loaded
         loaded += done
 
 
-def read(core: Core, job: str, ticket: int, samples: list[int], epoch: int = 0, seed: int = 0) -> list[Name]:
+def read(core: ShardState, job: str, ticket: int, samples: list[int], epoch: int = 0, seed: int = 0) -> list[SampleKey]:
     """A batch, from the request to its receipt. Returns what had to be loaded for it."""
     names = [core.name(sample, epoch, seed) for sample in samples]
     core.want(job, job, ticket, names, now=1.0)

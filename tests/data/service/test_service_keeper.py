@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.data.service.coordinator import ServiceSettings
-from ephemeron.data.service.keeper import Part, Presence, write_json
+from ephemeron.data.service.daemon import ManagedProcess, ProcessLock, write_json
 from ephemeron.errors import ServiceUnreachable
 
 TOKEN = "token of the tests"
@@ -23,18 +23,18 @@ SETTINGS = asdict(ServiceSettings(idle_s=600))
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Iterator[Part]:
-    part = Part("coordinator", tmp_path / "service", TOKEN)
+def part(tmp_path: Path) -> Iterator[ManagedProcess]:
+    part = ManagedProcess("coordinator", tmp_path / "service", TOKEN)
     yield part
     part.kill()
     assert not part.alive
 
 
-def pid_of(part: Part) -> int:
+def pid_of(part: ManagedProcess) -> int:
     return int(json.loads((part.folder / "ready.json").read_text())["pid"])
 
 
-def test_what_does_not_run_is_started_and_what_lives_is_adopted(part: Part) -> None:
+def test_what_does_not_run_is_started_and_what_lives_is_adopted(part: ManagedProcess) -> None:
     assert not part.alive
     with pytest.raises(ServiceUnreachable, match="does not run"):
         part.address()
@@ -42,7 +42,7 @@ def test_what_does_not_run_is_started_and_what_lives_is_adopted(part: Part) -> N
         part.call("ping", timeout_s=1)
     address = part.ensure(SETTINGS)
     assert part.alive
-    other = Part("coordinator", part.folder, TOKEN)
+    other = ManagedProcess("coordinator", part.folder, TOKEN)
     assert other.ensure({"not": "used"}) == address
     assert other.settings() == json.loads(json.dumps(SETTINGS))
     assert other.call("ping", timeout_s=10)["settings"]["idle_s"] == 600
@@ -51,7 +51,7 @@ def test_what_does_not_run_is_started_and_what_lives_is_adopted(part: Part) -> N
     assert other.settings() is None
 
 
-def test_the_killed_one_leaves_nothing_that_misleads(part: Part) -> None:
+def test_the_killed_one_leaves_nothing_that_misleads(part: ManagedProcess) -> None:
     first = part.ensure(SETTINGS)
     dead = pid_of(part)
     os.kill(dead, signal.SIGKILL)
@@ -67,12 +67,12 @@ def test_the_killed_one_leaves_nothing_that_misleads(part: Part) -> None:
     assert not Path(first.unix).parent.exists(), "its socket is gone as well"
 
 
-def test_several_who_start_it_at_once_find_the_same(part: Part) -> None:
+def test_several_who_start_it_at_once_find_the_same(part: ManagedProcess) -> None:
     found: list[object] = []
 
     def start() -> None:
         try:
-            found.append(Part("coordinator", part.folder, TOKEN).ensure(SETTINGS))
+            found.append(ManagedProcess("coordinator", part.folder, TOKEN).ensure(SETTINGS))
         except Exception as e:  # noqa: BLE001 - it is looked at below
             found.append(e)
 
@@ -85,7 +85,7 @@ def test_several_who_start_it_at_once_find_the_same(part: Part) -> None:
     assert part.call("ping", timeout_s=10)
 
 
-def test_an_address_of_somebody_else_is_not_believed(part: Part) -> None:
+def test_an_address_of_somebody_else_is_not_believed(part: ManagedProcess) -> None:
     """As when the dead one's announcement is still there while the next one is starting."""
     part.ensure(SETTINGS)
     said = json.loads((part.folder / "ready.json").read_text())
@@ -97,18 +97,18 @@ def test_an_address_of_somebody_else_is_not_believed(part: Part) -> None:
 
 
 def test_one_that_has_not_announced_itself_can_be_ended(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from ephemeron.data.service.keeper import Presence\n"
-    code += "p = Presence(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    code = "import sys, time; from pathlib import Path; from ephemeron.data.service.daemon import ProcessLock\n"
+    code += "p = ProcessLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        part = Part("router", tmp_path, TOKEN)
+        part = ManagedProcess("router", tmp_path, TOKEN)
         assert part.alive
         with pytest.raises(BlockingIOError):
-            Presence(tmp_path)
+            ProcessLock(tmp_path)
         part.kill()
         assert process.wait(timeout=30) == -signal.SIGKILL
         assert not part.alive
@@ -118,7 +118,7 @@ def test_one_that_has_not_announced_itself_can_be_ended(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
-    part = Part("router", tmp_path, TOKEN)
+    part = ManagedProcess("router", tmp_path, TOKEN)
     with pytest.raises(ServiceUnreachable, match=r"the router does not start: KeyError: 'whole'"):
         part.ensure({})
     assert not part.alive

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from service_worlds import HASTY, World, epochs_of, local, mixed, pid_of, plain, signalled, until
 
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 from ephemeron.errors import JobError
 from ephemeron.units import MB
 
@@ -170,13 +170,13 @@ def test_shards_of_an_older_version_are_not_adopted(own_world: Callable[..., Wor
         world.coordinator.kill()
         world.router("test/raised").kill()
         assert world.shard("test/raised", 0).alive
-    new = DataLoadFlow("test/raised", 2).dataset(mixed(20, "test/raised", floats=7).source.dataset)  # type: ignore[union-attr]
+    new = Flow("test/raised", 2).dataset(mixed(20, "test/raised", floats=7).source.dataset)  # type: ignore[union-attr]
     assert epochs_of(world.read(new)) == epochs_of(local(new))
 
 
 def test_a_slow_step_stops_only_its_own_flow(one_shard: World, tmp_path: Path) -> None:
     gate = tmp_path / "open"
-    flow = DataLoadFlow("test/gated").dataset(mixed(8).source.dataset).map("gate", Gate(gate))  # type: ignore[union-attr]
+    flow = Flow("test/gated").dataset(mixed(8).source.dataset).map("gate", Gate(gate))  # type: ignore[union-attr]
     with one_shard.read(flow).to_shuffled(4, plain, shuffle=False) as shuffled:
         batches = iter(shuffled)
         found: list[Any] = []

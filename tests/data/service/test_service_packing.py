@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ephemeron.communication.rpc import BufferPool
 from ephemeron.data.flow.collate import Stacking
-from ephemeron.data.service.core import Packed
-from ephemeron.data.service.packing import LEAST_BYTES, layout, owned, pack, samples_in, unpack
-from ephemeron.rpc import Pool
+from ephemeron.data.service.sample_codec import LEAST_BYTES, layout, owned, pack, samples_in, unpack
+from ephemeron.data.service.shard_state import SerializedSample
 
 
-def packed(*sizes: int) -> Packed:
-    return Packed(buffers=tuple(bytes([n % 256]) * n for n in sizes), nbytes=sum(sizes))
+def packed(*sizes: int) -> SerializedSample:
+    return SerializedSample(buffers=tuple(bytes([n % 256]) * n for n in sizes), nbytes=sum(sizes))
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=8))
@@ -31,7 +31,7 @@ def test_a_frame_gives_back_its_samples(sizes: list[list[int]]) -> None:
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_equal_levels_lie_side_by_side(samples: int, levels: int) -> None:
     names = [[f"{s}.{level}".encode() for level in range(levels)] for s in range(samples)]
-    _, parts = layout([Packed(buffers=tuple(each), nbytes=0) for each in names])
+    _, parts = layout([SerializedSample(buffers=tuple(each), nbytes=0) for each in names])
     assert parts == [names[s][level] for level in range(levels) for s in range(samples)]
 
 
@@ -44,7 +44,7 @@ ARRAYS = hnp.arrays(
 def test_anything_survives(sample: Any) -> None:
     one = pack(sample, cost_s=0.5)
     assert one.nbytes == sum(memoryview(b).nbytes for b in one.buffers)
-    kept = owned(one, Pool())
+    kept = owned(one, BufferPool())
     assert (kept.nbytes, kept.cost_s, kept.failed) == (one.nbytes, 0.5, False)
     for back in (unpack(one.buffers), unpack(kept.buffers)):
         np.testing.assert_equal(back, sample)
@@ -59,7 +59,7 @@ def test_only_what_is_worth_it_stands_out() -> None:
 @pytest.mark.parametrize("nbytes", [LEAST_BYTES, 1 << 16, 1 << 20])
 def test_what_is_owned_does_not_change_with_its_frame(nbytes: int) -> None:
     frame = np.full(nbytes, 7, np.uint8)
-    kept = owned(Packed(buffers=(frame.data,), nbytes=nbytes), Pool())
+    kept = owned(SerializedSample(buffers=(frame.data,), nbytes=nbytes), BufferPool())
     frame[:] = 8
     assert bytes(kept.buffers[0]) == b"\7" * nbytes
 

@@ -9,17 +9,17 @@ import pytest
 from random_worlds import Batched, Cropped, jitter, mixup, mixup_rng, plain, trainer_state
 from service_worlds import Numbered, World, drawn, local
 
-from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead
-from ephemeron.data.service.core import Core, Packed, Result
+from ephemeron.data.flow import Flow, FlowView
+from ephemeron.data.service.shard_state import LoadResult, SerializedSample, ShardState
 
 TINY = {"batch_size": 8, "seed": 3}
 
 
-def flow(name: str, dataset: Any) -> DataLoadFlow:
-    return DataLoadFlow(f"test/{name}").dataset(dataset)
+def flow(name: str, dataset: Any) -> Flow:
+    return Flow(f"test/{name}").dataset(dataset)
 
 
-def epochs(read: DataLoadFlowRead, collate: Any = plain, count: int = 2, **options: Any) -> list[list[Any]]:
+def epochs(read: FlowView, collate: Any = plain, count: int = 2, **options: Any) -> list[list[Any]]:
     with read.to_shuffled(**{**TINY, "collate_fn": collate, **options}) as batches:
         return [list(batches) for _ in range(count)]
 
@@ -77,7 +77,7 @@ def test_one_reader_finds_randomness_that_another_missed(one_shard: World) -> No
     from dataclasses import replace
 
     from ephemeron.data.service.client import FlowClient
-    from ephemeron.data.service.definition import define
+    from ephemeron.data.service.flow_definition import define
 
     asked = flow("missed", Cropped(16))
     FlowClient(one_shard.reader().service, replace(define(asked, 16), fixed=0, random=False))
@@ -89,20 +89,20 @@ def test_one_reader_finds_randomness_that_another_missed(one_shard: World) -> No
 
 
 def test_a_shard_keeps_no_half_of_what_is_random() -> None:
-    core = Core(
+    core = ShardState(
         random=True,
         halves=False,
         buffer_nbytes=1000,
         cache_nbytes=1000,
-        gave_up=lambda name, why: Packed(buffers=(), nbytes=1),
+        gave_up=lambda name, why: SerializedSample(buffers=(), nbytes=1),
     )
     assert not core.wants_half
     name = core.name(1, 0, 7)
     core.foresee("job", 0, 7, [1, 2])
     core.join("loader", now=0.0)
     core.want("reader", "job", 0, [name], now=0.0)
-    thing = Packed(buffers=(b"x",), nbytes=10, cost_s=1.0)
-    core._made(name, Result(sample=thing, half=thing))
+    thing = SerializedSample(buffers=(b"x",), nbytes=10, cost_s=1.0)
+    core._made(name, LoadResult(sample=thing, half=thing))
     assert core.give("reader", 0, now=0.0) == [thing]
     core.received("reader", 0)
     assert core.cache is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from service_worlds import Numbered, World, drawn, epochs_of, local, mixed, plain
 
-from ephemeron.data.flow import DataLoadFlow, DataLoadFlowRead
+from ephemeron.data.flow import Flow, FlowView
 from ephemeron.data.service.shared import AHEAD
 from ephemeron.errors import JobError
 
@@ -24,7 +24,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.fixture
-def remote(world: World) -> DataLoadFlowRead:
+def remote(world: World) -> FlowView:
     return world.read(mixed())
 
 
@@ -49,11 +49,11 @@ def doubled(sample: tuple[Any, int]) -> tuple[Any, int]:
     ],
     ids=str,
 )
-def test_equal_to_local(remote: DataLoadFlowRead, options: dict[str, Any]) -> None:
+def test_equal_to_local(remote: FlowView, options: dict[str, Any]) -> None:
     assert epochs_of(remote, 2, **options) == epochs_of(local(mixed()), 2, **options)
 
 
-def test_views(remote: DataLoadFlowRead) -> None:
+def test_views(remote: FlowView) -> None:
     here = local(mixed())
     for view in (
         lambda read: read.subset([30, 3, 3, 8, 1]),
@@ -65,7 +65,7 @@ def test_views(remote: DataLoadFlowRead) -> None:
         assert epochs_of(view(remote), 2, seed=5, batch_size=6) == epochs_of(view(here), 2, seed=5, batch_size=6)
 
 
-def test_stacked_as_pytorch_would(remote: DataLoadFlowRead) -> None:
+def test_stacked_as_pytorch_would(remote: FlowView) -> None:
     pytest.importorskip("torch")
     for read in (remote, remote.local_map(doubled)):
         here = local(mixed()) if read is remote else local(mixed()).local_map(doubled)
@@ -81,7 +81,7 @@ def test_stacked_as_pytorch_would(remote: DataLoadFlowRead) -> None:
 
 def test_steps_that_may_be_cached_draw_as_they_do_here(world: World) -> None:
     """Nothing differs between epochs and jobs, so samples are shared; but not with another outcome than here."""
-    flow = DataLoadFlow("test/steady").dataset(Numbered(13)).map_data("crop once", drawn, cache_control="can-cache")
+    flow = Flow("test/steady").dataset(Numbered(13)).map_data("crop once", drawn, cache_control="can-cache")
     here = epochs_of(local(flow), 2, seed=3)
     assert epochs_of(world.read(flow), 2, seed=3) == here
     assert epochs_of(world.read(flow), 2, seed=3) == here, "from the cache"
@@ -96,7 +96,7 @@ def test_nothing_and_little(world: World) -> None:
         assert len(world.read(flow)) == samples
 
 
-def test_by_index(remote: DataLoadFlowRead) -> None:
+def test_by_index(remote: FlowView) -> None:
     here, there = local(mixed()).to_mapped(seed=4, epoch=2), remote.to_mapped(seed=4, epoch=2)
     asked = [30, 0, 7, 7, 29]
     assert plain(there.__getitems__(asked)) == plain(here.__getitems__(asked))
@@ -109,7 +109,7 @@ def test_by_index(remote: DataLoadFlowRead) -> None:
         there[31]
 
 
-def test_in_the_workers_of_a_data_loader(remote: DataLoadFlowRead) -> None:
+def test_in_the_workers_of_a_data_loader(remote: FlowView) -> None:
     data = pytest.importorskip("torch.utils.data")
     dataset = remote.to_mapped(seed=4)
     dataset[0]  # connections that the children must not use
@@ -121,7 +121,7 @@ def test_in_the_workers_of_a_data_loader(remote: DataLoadFlowRead) -> None:
     assert plain([dataset[3]]) == got[3:4], "and the parent reads on"
 
 
-def test_resumed_here_there_and_with_other_ranks(remote: DataLoadFlowRead) -> None:
+def test_resumed_here_there_and_with_other_ranks(remote: FlowView) -> None:
     here = local(mixed())
     whole = [sample for batch in epochs_of(here, seed=6)[0] for sample in batch]
     got: list[Any] = []
@@ -214,7 +214,7 @@ def test_a_view_that_repeats_cannot_be_shared(world: World) -> None:
     assert epochs_of(world.read(mixed()), sampling="shared"), "the router is none the worse"
 
 
-def test_an_abandoned_iteration(remote: DataLoadFlowRead) -> None:
+def test_an_abandoned_iteration(remote: FlowView) -> None:
     with remote.to_shuffled(4, plain, seed=8) as there, local(mixed()).to_shuffled(4, plain, seed=8) as here:
         for each in (there, here):
             for number, _ in enumerate(each):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from service_worlds import Numbered, World, drawn, epochs_of, local, mixed, plain
 
-from ephemeron.data.flow import DataLoadFlow
-from ephemeron.data.service import RemoteDataLoadFlowReader, ServiceSettings
+from ephemeron.data.flow import Flow
+from ephemeron.data.service import RemoteReader, ServiceSettings
 from ephemeron.data.service.address import TOKEN_VARIABLE
-from ephemeron.data.service.patience import Patience
+from ephemeron.data.service.timeouts import ServiceTimeouts
 from ephemeron.errors import JobError, LoadersLost, SampleFailed, ServiceRefused, ServiceUnreachable
 
 
@@ -47,15 +47,15 @@ def deadly(sample: tuple[Any, int]) -> tuple[Any, int]:
 
 def test_another_token(one_shard: World) -> None:
     with pytest.raises(ServiceRefused, match=rf"refuses this token; .*{TOKEN_VARIABLE}"):
-        mixed().prepare_read(RemoteDataLoadFlowReader(one_shard.address(), token="wrong"))
+        mixed().prepare_read(RemoteReader(one_shard.address(), token="wrong"))
 
 
 def test_the_right_token_by_argument_and_by_variable(one_shard: World, monkeypatch: pytest.MonkeyPatch) -> None:
     address, token = one_shard.address(), one_shard.service.token
     here = epochs_of(local(mixed()))
-    assert epochs_of(mixed().prepare_read(RemoteDataLoadFlowReader(address, token=token))) == here
+    assert epochs_of(mixed().prepare_read(RemoteReader(address, token=token))) == here
     monkeypatch.setenv(TOKEN_VARIABLE, token)
-    assert epochs_of(mixed().prepare_read(RemoteDataLoadFlowReader(address))) == here
+    assert epochs_of(mixed().prepare_read(RemoteReader(address))) == here
 
 
 @pytest.fixture
@@ -91,39 +91,39 @@ def test_nobody_there(deaf: str, stranger: str) -> None:
         nobody = f"127.0.0.1:{sock.getsockname()[1]}"
     for address in (nobody, deaf, stranger):
         with pytest.raises(ServiceUnreachable, match=f"no data service answers at {address}"):
-            mixed().prepare_read(RemoteDataLoadFlowReader(address, token="t", timeout_s=0.3))
+            mixed().prepare_read(RemoteReader(address, token="t", timeout_s=0.3))
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(JobError, match=rf"127.0.0.1:9 wants a token; give token=… or set {TOKEN_VARIABLE}"):
-        RemoteDataLoadFlowReader("127.0.0.1:9")
+        RemoteReader("127.0.0.1:9")
     for address in ("nowhere", "host:", ":7", "host:port"):
         with pytest.raises(JobError, match="write HOST:PORT"):
-            RemoteDataLoadFlowReader(address, token="t")
+            RemoteReader(address, token="t")
     with pytest.raises(JobError, match="ephemeron data serve"):
-        RemoteDataLoadFlowReader("127.0.0.1:9", token="t", loaders=3)
+        RemoteReader("127.0.0.1:9", token="t", loaders=3)
     with pytest.raises(JobError, match="timeout_s = 0"):
-        RemoteDataLoadFlowReader(timeout_s=0, folder=tmp_path)
+        RemoteReader(timeout_s=0, folder=tmp_path)
     with pytest.raises(JobError, match="has no dataset"):
-        DataLoadFlow("a/b").prepare_read(RemoteDataLoadFlowReader(folder=tmp_path))
+        Flow("a/b").prepare_read(RemoteReader(folder=tmp_path))
     for wrong in ({"shards": 0}, {"loaders": 0}, {"cache_mb": -1}, {"idle_s": 0}, {"buffer_mb": 0}):
         with pytest.raises(JobError, match=f"{next(iter(wrong))} = "):
             ServiceSettings(**wrong)  # type: ignore[arg-type]
     with pytest.raises(JobError, match="loader_lease_s = -1"):
-        Patience(loader_lease_s=-1)
+        ServiceTimeouts(loader_lease_s=-1)
 
 
 def test_what_cannot_be_sent_starts_nothing(own_world: Callable[..., World]) -> None:
     world, lock = own_world(), threading.Lock()
-    flow = DataLoadFlow("test/locked").dataset(Numbered(3)).map("lock", lambda sample: (lock, sample)[1])
+    flow = Flow("test/locked").dataset(Numbered(3)).map("lock", lambda sample: (lock, sample)[1])
     with pytest.raises(JobError, match=r"flow test/locked cannot be sent to loaders: TypeError.*lock"):
         world.read(flow)
     assert world.processes() == []
 
 
 def test_a_step_that_raises(one_shard: World) -> None:
-    flow = DataLoadFlow("test/picky").dataset(Numbered(16)).map("pick", picky).map_data("noise", drawn)
+    flow = Flow("test/picky").dataset(Numbered(16)).map("pick", picky).map_data("noise", drawn)
     read = one_shard.read(flow)
     with pytest.raises(SampleFailed, match="there is no 5") as info:
         epochs_of(read, shuffle=False)
@@ -143,7 +143,7 @@ def test_a_step_that_raises(one_shard: World) -> None:
 @pytest.mark.parametrize("retries", [1, 3])
 def test_tried_again(one_shard: World, tmp_path: Path, retries: int) -> None:
     name = f"test/flaky-{retries}"
-    flow = DataLoadFlow(name).dataset(Numbered(8)).map("flaky", Flaky(tmp_path, 3))
+    flow = Flow(name).dataset(Numbered(8)).map("flaky", Flaky(tmp_path, 3))
     with one_shard.read(flow).to_shuffled(4, plain, on_error=f"retry:{retries}", shuffle=False) as shuffled:
         if retries == 3:
             assert [i for batch in shuffled for i, _ in batch] == list(range(8))
@@ -156,7 +156,7 @@ def test_tried_again(one_shard: World, tmp_path: Path, retries: int) -> None:
 
 def test_a_step_that_kills_its_loader(one_shard: World) -> None:
     """The sample is given up, the others are delivered, and nobody says that there are no loaders."""
-    flow = DataLoadFlow("test/deadly").dataset(Numbered(12)).map("kill", deadly)
+    flow = Flow("test/deadly").dataset(Numbered(12)).map("kill", deadly)
     with one_shard.read(flow).to_shuffled(3, plain, on_error="skip", shuffle=False) as shuffled:
         assert [i for batch in shuffled for i, _ in batch] == [i for i in range(12) if i != 4]
         assert shuffled.counters.skipped == 1
@@ -170,7 +170,7 @@ def test_loaders_that_cannot_start(one_shard: World, tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     import only_here_for_a_while  # type: ignore[import-not-found]
 
-    flow = DataLoadFlow("test/absent").dataset(Numbered(4)).map("step", only_here_for_a_while.step)
+    flow = Flow("test/absent").dataset(Numbered(4)).map("step", only_here_for_a_while.step)
     read = one_shard.read(flow)
     (tmp_path / "only_here_for_a_while.py").unlink()
     with pytest.raises(LoadersLost, match=r"in a row ended without a sample: ModuleNotFoundError.*only_here"):
@@ -181,8 +181,8 @@ def test_loaders_that_cannot_start(one_shard: World, tmp_path: Path, monkeypatch
 
 
 def test_another_definition_of_a_version(one_shard: World) -> None:
-    def of(step: Any, samples: int = 4, version: int = 2) -> DataLoadFlow:
-        return DataLoadFlow("test/defined", version).dataset(Numbered(samples)).map("step", step)
+    def of(step: Any, samples: int = 4, version: int = 2) -> Flow:
+        return Flow("test/defined", version).dataset(Numbered(samples)).map("step", step)
 
     here = epochs_of(local(of(str)), collate_fn=list)
     assert epochs_of(one_shard.read(of(str)), collate_fn=list) == here

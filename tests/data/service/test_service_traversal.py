@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.data.service import traversal
-from ephemeron.data.service.traversal import Traversals
+from ephemeron.data.service import shared_epochs
+from ephemeron.data.service.shared_epochs import SharedEpochs
 from ephemeron.errors import JobError
 
 
@@ -39,12 +39,12 @@ class Ranks:
     def all(self) -> list[int]:
         return list(range(self.terms["samples"])) if self.chosen is None else self.chosen
 
-    def join(self, where: Traversals, rank: int) -> str:
+    def join(self, where: SharedEpochs, rank: int) -> str:
         buffers = [] if self.chosen is None else [np.array(self.chosen, np.int64)]
         reader = f"{self.terms['job']}/{self.attempt}/{rank}"
         return str(where.join(**self.terms, rank=rank, reader=reader, buffers=buffers, now=0.0)["job"])
 
-    def step(self, where: Traversals, rank: int, count: int = 1) -> bool:
+    def step(self, where: SharedEpochs, rank: int, count: int = 1) -> bool:
         """The rank's next batches. False: its epoch is over, and the next one has begun."""
         name = self.join(where, rank)
         epoch, sequence = self.epochs[rank], self.steps[rank]
@@ -57,7 +57,7 @@ class Ranks:
         self.epochs[rank], self.steps[rank] = epoch + 1, 0
         return False
 
-    def mark(self, where: Traversals, epoch: int, steps: int) -> dict[str, Any]:
+    def mark(self, where: SharedEpochs, epoch: int, steps: int) -> dict[str, Any]:
         return where.mark(job=self.join(where, 0), epoch=epoch, steps=steps, buffers=[], now=0.0)
 
     def counted(self, epoch: int) -> Counter[int]:
@@ -69,8 +69,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "traversals"
 
 
-def opened(folder: Path, window: int = 8, now: float = 0.0) -> Traversals:
-    return Traversals(folder, window=window, now=now)
+def opened(folder: Path, window: int = 8, now: float = 0.0) -> SharedEpochs:
+    return SharedEpochs(folder, window=window, now=now)
 
 
 JOBS = st.lists(
@@ -96,7 +96,7 @@ def test_exactly_once_whatever_restarts(plans: list[dict[str, Any]], seed: int, 
     """Two routers get the same calls, and one of them is killed again and again."""
     rng, epochs = random.Random(seed), 3
     with TemporaryDirectory() as one, TemporaryDirectory() as two, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traversal, "SNAPSHOT_EVERY", every)
+        patch.setattr(shared_epochs, "SNAPSHOT_EVERY", every)
         steady, mortal = opened(Path(one)), opened(Path(two))
         calm, hurt = ([ranks_of(n, plan) for n, plan in enumerate(plans)] for _ in range(2))
         open_ranks = [(n, rank) for n, plan in enumerate(plans) for rank in range(plan["world_size"])]
@@ -168,7 +168,7 @@ def test_resumed_again_and_again(samples: int, view: str, attempts: list[tuple[i
 
 def test_a_snapshot_keeps_the_order_of_a_view(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a mark says is by places in the view, also where that is all samples in another order."""
-    monkeypatch.setattr(traversal, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(shared_epochs, "SNAPSHOT_EVERY", 1)
     where, ranks = opened(folder), Ranks("a", samples=6, batch=2, chosen=[5, 3, 1, 0, 2, 4])
     ranks.step(where, 0)
     before = ranks.mark(where, 0, 1)
@@ -209,7 +209,7 @@ def test_what_is_refused_is_not_written_down(folder: Path) -> None:
 def test_a_restart_forgets_nobody(folder: Path) -> None:
     where, ranks = opened(folder, now=5.0), Ranks("a", samples=4, batch=2)
     ranks.step(where, 0)
-    later = 10 * traversal.FORGOTTEN_S
+    later = 10 * shared_epochs.FORGOTTEN_S
     where = opened(folder, now=later)
     where.settle(alive=set(), now=later + 1)
     assert ranks.step(where, 0)
@@ -220,7 +220,7 @@ def test_who_reads_without_drawing_is_not_forgotten(folder: Path) -> None:
     where, slow, gone = opened(folder), Ranks("slow", samples=4, batch=2), Ranks("gone", samples=4, batch=2)
     slow.step(where, 0)
     gone.step(where, 0)
-    where.settle(alive={"slow"}, now=traversal.FORGOTTEN_S + 1)
+    where.settle(alive={"slow"}, now=shared_epochs.FORGOTTEN_S + 1)
     names = set(where._jobs)
     assert names == {"slow#0"}
     with pytest.raises(JobError, match="no job 'gone#1' draws here any more"):
@@ -312,7 +312,7 @@ def test_hardly_anything(folder: Path, samples: int) -> None:
 
 
 def test_the_journal_stays_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traversal, "SNAPSHOT_EVERY", 10)
+    monkeypatch.setattr(shared_epochs, "SNAPSHOT_EVERY", 10)
     where, ranks = opened(folder), Ranks("a", samples=20, batch=1)
     sizes = []
     for _ in range(20):

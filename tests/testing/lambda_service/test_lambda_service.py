@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.platforms.cgroups import detect
+from ephemeron.functions.cgroups import detect
 from ephemeron.testing.lambda_service.logs import matches
 
 boto3 = pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")

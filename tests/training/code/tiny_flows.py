@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ephemeron.data.flow import DataLoadFlow
+from ephemeron.data.flow import Flow
 
 
 def scale(image: Any) -> Any:
@@ -22,24 +22,24 @@ def jitter(image: Any) -> Any:
     return image + np.float32(0.2 * (random.random() + np.random.normal() + float(torch.rand(()))))
 
 
-def plain(path: Path) -> DataLoadFlow:
-    return DataLoadFlow("test/plain").dataset("test/digits", variant="train", store=str(path)).map_data("scale", scale)
+def plain(path: Path) -> Flow:
+    return Flow("test/plain").dataset("test/digits", variant="train", store=str(path)).map_data("scale", scale)
 
 
-def shaken(path: Path) -> DataLoadFlow:
+def shaken(path: Path) -> Flow:
     return plain(path).map_data("jitter", jitter)
 
 
-def in_bucket(url: str) -> DataLoadFlow:
-    flow = DataLoadFlow("test/bucket").dataset("test/digits", variant="train", store=url)
+def in_bucket(url: str) -> Flow:
+    flow = Flow("test/bucket").dataset("test/digits", variant="train", store=url)
     return flow.map_data("scale", scale).map_data("jitter", jitter)
 
 
-def held_out(path: Path) -> DataLoadFlow:
-    return DataLoadFlow("test/held-out").dataset("test/digits", variant="val", store=str(path)).map_data("scale", scale)
+def held_out(path: Path) -> Flow:
+    return Flow("test/held-out").dataset("test/digits", variant="val", store=str(path)).map_data("scale", scale)
 
 
-def picky(path: Path, above: int = 40) -> DataLoadFlow:
+def picky(path: Path, above: int = 40) -> Flow:
     """Fails for images that begin with a large number."""
 
     def check(image: Any) -> Any:
@@ -47,7 +47,7 @@ def picky(path: Path, above: int = 40) -> DataLoadFlow:
             raise ValueError(f"a pixel of {image[0, 0]}")
         return image
 
-    flow = DataLoadFlow("test/picky").dataset("test/digits", variant="train", store=str(path))
+    flow = Flow("test/picky").dataset("test/digits", variant="train", store=str(path))
     return flow.map_data("check", check).map_data("scale", scale)
 
 
@@ -65,11 +65,11 @@ class Cropped:
         return np.full((8, 8), i % 8 + 0.1 * drawn, dtype=np.float32), i % 8
 
 
-def cropped() -> DataLoadFlow:
-    return DataLoadFlow("test/cropped").dataset(Cropped())
+def cropped() -> Flow:
+    return Flow("test/cropped").dataset(Cropped())
 
 
-def of_the_system() -> DataLoadFlow:
+def of_the_system() -> Flow:
     """Draws what nobody can seed."""
     return cropped().map_data("salt", lambda image: image + os.urandom(1)[0])
 
@@ -88,20 +88,20 @@ class Ragged:
         return np.zeros(i + 1, dtype=np.float32), i
 
 
-def ragged() -> DataLoadFlow:
-    return DataLoadFlow("test/ragged").dataset(Ragged())
+def ragged() -> Flow:
+    return Flow("test/ragged").dataset(Ragged())
 
 
-def empty() -> DataLoadFlow:
-    return DataLoadFlow("test/empty").dataset([])
+def empty() -> Flow:
+    return Flow("test/empty").dataset([])
 
 
-def without_dataset() -> DataLoadFlow:
-    return DataLoadFlow("test/nothing")
+def without_dataset() -> Flow:
+    return Flow("test/nothing")
 
 
-def absent(path: Path) -> DataLoadFlow:
-    return DataLoadFlow("test/absent").dataset("test/no-such", store=str(path))
+def absent(path: Path) -> Flow:
+    return Flow("test/absent").dataset("test/no-such", store=str(path))
 
 
 def three() -> int:

@@ -108,7 +108,7 @@ def open_files(url: str) -> Files:
         if parts.netloc not in ("", "localhost") or not parts.path:
             raise JobError(f"{url} is not a folder on this machine", remedy="write file:///absolute/path")
         return FolderFiles(Path(unquote(parts.path)))
-    from ephemeron.channels.stores import cloud_store
+    from ephemeron.communication.channels.stores import cloud_store
     from ephemeron.data.catalog.objects import ObjectFiles
 
     return ObjectFiles(cloud_store(url), url=url.rstrip("/"))

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from ephemeron.channels.stores import explain, is_missing_bucket
+from ephemeron.communication.channels.stores import explain, is_missing_bucket
 from ephemeron.data.catalog.files import FileChanged, FileRange, Files, open_files
 from ephemeron.data.catalog.store_process import call
 from ephemeron.errors import DatasetError, DatasetUnreachable, JobError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteRange:
     """One request, and which of the ranges it serves."""
 
     start: int
@@ -20,7 +20,7 @@ class Span:
     members: tuple[int, ...]
 
 
-def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> list[Span]:
+def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> list[ByteRange]:
     """Spans that together contain every range whole, each range in exactly one span.
 
     Args:
@@ -28,7 +28,7 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> li
         gap: most bytes read in vain between two ranges.
         largest: no span is made longer than this by joining; a single longer range stays whole.
     """
-    spans: list[Span] = []
+    spans: list[ByteRange] = []
     start = stop = 0
     members: list[int] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
@@ -38,8 +38,8 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> li
             members.append(i)
             continue
         if members:
-            spans.append(Span(start, stop, tuple(members)))
+            spans.append(ByteRange(start, stop, tuple(members)))
         start, stop, members = a, b, [i]
     if members:
-        spans.append(Span(start, stop, tuple(members)))
+        spans.append(ByteRange(start, stop, tuple(members)))
     return spans

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from ephemeron.config.typed import near
 from ephemeron.data.catalog.dataset import LATEST, Dataset
 from ephemeron.data.catalog.decoders import DECODERS, Decoder
 from ephemeron.data.catalog.fetcher import Fetcher, RawSample, ReadLimits, data_place
@@ -24,7 +25,7 @@ from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.loop import run, submit
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.data.catalog.store import DatasetStore
-from ephemeron.data.options import near, one_line
+from ephemeron.data.sources.options import one_line
 from ephemeron.errors import DatasetDamaged, JobError, MissingExtra
 
 _BATCH = 64

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ephemeron.config.paths import home
 from ephemeron.data.catalog.dataset import (
     LATEST,
     Dataset,
@@ -36,7 +37,6 @@ from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.data.catalog.shards import cut, digest, encode_shard
 from ephemeron.errors import DatasetDamaged, DatasetNotFound, DatasetUnreachable, JobError
-from ephemeron.home import home
 
 SHARD_SIZE = 1000
 """Samples per shard: 80 to 200 kB for a classification set, which any store delivers about as fast as one byte."""

@@ -53,12 +53,12 @@ def unpack_bytes(how: str, data: bytes) -> bytes:
                 raise EOFError("the deflated data ends early")
             return out
         if how == "cifar-python":
-            from ephemeron.data.cifar import pickled_pixels
-            from ephemeron.data.unpickle import Refused
+            from ephemeron.data.sources.cifar import pickled_pixels
+            from ephemeron.data.sources.unpickle import PickleRefused
 
             try:
                 return pickled_pixels(data).tobytes()
-            except Refused as e:
+            except PickleRefused as e:
                 raise ValueError(str(e)) from None
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(str(e)) from None

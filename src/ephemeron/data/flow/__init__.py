@@ -1,6 +1,6 @@
 """Declared once, read anywhere: a data flow from a dataset through map steps to batches (DPFlow, section 3.3.2).
 
-flow      DataLoadFlow: the description, a value: dataset, steps, what may be cached
+flow      Flow: the description, a value: dataset, steps, what may be cached
 parts     data and target of a sample of any shape
 loading   one sample through the steps, with its own random numbers, timed, and with errors that say where
 stream    which positions of an epoch go to which rank and batch, also when resumed with other ranks (pure)
@@ -19,30 +19,30 @@ named     the flow that a job names: found and pinned at the start, opened again
 ahead     batches that somebody else chooses, loaded ahead in processes or a thread
 feed      a function's share of a job's flow
 
-from ephemeron.data.flow import DataLoadFlow, LocalDataLoadFlowReader
+from ephemeron.data.flow import Flow, LocalReader
 
-flow = DataLoadFlow("example/digits", version=1).dataset("core/mnist", variant="train").map_data("scale", scale)
-for images, labels in flow.prepare_read(LocalDataLoadFlowReader(workers=2)).to_shuffled(batch_size=128, seed=0):
+flow = Flow("example/digits", version=1).dataset("core/mnist", variant="train").map_data("scale", scale)
+for images, labels in flow.prepare_read(LocalReader(workers=2)).to_shuffled(batch_size=128, seed=0):
     ...
 """
 
-from ephemeron.data.flow.counters import Counters
-from ephemeron.data.flow.flow import DataLoadFlow, IMapTransform, MapData, MapTarget, Step
-from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader, LocalDataLoadFlowReader, random_split
-from ephemeron.data.flow.shuffled import ShuffledFlow
-from ephemeron.data.flow.stream import Stream
+from ephemeron.data.flow.counters import FlowCounters
+from ephemeron.data.flow.flow import Flow, MapData, MapStep, MapTarget, SampleAdapter
+from ephemeron.data.flow.loader import FlowLoader
+from ephemeron.data.flow.stream import BatchStream
+from ephemeron.data.flow.view import FlowReader, FlowView, LocalReader, random_split
 
 __all__ = [
-    "Counters",
-    "DataLoadFlow",
-    "DataLoadFlowRead",
-    "DataLoadFlowReader",
-    "IMapTransform",
-    "LocalDataLoadFlowReader",
+    "BatchStream",
+    "Flow",
+    "FlowCounters",
+    "FlowLoader",
+    "FlowReader",
+    "FlowView",
+    "LocalReader",
     "MapData",
+    "MapStep",
     "MapTarget",
-    "ShuffledFlow",
-    "Step",
-    "Stream",
+    "SampleAdapter",
     "random_split",
 ]

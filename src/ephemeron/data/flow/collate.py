@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ephemeron.data.flow.loading import Item
-from ephemeron.data.flow.messages import SHARED, Arena, Line, aligned, can_share
+from ephemeron.data.flow.pickle_socket import SHARED, Arena, PickleSocket, aligned, can_share
+from ephemeron.data.flow.sample_loader import SampleRequest
 from ephemeron.data.randomness import batch_seed, generators_in, handed, kept, seed_everything, wanted_generator
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -37,7 +37,7 @@ class Collator:
         self._held = () if self.is_pure else generators_in(function)
         self._asks = None if self.is_pure else wanted_generator(function)
 
-    def __call__(self, samples: list[Any], items: Sequence[Item]) -> Any:
+    def __call__(self, samples: list[Any], items: Sequence[SampleRequest]) -> Any:
         """The batch.
 
         Args:
@@ -85,7 +85,7 @@ class Stacking:
         torch: Any = sys.modules.get("torch")
         return whole if self._collate is _stacked else torch.from_numpy(whole)
 
-    def into_arena(self, samples: list[Any], line: Line) -> tuple[Any, Arena | None]:
+    def into_arena(self, samples: list[Any], line: PickleSocket) -> tuple[Any, Arena | None]:
         """The same batch, its large arrays in an arena of a connection; None where there are none or cannot be shared."""
         nbytes = _large(samples)
         if nbytes < SHARED or not can_share():

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ephemeron.data.flow.loading import COLLATE, NETWORK, READ, Seconds
+from ephemeron.data.flow.sample_loader import COLLATE, NETWORK, READ, StageTimings
 
 HARDLY = 0.05
 """Part of the time that a trainer may wait without anything being wrong."""
 
 
 @dataclass(slots=True)
-class Counters:
+class FlowCounters:
     """Of one iteration over a flow, so far."""
 
     batches: int = 0
@@ -31,7 +31,7 @@ class Counters:
     """By the trainer, for batches that were not ready."""
     elapsed_s: float = 0.0
     """From the first request on, the trainer's own work included."""
-    loading: Seconds = field(default_factory=Seconds)
+    loading: StageTimings = field(default_factory=StageTimings)
     """Of all loaders together, by stage."""
     loaders: int = 0
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ephemeron.data.flow.stream import Stream
+from ephemeron.data.flow.stream import BatchStream
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class Cursor:
         stream: where the first iteration begins.
     """
 
-    stream: Stream
+    stream: BatchStream
     """Where the latest iteration stands, or the first one begins."""
-    _pending: Stream | None = field(init=False)
+    _pending: BatchStream | None = field(init=False)
     """Where the next iteration begins; None: with epoch number `_following`."""
     _following: int = field(init=False)
     _latest: int = 0
@@ -35,14 +35,14 @@ class Cursor:
     def __post_init__(self) -> None:
         self._pending, self._following = self.stream, self.stream.epoch + 1
 
-    def begin(self) -> tuple[int, Stream]:
+    def begin(self) -> tuple[int, BatchStream]:
         """The next iteration: its number, and a stream of its own."""
         self.stream = self._next()
         self._pending, self._following = None, self.stream.epoch + 1
         self._latest, self._under_way = self._latest + 1, True
         return self._latest, self.stream.copy()
 
-    def delivered(self, iteration: int, stream: Stream) -> None:
+    def delivered(self, iteration: int, stream: BatchStream) -> None:
         """An iteration has handed out a batch, and stands there now."""
         if iteration == self._latest:
             self.stream = stream
@@ -55,13 +55,13 @@ class Cursor:
         if whole:
             self._pending = self._next()
 
-    def saved(self) -> Stream:
+    def saved(self) -> BatchStream:
         """Where whoever loads the state goes on."""
         if self._pending is None or (self._under_way and self.stream.steps_left() > 0):
             return self.stream
         return self._pending
 
-    def load(self, stream: Stream) -> None:
+    def load(self, stream: BatchStream) -> None:
         """The next iteration begins there; those under way do not count any more."""
         self.stream = self._pending = stream
         self._latest, self._under_way = self._latest + 1, False
@@ -71,5 +71,5 @@ class Cursor:
         if self._pending is None or self._pending.epoch != epoch:
             self._pending = self.stream.begin(epoch)
 
-    def _next(self) -> Stream:
+    def _next(self) -> BatchStream:
         return self.stream.begin(self._following) if self._pending is None else self._pending

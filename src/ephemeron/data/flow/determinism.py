@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
-from ephemeron.data.flow.loading import READ, Item, Loading
+from ephemeron.data.flow.sample_loader import READ, SampleLoader, SampleRequest
 from ephemeron.data.randomness import Watch, kept, nobody_else_draws
 from ephemeron.errors import SampleFailed
 
@@ -74,7 +74,7 @@ class _Pass:
 
 
 def examine(
-    loading: Loading, *, steps: int | None = None, raws: Mapping[int, Any] | None = None, limit_s: float = LIMIT_S,
+    loading: SampleLoader, *, steps: int | None = None, raws: Mapping[int, Any] | None = None, limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Findings:  # fmt: skip
     """Loads some samples under two seeds, in this process.
@@ -95,7 +95,7 @@ def examine(
     for place, index in enumerate(tried_of(len(loading))):
         if clock() > end:
             break
-        passes = [_pass(loading, Item(index=index, seed=s, epoch=e), count, raws) for s, e in _passes(place)]
+        passes = [_pass(loading, SampleRequest(index=index, seed=s, epoch=e), count, raws) for s, e in _passes(place)]
         first, other = passes[-2:]
         tried, reached = tried + bool(first.digests), max(reached, len(first.digests))
         for stage, drew in enumerate(first.drew):
@@ -108,7 +108,7 @@ def examine(
             if first.digests[parted] is not None and (not first.drew[parted] or parted in frozen):
                 unseeded = min(unseeded, parted)
         if place < TWICE:
-            again = _pass(loading, Item(index=index, seed=_SEEDS[0][0], epoch=_SEEDS[0][1]), count, raws)
+            again = _pass(loading, SampleRequest(index=index, seed=_SEEDS[0][0], epoch=_SEEDS[0][1]), count, raws)
             parted = _parting(first, again)
             if parted is not None and first.digests[parted] is not None:
                 unseeded = min(unseeded, parted)
@@ -140,21 +140,21 @@ def tried_of(samples: int) -> list[int]:
     return sorted({int(i) for i in np.linspace(0, samples - 1, min(TRIED, samples))}) if samples else []
 
 
-def examine_apart(loading: Loading, *, steps: int | None = None, limit_s: float = LIMIT_S) -> Findings | None:
+def examine_apart(loading: SampleLoader, *, steps: int | None = None, limit_s: float = LIMIT_S) -> Findings | None:
     """The same in a process of its own, so that user code can harm nobody; None: it did not come to an end.
 
     Where reading is pure, samples are read here.
     """
     raws: dict[int, Any] | None = None
     if loading.reads_are_pure:
-        items = [Item(index=i) for i in tried_of(len(loading))]
+        items = [SampleRequest(index=i) for i in tried_of(len(loading))]
         raws = {item.index: raw for item, raw in zip(items, loading.fetch(items), strict=True)}
     if not hasattr(os, "fork"):
         return examine(loading, steps=steps, raws=raws, limit_s=limit_s)
     return in_child(lambda: examine(loading, steps=steps, raws=raws, limit_s=limit_s / 2), limit_s=limit_s)
 
 
-def warn_if_unrepeatable(loading: Loading) -> None:
+def warn_if_unrepeatable(loading: SampleLoader) -> None:
     """Says before a job is started that what its flow draws cannot be seeded, so that no replay sees the same bytes."""
     found = examine(loading, limit_s=TRYING_S)
     if found.unseeded:
@@ -166,7 +166,7 @@ def warn_if_unrepeatable(loading: Loading) -> None:
         )
 
 
-def may_be_kept(loading: Loading) -> Findings:
+def may_be_kept(loading: SampleLoader) -> Findings:
     """How far samples are the same in every epoch and for every job, so that a service may keep them.
 
     Steps behind the last `can-cache` are not tried: nobody keeps what they give. Warns of what is kept less, or in another
@@ -197,7 +197,7 @@ def may_be_kept(loading: Loading) -> Findings:
     return found
 
 
-def _pass(loading: Loading, item: Item, steps: int, raws: Mapping[int, Any] | None) -> _Pass:
+def _pass(loading: SampleLoader, item: SampleRequest, steps: int, raws: Mapping[int, Any] | None) -> _Pass:
     """One sample; ends with the first stage that fails."""
     watch, out, sample = Watch(loading.held), _Pass([], []), None
     with kept(loading.held):

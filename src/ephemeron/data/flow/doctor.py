@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.data.flow.counters import Counters
-from ephemeron.data.flow.flow import DataLoadFlow
-from ephemeron.data.flow.read import LocalDataLoadFlowReader
+from ephemeron.data.flow.counters import FlowCounters
+from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.view import LocalReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class FlowDiagnosis:
     """Of one flow on this machine."""
 
     flow: str
@@ -25,7 +25,7 @@ class Diagnosis:
     """From the second batch on, so that starts do not count."""
     samples: int
     """In that time."""
-    counters: Counters
+    counters: FlowCounters
 
     @property
     def samples_per_s(self) -> float:
@@ -40,9 +40,9 @@ class Diagnosis:
 
 
 def diagnose(
-    flow: DataLoadFlow, *, batch_size: int = 64, batches: int = 20, workers: int = 0, step_s: float = 0.0,
+    flow: Flow, *, batch_size: int = 64, batches: int = 20, workers: int = 0, step_s: float = 0.0,
     on_error: str = "fail", collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> Diagnosis:  # fmt: skip
+) -> FlowDiagnosis:  # fmt: skip
     """Reads some batches as a trainer would.
 
     Args:
@@ -56,7 +56,7 @@ def diagnose(
     Raises:
         JobError, SampleFailed, DatasetError: as reading the flow does.
     """
-    read = flow.prepare_read(LocalDataLoadFlowReader(workers))
+    read = flow.prepare_read(LocalReader(workers))
     samples, first = 0, time.perf_counter()
     with read.to_shuffled(batch_size, collate_fn, on_error=on_error) as shuffled:
         for number, _ in enumerate(itertools.islice(shuffled, batches)):
@@ -66,7 +66,7 @@ def diagnose(
             time.sleep(step_s)  # the trainer's own work
         counters = shuffled.counters
         samples = counters.samples - (before if counters.batches else 0)
-    return Diagnosis(
+    return FlowDiagnosis(
         flow=f"{flow.name}@{flow.version}", batch_size=batch_size, workers=workers, step_s=step_s,
         seconds=time.perf_counter() - first, samples=samples, counters=counters,
     )  # fmt: skip

@@ -13,17 +13,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ephemeron.data.flow.backend import LoaderBackend
 from ephemeron.data.flow.collate import Collator
-from ephemeron.data.flow.counters import Counters
-from ephemeron.data.flow.loaders import Pool
-from ephemeron.data.flow.loading import COLLATE, Item
-from ephemeron.data.flow.pool import Collated, Done
-from ephemeron.data.flow.stream import Stream
+from ephemeron.data.flow.counters import FlowCounters
+from ephemeron.data.flow.fork_pool import ChunkDone, Collated
+from ephemeron.data.flow.sample_loader import COLLATE, SampleRequest
+from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.randomness import kept
 from ephemeron.errors import SampleFailed
 
 if TYPE_CHECKING:
-    from ephemeron.data.flow.read import DataLoadFlowRead
+    from ephemeron.data.flow.view import FlowView
 
 CHUNK = 16
 """Most samples that a loader gets at a time."""
@@ -33,10 +33,10 @@ UNKNOWN = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class Terms:
+class LoaderOptions:
     """What all iterations of a loader have in common."""
 
-    read: DataLoadFlowRead
+    read: FlowView
     collator: Collator
     prefetch: int
     """Batches loaded ahead."""
@@ -44,7 +44,7 @@ class Terms:
     skip: bool
     """Samples that failed are passed over."""
     retries: int
-    counters: Counters
+    counters: FlowCounters
     usual_bytes: int | None = None
     """Of a batch, by the latest that were complete; None before the first."""
     chunks: int = 0
@@ -56,7 +56,7 @@ class _Batch:
     """One that is on its way."""
 
     indices: Sequence[int]
-    stream: Stream
+    stream: BatchStream
     """As it is once this batch has been delivered."""
     results: list[Any]
     missing: int
@@ -75,9 +75,9 @@ class Epoch:
         pool: loads ahead, for this iteration alone; None: everything is loaded when it is asked for.
     """
 
-    terms: Terms
-    stream: Stream
-    pool: Pool | None
+    terms: LoaderOptions
+    stream: BatchStream
+    pool: LoaderBackend | None
     batches: deque[_Batch] = field(default_factory=deque)
     """That are loaded ahead, in order."""
     nbytes: int = 0
@@ -85,7 +85,7 @@ class Epoch:
     _places: dict[int, tuple[_Batch, int]] = field(default_factory=dict)
     """Of chunks under way: their batch, and where in it they begin."""
 
-    def __iter__(self) -> Iterator[tuple[Any, Stream]]:
+    def __iter__(self) -> Iterator[tuple[Any, BatchStream]]:
         """Batches, each with the stream as it is once the batch has been delivered.
 
         Raises:
@@ -149,10 +149,10 @@ class Epoch:
         if self.pool is not None:
             self.pool.submit(number, self._items(indices, batch.stream))
 
-    def _items(self, indices: Sequence[int], stream: Stream) -> list[Item]:
-        return [Item(index=self.terms.read.index(i), epoch=stream.epoch, seed=stream.seed) for i in indices]
+    def _items(self, indices: Sequence[int], stream: BatchStream) -> list[SampleRequest]:
+        return [SampleRequest(index=self.terms.read.index(i), epoch=stream.epoch, seed=stream.seed) for i in indices]
 
-    def _await(self) -> Done:
+    def _await(self) -> ChunkDone:
         if self.pool is not None:
             return self.pool.result()
         number = next(iter(self._places))
@@ -162,9 +162,9 @@ class Epoch:
         loading = self.terms.read.loading
         loading.seconds = type(loading.seconds)()
         results = loading.load(self._items(batch.indices[start:end], batch.stream))
-        return Done(number, results, loading.seconds, 0)
+        return ChunkDone(number, results, loading.seconds, 0)
 
-    def _take(self, done: Done) -> None:
+    def _take(self, done: ChunkDone) -> None:
         batch, start = self._places.pop(done.chunk)
         batch.nbytes += done.nbytes
         self.nbytes += done.nbytes

@@ -17,13 +17,13 @@ from ephemeron.data.flow.parts import Key, part_of, with_part
 from ephemeron.errors import JobError
 
 if TYPE_CHECKING:
-    from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
+    from ephemeron.data.flow.view import FlowReader, FlowView
 
 CacheControl: TypeAlias = Literal["can-cache", "no-cache"]
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-class IMapTransform(Protocol):
+class SampleAdapter(Protocol):
     """What of a sample a step's function sees, and what becomes of its result."""
 
     def process_arg(self, arg: Any) -> Any:
@@ -62,12 +62,12 @@ class MapTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class MapStep:
     """One map stage."""
 
     name: str
     function: Callable[[Any], Any]
-    transform: IMapTransform | None = None
+    transform: SampleAdapter | None = None
     """None: the function maps whole samples."""
     cache: CacheControl = "no-cache"
     """`can-cache`: the result after this step is the same in every epoch and for every job, and may be kept."""
@@ -80,7 +80,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class FlowSource:
     """Where samples come from: a dataset of a store, or any map-style dataset of this process."""
 
     name: str = ""
@@ -101,7 +101,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DataLoadFlow:
+class Flow:
     """A data flow. It does not change: `dataset`, `map` and the others return another one, which can be chained.
 
     Args:
@@ -116,8 +116,8 @@ class DataLoadFlow:
 
     name: str
     version: int = 1
-    source: Source | None = None
-    steps: tuple[Step, ...] = ()
+    source: FlowSource | None = None
+    steps: tuple[MapStep, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -137,7 +137,7 @@ class DataLoadFlow:
         *,
         store: str | None = None,
         decode: bool = True,
-    ) -> DataLoadFlow:
+    ) -> Flow:
         """The flow with another place where samples come from.
 
         Args:
@@ -151,9 +151,9 @@ class DataLoadFlow:
             JobError: neither a name nor a dataset.
         """
         if isinstance(name, str):
-            source = Source(name=name, version=version, variant=variant, store=store, decode=decode)
+            source = FlowSource(name=name, version=version, variant=variant, store=store, decode=decode)
         elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
-            source = Source(dataset=name)
+            source = FlowSource(dataset=name)
         else:
             raise JobError(
                 f"flow {self.name}: {type(name).__name__} is no dataset",
@@ -162,9 +162,9 @@ class DataLoadFlow:
         return replace(self, source=source)
 
     def map(
-        self, name: str, function: Callable[[Any], Any], *, transform: IMapTransform | None = None,
+        self, name: str, function: Callable[[Any], Any], *, transform: SampleAdapter | None = None,
         cache_control: CacheControl = "no-cache",
-    ) -> DataLoadFlow:  # fmt: skip
+    ) -> Flow:  # fmt: skip
         """The flow with one more step.
 
         Args:
@@ -187,22 +187,22 @@ class DataLoadFlow:
                 f"flow {self.name}, step {name!r}: cache_control = {cache_control!r}",
                 remedy="use can-cache or no-cache",
             )
-        step = Step(name=name, function=function, transform=transform, cache=cache_control)
+        step = MapStep(name=name, function=function, transform=transform, cache=cache_control)
         return replace(self, steps=(*self.steps, step))
 
     def map_data(
         self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
-    ) -> DataLoadFlow:
+    ) -> Flow:
         """A step that maps the data: the first part of a sample, or the one that `key` names. See `map` and `parts`."""
         return self.map(name, function, transform=MapData(key), cache_control=cache_control)
 
     def map_target(
         self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
-    ) -> DataLoadFlow:
+    ) -> Flow:
         """A step that maps the target: the last part of a sample, or the one that `key` names. See `map` and `parts`."""
         return self.map(name, function, transform=MapTarget(key), cache_control=cache_control)
 
-    def clone(self, *, name: str | None = None, version: int | None = None) -> DataLoadFlow:
+    def clone(self, *, name: str | None = None, version: int | None = None) -> Flow:
         """The same source and steps under another name or version."""
         return replace(self, name=name or self.name, version=version or self.version)
 
@@ -211,13 +211,13 @@ class DataLoadFlow:
         """How many steps at the beginning give what may be cached: those up to the last `can-cache`."""
         return max((i + 1 for i, s in enumerate(self.steps) if s.cache == "can-cache"), default=0)
 
-    def prepare_read(self, reader: DataLoadFlowReader | None = None) -> DataLoadFlowRead:
+    def prepare_read(self, reader: FlowReader | None = None) -> FlowView:
         """Makes it readable; by default in this process.
 
         Raises:
             JobError: it has no dataset.
             DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
         """
-        from ephemeron.data.flow.read import LocalDataLoadFlowReader
+        from ephemeron.data.flow.view import LocalReader
 
-        return (reader or LocalDataLoadFlowReader()).read(self)
+        return (reader or LocalReader()).read(self)

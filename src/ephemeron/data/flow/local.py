@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ephemeron.data.flow.loading import Item
+from ephemeron.data.flow.sample_loader import SampleRequest
 from ephemeron.data.randomness import generators_in, handed, kept, seed_everything, wanted_generator
 
 
@@ -23,7 +23,7 @@ class LocalMap:
         self._held = generators_in(function)
         self._asks = wanted_generator(function)
 
-    def __call__(self, sample: Any, item: Item, stage: int) -> Any:
+    def __call__(self, sample: Any, item: SampleRequest, stage: int) -> Any:
         """The sample after the function; the process's own generators stay as they were.
 
         Args:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ephemeron.data.flow.collate import Collator
-from ephemeron.data.flow.loading import Item
+from ephemeron.data.flow.sample_loader import SampleRequest
 
 if TYPE_CHECKING:
-    from ephemeron.data.flow.shuffled import ShuffledFlow
+    from ephemeron.data.flow.loader import FlowLoader
 
 
 class EpochIndex(int):
@@ -31,10 +31,10 @@ class EpochIndex(int):
         return EpochIndex, (int(self), self.epoch)
 
 
-class Loaded(list[Any]):
+class LoaderOrder(list[Any]):
     """Samples of a view, and what was asked for."""
 
-    def __init__(self, samples: Iterable[Any], items: Sequence[Item]) -> None:
+    def __init__(self, samples: Iterable[Any], items: Sequence[SampleRequest]) -> None:
         super().__init__(samples)
         self.items = items
 
@@ -46,13 +46,13 @@ class SeededCollate:
         self._collator = collator
 
     def __call__(self, samples: list[Any]) -> Any:
-        return self._collator(samples, samples.items if isinstance(samples, Loaded) else ())
+        return self._collator(samples, samples.items if isinstance(samples, LoaderOrder) else ())
 
 
 class FlowSampler:
     """This rank's samples of an epoch. Each iteration begins the loader's next epoch, from its first sample."""
 
-    def __init__(self, loader: ShuffledFlow) -> None:
+    def __init__(self, loader: FlowLoader) -> None:
         self._loader = loader
 
     def __len__(self) -> int:
@@ -63,14 +63,14 @@ class FlowSampler:
             yield from batch
 
     def set_epoch(self, epoch: int) -> None:
-        """See `ShuffledFlow.set_epoch`."""
+        """See `FlowLoader.set_epoch`."""
         self._loader.set_epoch(epoch)
 
 
 class FlowBatchSampler:
     """This rank's batches of an epoch, as lists of samples. Each iteration begins the loader's next epoch, from its first batch."""
 
-    def __init__(self, loader: ShuffledFlow) -> None:
+    def __init__(self, loader: FlowLoader) -> None:
         self._loader = loader
 
     @property
@@ -95,5 +95,5 @@ class FlowBatchSampler:
         return (batch for batch in self._loader.begin_epoch() if batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See `ShuffledFlow.set_epoch`."""
+        """See `FlowLoader.set_epoch`."""
         self._loader.set_epoch(epoch)

@@ -1,7 +1,7 @@
 """Which positions of an epoch go to which rank and batch. Pure, and O(1) to resume.
 
 An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front, as
-`ephemeron.data.scheduling.Deal` deals them out: step by step, a batch for every rank. What has been consumed is therefore one
+`ephemeron.data.scheduler.Deal` deals them out: step by step, a batch for every rank. What has been consumed is therefore one
 number, however many ranks or loaders there were, and whoever resumes deals what is left anew among the ranks there are now.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.scheduling import Deal, Remainder
+from ephemeron.data.scheduler import EpochPartition, Remainder
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.errors import JobError
 
 
 @dataclass(slots=True, kw_only=True)
-class Stream:
+class BatchStream:
     """One rank's batches of one epoch after another.
 
     Raises:
@@ -52,11 +52,11 @@ class Stream:
             )
         self._deal()  # refuses an unknown rule
 
-    def _deal(self) -> Deal:
+    def _deal(self) -> EpochPartition:
         return self._deal_of(self.samples - self.begun_at)
 
-    def _deal_of(self, count: int) -> Deal:
-        return Deal(count=count, batch=self.batch_size, world_size=self.world_size, remainder=self.remainder)
+    def _deal_of(self, count: int) -> EpochPartition:
+        return EpochPartition(count=count, batch=self.batch_size, world_size=self.world_size, remainder=self.remainder)
 
     @property
     def length(self) -> int:
@@ -99,11 +99,11 @@ class Stream:
         """Whether the order of an epoch is known when it begins."""
         return True
 
-    def copy(self) -> Stream:
+    def copy(self) -> BatchStream:
         """Another one that stands at the same place."""
         return replace(self)
 
-    def begin(self, epoch: int) -> Stream:
+    def begin(self, epoch: int) -> BatchStream:
         """Another one that stands at the beginning of an epoch, whether or not this one has come to the end of its own."""
         return replace(self, epoch=epoch, begun_at=0, steps=0)
 

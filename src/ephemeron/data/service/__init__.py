@@ -24,6 +24,6 @@ it (this machine's own) or by whoever keeps it; nothing else stands still. Every
 
 from ephemeron.data.service.client import Service, own_token
 from ephemeron.data.service.coordinator import ServiceSettings
-from ephemeron.data.service.reader import RemoteDataLoadFlowReader
+from ephemeron.data.service.reader import RemoteReader
 
-__all__ = ["RemoteDataLoadFlowReader", "Service", "ServiceSettings", "own_token"]
+__all__ = ["RemoteReader", "Service", "ServiceSettings", "own_token"]

@@ -14,25 +14,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable
-from ephemeron.rpc import (
+from ephemeron.communication.rpc import (
     BlockingClient,
     BlockingHandler,
     BlockingServer,
-    Limits,
+    FrameLimits,
     Options,
     ProtocolError,
     TokenRefused,
 )
+from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable
 
 TOKEN_VARIABLE = "EPHEMERON_DATA_TOKEN"
 """Holds the token where it is handed on: never in an argument, a settings file or a log."""
-OPTIONS = Options(limits=Limits(max_frame=2 << 30, max_buffers=1 << 17, max_tag=16 << 20), shared_bytes=1 << 30)
+OPTIONS = Options(limits=FrameLimits(max_frame=2 << 30, max_buffers=1 << 17, max_tag=16 << 20), shared_bytes=1 << 30)
 """A batch may be large, and of many samples, and some of them are on their way at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ServiceAddress:
     """Of one process."""
 
     unix: str
@@ -44,7 +44,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> ServiceAddress:
         """From `HOST:PORT`.
 
         Raises:
@@ -56,7 +56,7 @@ class Address:
         return cls(unix="", host=host.strip("[]"), port=int(port))
 
     @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Address:
+    def from_dict(cls, value: dict[str, Any]) -> ServiceAddress:
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Endpoint:
         path = "" if self._folder is None else str(self._folder / "socket")
         if path:
             self.server.listen_unix(path)
-        self.address = Address(unix=path, host=_reachable(where), port=number)
+        self.address = ServiceAddress(unix=path, host=_reachable(where), port=number)
 
     def close(self) -> None:
         """Stops listening and ends all connections."""

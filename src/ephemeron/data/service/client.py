@@ -18,13 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from ephemeron.data.service.address import TOKEN_VARIABLE, Address
+from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost, RemoteError
+from ephemeron.config.paths import home
+from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.coordinator import ServiceSettings
-from ephemeron.data.service.definition import Definition
-from ephemeron.data.service.keeper import Part
+from ephemeron.data.service.daemon import ManagedProcess
+from ephemeron.data.service.flow_definition import Definition
 from ephemeron.errors import EphemeronError, JobError, LoadersLost, ServiceRefused, ServiceUnreachable
-from ephemeron.home import home
-from ephemeron.rpc import BlockingClient, CallTimedOut, ConnectionLost, RemoteError
 
 CONNECT_S = 5.0
 CALL_S = 10.0
@@ -47,7 +47,7 @@ def _never() -> bool:
     return False
 
 
-class Stale(Exception):
+class Cancelled(Exception):
     """Who asked does not want to know any more."""
 
 
@@ -70,7 +70,7 @@ class Service:
         settings: ServiceSettings | None = None, timeout_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.timeout_s = timeout_s
-        self._address = None if address is None else Address.parse(address)
+        self._address = None if address is None else ServiceAddress.parse(address)
         self._settings = settings or ServiceSettings(ends_when_idle=True)
         token = token or os.environ.get(TOKEN_VARIABLE)
         if self._address is not None and not token:
@@ -79,7 +79,7 @@ class Service:
             )
         place = folder or home() / "data-service"
         self.token = token if self._address is not None and token else own_token(place)
-        self._part = Part("coordinator", place, self.token)
+        self._part = ManagedProcess("coordinator", place, self.token)
         self._lock = threading.Lock()
         _FORKED.add(self)
 
@@ -138,7 +138,7 @@ def trying(
     end = time.monotonic() + timeout_s
     while True:
         if over():
-            raise Stale
+            raise Cancelled
         try:
             return work()
         except (ServiceUnreachable, ConnectionLost, CallTimedOut) as e:
@@ -209,12 +209,12 @@ class FlowClient:
         """Asks a shard, with the present generation beside the parameters; whoever has died is found again.
 
         Args:
-            over: asked now and then; if so, `Stale` is raised.
+            over: asked now and then; if so, `Cancelled` is raised.
         """
         end, used = time.monotonic() + self.timeout_s, 0
         while True:
             if over():
-                raise Stale
+                raise Cancelled
             try:
                 with self._lock:
                     routes, client = self._known_routes(), self._shard_client(number)
@@ -298,7 +298,7 @@ class FlowClient:
                 except JobError:  # the coordinator has lost its memory
                     self._register()
                     found = self._service.call("access", {"flow": self.name})
-                self._router = Address.from_dict(found["router"]).connect(self._service.token)
+                self._router = ServiceAddress.from_dict(found["router"]).connect(self._service.token)
             return self._router
 
     def _lose_router(self) -> None:
@@ -316,7 +316,7 @@ class FlowClient:
         client = self._shards.get(number)
         if client is None or not client.connected:
             assert self._routes is not None
-            address = Address.from_dict(self._routes["shards"][number])
+            address = ServiceAddress.from_dict(self._routes["shards"][number])
             client = self._shards[number] = address.connect(self._service.token)
         return client
 
@@ -328,4 +328,4 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-__all__ = ["FlowClient", "Service", "ServiceRefused", "Stale", "own_token", "trying"]
+__all__ = ["Cancelled", "FlowClient", "Service", "ServiceRefused", "own_token", "trying"]

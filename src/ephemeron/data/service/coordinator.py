@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import Endpoint
-from ephemeron.data.service.keeper import Part, write_json
+from ephemeron.data.service.daemon import ManagedProcess, write_json
 from ephemeron.data.service.lifecycle import Registry
-from ephemeron.data.service.patience import Patience
 from ephemeron.data.service.router import RouterSettings
 from ephemeron.data.service.shard import ShardSettings
+from ephemeron.data.service.timeouts import ServiceTimeouts
 from ephemeron.errors import EphemeronError, JobError
 
 TICK_S = 0.5
@@ -53,7 +53,7 @@ class ServiceSettings:
     allow_remote: bool = False
     preload: str = "torch,PIL.Image"
     """Modules that loaders import before their first call, with commas; those not installed are passed over."""
-    patience: Patience = field(default_factory=Patience)
+    patience: ServiceTimeouts = field(default_factory=ServiceTimeouts)
 
     def __post_init__(self) -> None:
         for name, least in (("shards", 1), ("loaders", 1), ("loader_memory_mb", 1), ("cache_mb", 0), ("port", 0)):
@@ -80,7 +80,7 @@ class Coordinator:
         self._registry = Registry(idle_s=settings.idle_s)
         self._file = folder / "flows.json"
         self._definitions: dict[str, dict[str, Any]] = {}
-        self._routers: dict[str, Part] = {}
+        self._routers: dict[str, ManagedProcess] = {}
         self._answered: dict[str, float] = {}
         self._status: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -182,9 +182,9 @@ class Coordinator:
         samples = definition["samples"]
         return RouterSettings(samples=samples, shards=max(1, min(s.shards, samples)), whole=whole)
 
-    def _router(self, name: str) -> Part:
+    def _router(self, name: str) -> ManagedProcess:
         if name not in self._routers:
-            self._routers[name] = Part("router", self._folder / "flows" / _slug(name), self._token)
+            self._routers[name] = ManagedProcess("router", self._folder / "flows" / _slug(name), self._token)
         return self._routers[name]
 
     def _control(self) -> None:

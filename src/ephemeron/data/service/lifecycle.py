@@ -25,7 +25,7 @@ Registered: TypeAlias = Literal["new", "updated", "same"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class FlowEntry:
     """A registered flow."""
 
     name: str
@@ -47,9 +47,9 @@ class Registry:
 
     def __init__(self, *, idle_s: float) -> None:
         self.idle_s = idle_s
-        self.flows: dict[str, Entry] = {}
+        self.flows: dict[str, FlowEntry] = {}
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> FlowEntry:
         if name not in self.flows:
             raise JobError(f"no flow {name!r} is registered here", remedy="register it first")
         return self.flows[name]
@@ -75,7 +75,7 @@ class Registry:
                 )
             old.used_at = now
             return "same"
-        self.flows[name] = Entry(name=name, version=version, signature=signature, samples=samples, used_at=now)
+        self.flows[name] = FlowEntry(name=name, version=version, signature=signature, samples=samples, used_at=now)
         return "new" if old is None else "updated"
 
     def serving(self, name: str, *, now: float) -> None:
@@ -133,4 +133,4 @@ class Registry:
 
     def load_state_dict(self, state: Mapping[str, Any], *, now: float) -> None:
         """What another registry was, on a clock that may be another one."""
-        self.flows = {e["name"]: Entry(**{**e, "used_at": now}) for e in state["flows"]}
+        self.flows = {e["name"]: FlowEntry(**{**e, "used_at": now}) for e in state["flows"]}

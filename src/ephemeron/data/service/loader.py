@@ -15,16 +15,16 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-from ephemeron.data.flow.loading import Item, Loading, Seconds, open_source
+from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
 from ephemeron.data.randomness import nobody_else_draws
-from ephemeron.data.scheduling import LoaderQueue, Report
-from ephemeron.data.service.address import TOKEN_VARIABLE, Address
-from ephemeron.data.service.core import Name, Packed
-from ephemeron.data.service.definition import restore
-from ephemeron.data.service.packing import pack, unpack
+from ephemeron.data.scheduler import LoaderQueue, LoaderReport
+from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
+from ephemeron.data.service.flow_definition import restore
+from ephemeron.data.service.sample_codec import pack, unpack
+from ephemeron.data.service.shard_state import SampleKey, SerializedSample
 from ephemeron.errors import SampleFailed, ServiceUnreachable
-from ephemeron.platforms.context import Context
-from ephemeron.rpc import BlockingClient, CallTimedOut, ConnectionLost
+from ephemeron.functions.context import Context
 
 AHEAD = 16
 """Samples read ahead."""
@@ -44,7 +44,7 @@ async def run_loader(ctx: Context) -> dict[str, Any]:
     options = ctx.call.options
     left_s = ctx.deadline - asyncio.get_running_loop().time()
     work = _Work(
-        options["loader"], Address.from_dict(options["shard"]), os.environ[TOKEN_VARIABLE],
+        options["loader"], ServiceAddress.from_dict(options["shard"]), os.environ[TOKEN_VARIABLE],
         until=time.monotonic() + left_s - min(BEFORE_END_S, left_s / 4),
     )  # fmt: skip
     try:
@@ -55,14 +55,14 @@ async def run_loader(ctx: Context) -> dict[str, Any]:
 
 
 class _Work:
-    def __init__(self, name: str, shard: Address, token: str, *, until: float) -> None:
+    def __init__(self, name: str, shard: ServiceAddress, token: str, *, until: float) -> None:
         self.loaded = 0
         self._name, self._shard, self._token, self._until = name, shard, token, until
         self._client: BlockingClient = shard.connect(token)
         reply, (payload,) = self._client.call("join", {"loader": name}, timeout_s=SYNC_S)
         flow = restore(bytes(payload), tuple(reply["paths"]))
         assert flow.source is not None
-        self._loading = Loading(flow, open_source(flow.source))
+        self._loading = SampleLoader(flow, open_source(flow.source))
         self._first = max(0, reply["fixed"])
         if reply["fixed"] >= 0:
             self._loading.reads_are_pure = True  # as was found: several at a time, and while steps run
@@ -70,10 +70,10 @@ class _Work:
         self._most = int(reply["batch"])
         self._queue = LoaderQueue(batch=self._most)
         self._changed = threading.Condition()
-        self._halves: dict[Name, Packed] = {}
-        self._read: dict[Name, Any] = {}
-        self._reading: set[Name] = set()
-        self._results: dict[Name, tuple[Packed, Packed | None]] = {}
+        self._halves: dict[SampleKey, SerializedSample] = {}
+        self._read: dict[SampleKey, Any] = {}
+        self._reading: set[SampleKey] = set()
+        self._results: dict[SampleKey, tuple[SerializedSample, SerializedSample | None]] = {}
         # A dataset of the store can be read by many threads; of others nobody knows.
         self._one_reads: Any = nullcontext() if flow.source.dataset is None else threading.Lock()
         self._over = False
@@ -100,7 +100,7 @@ class _Work:
 
     # -- working ------------------------------------------------------------------------------------------
 
-    def _next(self) -> Name | None:
+    def _next(self) -> SampleKey | None:
         with self._changed:
             while not self._over and time.monotonic() < self._until:
                 key: Any = self._queue.take()
@@ -109,9 +109,9 @@ class _Work:
                 self._changed.wait(0.1)
         return None
 
-    def _make(self, name: Name) -> tuple[Packed, Packed | None]:
+    def _make(self, name: SampleKey) -> tuple[SerializedSample, SerializedSample | None]:
         began = time.perf_counter()
-        item = Item(index=name.sample, epoch=name.epoch, seed=name.seed)
+        item = SampleRequest(index=name.sample, epoch=name.epoch, seed=name.seed)
         half = self._halves.pop(name, None)
         try:
             if half is not None:
@@ -133,14 +133,14 @@ class _Work:
             done, half = pack(self._unsendable(name, e), failed=True), None
         return done, half
 
-    def _unsendable(self, name: Name, e: Exception) -> SampleFailed:
+    def _unsendable(self, name: SampleKey, e: Exception) -> SampleFailed:
         flow = self._loading.flow
         return SampleFailed(
             f"its result cannot be sent: {type(e).__name__}: {e}", flow=f"{flow.name}@{flow.version}",
             dataset=str(flow.source), index=name.sample, step=flow.steps[-1].name if flow.steps else "read",
         )  # fmt: skip
 
-    def _done(self, name: Name, done: Packed, half: Packed | None) -> None:
+    def _done(self, name: SampleKey, done: SerializedSample, half: SerializedSample | None) -> None:
         with self._changed:
             self._results[name] = (done, half)
             self._queue.finish()
@@ -152,7 +152,7 @@ class _Work:
 
     # -- reading ahead ------------------------------------------------------------------------------------
 
-    def _raw(self, name: Name, item: Item) -> tuple[Any, float]:
+    def _raw(self, name: SampleKey, item: SampleRequest) -> tuple[Any, float]:
         """The sample as the dataset has it, and what that took."""
         began = time.perf_counter()
         with self._changed:
@@ -179,7 +179,7 @@ class _Work:
                 self._reading.update(coming)
             began = time.perf_counter()
             with self._one_reads:
-                found = self._loading.fetch([Item(index=n.sample) for n in coming])
+                found = self._loading.fetch([SampleRequest(index=n.sample) for n in coming])
             each_s = (time.perf_counter() - began) / len(coming)
             with self._changed:
                 self._reading.clear()
@@ -190,7 +190,7 @@ class _Work:
                 self._read = {n: r for n, r in self._read.items() if n in wanted}
                 self._read.update((n, (raw, each_s)) for n, raw in zip(coming, found, strict=True) if n in wanted)
 
-    def _unread(self) -> list[Name]:
+    def _unread(self) -> list[SampleKey]:
         coming: Any = self._queue.coming(AHEAD)
         return [name for name in coming if name not in self._read and name not in self._halves]
 
@@ -211,7 +211,7 @@ class _Work:
                     return
                 done: Any = report.done
                 results = {name: self._results[name] for name in done if name in self._results}
-                seconds, self._loading.seconds = self._loading.seconds, Seconds()
+                seconds, self._loading.seconds = self._loading.seconds, StageTimings()
             method, params, parts = _request(self._name, report, results)
             params["seconds"] = seconds.by_stage
             try:
@@ -231,14 +231,14 @@ class _Work:
             if self._over:
                 return
 
-    def _sync(self, report: Report, reply: dict[str, Any], buffers: list[Any]) -> None:
+    def _sync(self, report: LoaderReport, reply: dict[str, Any], buffers: list[Any]) -> None:
         tasks, at, halves = [], 0, {}
         for *name, count, cost_s in reply["tasks"]:
-            task = Name(*name)
+            task = SampleKey(*name)
             tasks.append(task)
             if count:
                 parts = tuple(buffers[at : at + count])
-                halves[task] = Packed(buffers=parts, nbytes=0, cost_s=cost_s)
+                halves[task] = SerializedSample(buffers=parts, nbytes=0, cost_s=cost_s)
                 at += count
         with self._changed:
             if self._queue.sync(report.request, tasks):
@@ -277,7 +277,7 @@ class _Work:
 
 
 def _request(
-    name: str, report: Report, results: dict[Any, tuple[Packed, Packed | None]]
+    name: str, report: LoaderReport, results: dict[Any, tuple[SerializedSample, SerializedSample | None]]
 ) -> tuple[str, dict[str, Any], list[Any]]:
     done, buffers = [], []
     for key, (sample, half) in results.items():

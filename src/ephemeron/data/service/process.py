@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
-from ephemeron.data.service.ending import Ending
-from ephemeron.data.service.keeper import Presence
-from ephemeron.data.service.patience import Patience
+from ephemeron.data.service.daemon import ProcessLock
+from ephemeron.data.service.shutdown import ShutdownSignal
+from ephemeron.data.service.timeouts import ServiceTimeouts
 
 if TYPE_CHECKING:
     from ephemeron.data.service.shard import ShardSettings
@@ -33,10 +33,10 @@ def main() -> None:
     """Serves until told to stop."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     try:
-        presence = Presence(folder)
+        presence = ProcessLock(folder)
     except BlockingIOError:
         return  # another one was faster
-    over = Ending()
+    over = ShutdownSignal()
     served = _make(kind, presence, os.environ[TOKEN_VARIABLE], over.set)
     presence.announce(served.endpoint.address)
     over.wait()
@@ -44,7 +44,7 @@ def main() -> None:
     served.close()
 
 
-def _make(kind: str, presence: Presence, token: str, ending: Callable[[], None]) -> Served:
+def _make(kind: str, presence: ProcessLock, token: str, ending: Callable[[], None]) -> Served:
     settings = presence.settings()
     if kind == "shard":
         from ephemeron.data.service.shard import Shard
@@ -58,7 +58,7 @@ def _make(kind: str, presence: Presence, token: str, ending: Callable[[], None])
     if kind == "coordinator":
         from ephemeron.data.service.coordinator import Coordinator, ServiceSettings
 
-        settings["patience"] = Patience(**settings["patience"])
+        settings["patience"] = ServiceTimeouts(**settings["patience"])
         return Coordinator(ServiceSettings(**settings), presence.folder, token, ending)
     raise ValueError(f"no part of the service is a {kind!r}")
 
@@ -66,7 +66,7 @@ def _make(kind: str, presence: Presence, token: str, ending: Callable[[], None])
 def _of_shard(told: dict[str, Any]) -> ShardSettings:
     from ephemeron.data.service.shard import ShardSettings
 
-    return ShardSettings(**{**told, "paths": tuple(told["paths"]), "patience": Patience(**told["patience"])})
+    return ShardSettings(**{**told, "paths": tuple(told["paths"]), "patience": ServiceTimeouts(**told["patience"])})
 
 
 if __name__ == "__main__":

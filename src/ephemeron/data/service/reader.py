@@ -1,4 +1,4 @@
-"""`RemoteDataLoadFlowReader`: the same flow, read through a service that other jobs may share (DPFlow, table 3-2)."""
+"""`RemoteReader`: the same flow, read through a service that other jobs may share (DPFlow, table 3-2)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from ephemeron.data.flow.determinism import may_be_kept
-from ephemeron.data.flow.flow import DataLoadFlow
-from ephemeron.data.flow.loading import Loading, open_source, pinned
-from ephemeron.data.flow.read import DataLoadFlowRead, DataLoadFlowReader
+from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
+from ephemeron.data.flow.view import FlowReader, FlowView
 from ephemeron.data.service.client import FlowClient, Service
 from ephemeron.data.service.coordinator import ServiceSettings
-from ephemeron.data.service.definition import define
-from ephemeron.data.service.remote import RemoteLoaders, RemoteLoading
+from ephemeron.data.service.flow_definition import define
+from ephemeron.data.service.remote_pool import RemoteLoaders, RemoteLoading
 from ephemeron.errors import JobError
 
 
-class RemoteDataLoadFlowReader(DataLoadFlowReader):
+class RemoteReader(FlowReader):
     """Reads through a data service.
 
     Jobs that read the same flow (name and version) share its loaders and everything that is the same for them: samples
@@ -58,7 +58,7 @@ class RemoteDataLoadFlowReader(DataLoadFlowReader):
         self.service = Service(address, token=token, folder=folder, settings=own, timeout_s=timeout_s)
         self.job = job or f"job-{secrets.token_hex(4)}"
 
-    def read(self, flow: DataLoadFlow) -> DataLoadFlowRead:
+    def read(self, flow: Flow) -> FlowView:
         """The flow, registered with the service.
 
         Raises:
@@ -70,10 +70,10 @@ class RemoteDataLoadFlowReader(DataLoadFlowReader):
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
         source = pinned(flow.source)
         flow = replace(flow, source=source)
-        loading = Loading(flow, open_source(source))
+        loading = SampleLoader(flow, open_source(source))
         samples, definition = len(loading), define(flow, len(loading))
         fixed = may_be_kept(loading).fixed
         if fixed < definition.fixed:
             definition = replace(definition, fixed=fixed, random=True)
         client = FlowClient(self.service, definition)
-        return DataLoadFlowRead(RemoteLoading(flow, client, samples), RemoteLoaders(client, self.job))
+        return FlowView(RemoteLoading(flow, client, samples), RemoteLoaders(client, self.job))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import Endpoint
-from ephemeron.data.service.keeper import Part, write_json
+from ephemeron.data.service.daemon import ManagedProcess, write_json
 from ephemeron.data.service.shard import ShardSettings
-from ephemeron.data.service.traversal import Traversals
+from ephemeron.data.service.shared_epochs import SharedEpochs
 from ephemeron.errors import EphemeronError
 
 TICK_S = 0.5
@@ -63,7 +63,7 @@ class Router:
         self._folder = folder
         self._generation_file = folder / "generation"
         self._generation = int(self._generation_file.read_text()) if self._generation_file.exists() else 0
-        self._shards = [Part("shard", folder / f"shard-{k}", token) for k in range(settings.shards)]
+        self._shards = [ManagedProcess("shard", folder / f"shard-{k}", token) for k in range(settings.shards)]
         self._answered = [time.monotonic()] * settings.shards
         self._status: list[dict[str, Any]] = [{} for _ in range(settings.shards)]
         self._lock = threading.RLock()
@@ -72,7 +72,7 @@ class Router:
         self._ending = ending
         self._readers: dict[str, float] = {}
         window = max(1, settings.samples // 2)
-        self._traversals = Traversals(folder / "traversals", window=window, now=time.time())
+        self._traversals = SharedEpochs(folder / "traversals", window=window, now=time.time())
         for number, shard in enumerate(self._shards):
             if not self._is_of_now(shard.settings(), number):
                 shard.kill()

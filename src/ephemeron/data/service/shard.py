@@ -1,6 +1,6 @@
 """A shard: a part of a flow's samples, the loaders that make them, and the readers that want them (DPFlow section 4.3.4).
 
-The decisions are `Core`'s; here are the threads: each call waits in one of its own until what it wants is there. Nothing
+The decisions are `ShardState`'s; here are the threads: each call waits in one of its own until what it wants is there. Nothing
 is worth saving: a shard that was killed is started anew and empty, readers ask again, loaders join again, and equal names
 mean equal bytes.
 """
@@ -16,15 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.scheduling import Counters, Elastic, ElasticLimits, QueueOptions, Reply, Report, decide
+from ephemeron.communication.rpc import BufferPool, cancelled, keep_freed
+from ephemeron.data.scheduler import (
+    Elastic,
+    ElasticLimits,
+    LoadCounters,
+    LoaderReply,
+    LoaderReport,
+    QueueOptions,
+    decide,
+)
 from ephemeron.data.service.address import Endpoint
-from ephemeron.data.service.core import Core, Name, Packed, Result
-from ephemeron.data.service.crew import Crew
-from ephemeron.data.service.packing import layout, owned, pack
-from ephemeron.data.service.patience import Patience
+from ephemeron.data.service.loader_fleet import LoaderFleet
+from ephemeron.data.service.sample_codec import layout, owned, pack
+from ephemeron.data.service.shard_state import LoadResult, SampleKey, SerializedSample, ShardState
+from ephemeron.data.service.timeouts import ServiceTimeouts
 from ephemeron.errors import LoadersLost, SampleFailed
-from ephemeron.platforms.base import Outcome
-from ephemeron.rpc import Pool, cancelled, keep_freed
+from ephemeron.functions.base import Outcome
 from ephemeron.units import MB
 
 TICK_S = 0.25
@@ -68,7 +76,7 @@ class ShardSettings:
     """In words, for errors."""
     preload: str = ""
     """Modules that loaders import before their first call, with commas."""
-    patience: Patience = field(default_factory=Patience)
+    patience: ServiceTimeouts = field(default_factory=ServiceTimeouts)
 
 
 class Shard:
@@ -86,9 +94,9 @@ class Shard:
         self.settings = settings
         self._payload = Path(settings.payload).read_bytes()
         # Fresh memory costs more than a copy into it: what samples have left is used for the next ones.
-        self._pool = Pool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
+        self._pool = BufferPool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
         self._options = QueueOptions(window=24, batch=8, lease_s=settings.patience.loader_lease_s)
-        self._core = Core(
+        self._core = ShardState(
             random=settings.random, halves=settings.fixed >= 0, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
             options=self._options, gave_up=self._gave_up, own=lambda packed: owned(packed, self._pool),
         )  # fmt: skip
@@ -96,7 +104,7 @@ class Shard:
         self._changed = threading.Condition(self._lock)
         """Rung when batches were announced."""
         self._reads: dict[tuple[str, int], threading.Event] = {}
-        self._replies: dict[str, Reply] = {}
+        self._replies: dict[str, LoaderReply] = {}
         self._bells: dict[str, threading.Event] = {}
         self._leaving: set[str] = set()
         self._seconds: dict[str, float] = {}
@@ -113,7 +121,7 @@ class Shard:
             "guard": self._guard,
         }  # fmt: skip
         self.endpoint = Endpoint(self._answer, token=token, host=settings.host, allow_remote=settings.allow_remote)
-        self._crew = Crew(
+        self._crew = LoaderFleet(
             folder, shard=self.endpoint.address, token=token, memory_mb=settings.loader_memory_mb,
             lifetime_s=settings.loader_lifetime_s, preload=settings.preload, ended=self._ended,
         )  # fmt: skip
@@ -210,8 +218,8 @@ class Shard:
         """Results in, tasks out; waits for tasks where there are none."""
         loader = p["loader"]
         results = self._results(p["done"], buffers)
-        running = None if p["running"] is None else Name(*p["running"])
-        report = Report(request=p["request"], done=tuple(results), running=running)
+        running = None if p["running"] is None else SampleKey(*p["running"])
+        report = LoaderReport(request=p["request"], done=tuple(results), running=running)
         with self._lock:
             bell = self._bells.setdefault(loader, threading.Event())
             bell.clear()
@@ -226,7 +234,7 @@ class Shard:
             self._ring()
             if not reply.hold:
                 return self._tasks(loader, reply)
-            waiting: Reply | None = self._replies.pop(loader, None)
+            waiting: LoaderReply | None = self._replies.pop(loader, None)
         end = time.monotonic() + HOLD_S
         while waiting is None and time.monotonic() < end and not self._over.is_set():
             if loader in self._leaving:
@@ -240,7 +248,7 @@ class Shard:
         with self._lock:
             return self._tasks(loader, waiting)
 
-    def _tasks(self, loader: str, reply: Reply) -> tuple[dict[str, Any], list[Any]]:
+    def _tasks(self, loader: str, reply: LoaderReply) -> tuple[dict[str, Any], list[Any]]:
         rows: list[list[Any]] = []
         buffers: list[Any] = []
         for name, half in self._core.tasks(loader, reply):
@@ -249,13 +257,13 @@ class Shard:
             buffers += parts
         return {"tasks": rows}, buffers
 
-    def _results(self, done: list[Any], buffers: list[Any]) -> dict[Name, Result]:
+    def _results(self, done: list[Any], buffers: list[Any]) -> dict[SampleKey, LoadResult]:
         results, at = {}, 0
         for name, count, cost_s, failed, halves, half_cost_s in done:
             sample = _packed(buffers[at : at + count], cost_s, failed)
             half = _packed(buffers[at + count : at + count + halves], half_cost_s, False) if halves else None
             at += count + halves
-            results[Name(*name)] = Result(sample=sample, half=half)
+            results[SampleKey(*name)] = LoadResult(sample=sample, half=half)
         return results
 
     def _heartbeat(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -285,7 +293,7 @@ class Shard:
         self._replies.pop(loader, None)
         self._bells.pop(loader, None)
 
-    def _gave_up(self, name: Name, reason: str) -> Packed:
+    def _gave_up(self, name: SampleKey, reason: str) -> SerializedSample:
         return pack(
             SampleFailed(f"{reason} ({last_line(self._why)})" if self._why else reason, flow=self.settings.flow, dataset=self.settings.dataset, index=name.sample, step="?"), failed=True
         )  # fmt: skip
@@ -327,7 +335,7 @@ class Shard:
                 for consumer in self._core.silent(patience.reader_lease_s, now=now):
                     self._leave({"consumer": consumer}, [])
                 self._ring()
-                seen = Counters(
+                seen = LoadCounters(
                     wanted=self._core.scheduler.unsettled, waiting=self._core.waiting,
                     idle=len(self._core.scheduler.hungry()), concurrency=limits.most,
                 )  # fmt: skip
@@ -370,7 +378,7 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def _packed(buffers: list[Any], cost_s: float, failed: bool) -> Packed:
-    return Packed(
+def _packed(buffers: list[Any], cost_s: float, failed: bool) -> SerializedSample:
+    return SerializedSample(
         buffers=tuple(buffers), nbytes=sum(memoryview(b).nbytes for b in buffers), cost_s=cost_s, failed=failed
     )

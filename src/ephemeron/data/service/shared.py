@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.flow.stream import Stream
+from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.service.client import FlowClient
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import JobError
@@ -42,7 +42,7 @@ class _Drawn:
 
 
 @dataclass(slots=True, kw_only=True)
-class SharedStream(Stream):
+class SharedStream(BatchStream):
     """One rank's batches, in an order that is as random as its own and has as much in common with the others' as can be."""
 
     drawn: _Drawn = field(repr=False)
@@ -50,7 +50,7 @@ class SharedStream(Stream):
     """The samples that were used of the epoch in which it was resumed."""
 
     @classmethod
-    def of(cls, stream: Stream, client: FlowClient, job: str, chosen: Indices | None) -> SharedStream:
+    def of(cls, stream: BatchStream, client: FlowClient, job: str, chosen: Indices | None) -> SharedStream:
         """Instead of that one, which has not begun."""
         if not stream.shuffle:
             raise JobError("sampling = 'shared' with shuffle = False", remedy="leave one of them out")

@@ -6,20 +6,20 @@ parts = split(tracing.model, placement)           # stages, each an nn.Module
 """
 
 from ephemeron.partition.tracing.check import Checked, NotEqual, check, mean_square
+from ephemeron.partition.tracing.graph_builder import graph_of
 from ephemeron.partition.tracing.operators import Operator, operators
-from ephemeron.partition.tracing.relay import Pass, train_step
-from ephemeron.partition.tracing.split import Port, Split, Stage, StageSpec, split
-from ephemeron.partition.tracing.structure import graph_of
+from ephemeron.partition.tracing.sequential import Pass, train_step
+from ephemeron.partition.tracing.split import ModelSplit, Port, Stage, StageSpec, split
 from ephemeron.partition.tracing.trace import Tracing, trace
 from ephemeron.partition.tracing.traced import Traced
 
 __all__ = [
     "Checked",
+    "ModelSplit",
     "NotEqual",
     "Operator",
     "Pass",
     "Port",
-    "Split",
     "Stage",
     "StageSpec",
     "Traced",

@@ -33,7 +33,7 @@ _DATA_REMEDY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class TracingDiagnosis:
     """What stands in a tracer's way."""
 
     module: str | None
@@ -49,7 +49,7 @@ class Diagnosis:
         return f"{where}{self.reason}" + (f" ({self.remedy})" if self.remedy else "")
 
 
-def diagnosed(e: BaseException, model: nn.Module) -> Diagnosis:
+def diagnosed(e: BaseException, model: nn.Module) -> TracingDiagnosis:
     """From what a tracer raised while it ran the model."""
     frames = list(_frames(e))
     lines = [f for f in frames if not f[0].startswith(_FOREIGN) and not f[0].startswith("<")]
@@ -72,7 +72,7 @@ def diagnosed(e: BaseException, model: nn.Module) -> Diagnosis:
         reason, remedy = "keys and values are kept in a cache", "build the model, or call it, with use_cache=False"
     else:
         reason, remedy = _first_line(e), ""
-    return Diagnosis(module=_culprit(e, model), line=line, reason=reason, remedy=remedy)
+    return TracingDiagnosis(module=_culprit(e, model), line=line, reason=reason, remedy=remedy)
 
 
 def _first_line(e: BaseException) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ephemeron.partition.tracing.program import Ref, State, Step, leaves
+from ephemeron.partition.tracing.program import Ref, State, TracedStep, leaves
 
 _FLAGS = {"train": False, "training": False, "dropout_p": 0.0}
 _COUNTERS = ("num_batches_tracked",)
 
 
-def evaluated(steps: Sequence[Step]) -> list[Step]:
+def evaluated(steps: Sequence[TracedStep]) -> list[TracedStep]:
     """The steps that are done in evaluation, as they are then."""
     counters: set[str] = set()
     made = []
@@ -29,7 +29,7 @@ def evaluated(steps: Sequence[Step]) -> list[Step]:
     return made
 
 
-def _counts(step: Step, counters: set[str]) -> bool:
+def _counts(step: TracedStep, counters: set[str]) -> bool:
     """Whether a step only counts batches."""
     if not (isinstance(step.target, torch._ops.OpOverload) and step.target._schema.is_mutable):
         return False
@@ -39,7 +39,7 @@ def _counts(step: Step, counters: set[str]) -> bool:
     return isinstance(changed, Ref) and changed.name in counters
 
 
-def _evaluated(step: Step) -> Step:
+def _evaluated(step: TracedStep) -> TracedStep:
     target = step.target
     if not isinstance(target, torch._ops.OpOverload):
         return step
@@ -55,5 +55,7 @@ def _evaluated(step: Step) -> Step:
     return _with(step, tuple(args), kwargs)
 
 
-def _with(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
-    return Step(name=step.name, target=step.target, args=args, kwargs=kwargs, module=step.module, origin=step.origin)
+def _with(step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedStep:
+    return TracedStep(
+        name=step.name, target=step.target, args=args, kwargs=kwargs, module=step.module, origin=step.origin
+    )

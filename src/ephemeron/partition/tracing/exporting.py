@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ephemeron.partition.tracing.diagnosis import diagnosed
-from ephemeron.partition.tracing.opaque import Call, Interceptor
-from ephemeron.partition.tracing.program import Constant, Input, Leaf, Program, Ref, State, Step
+from ephemeron.partition.tracing.opaque import Interceptor, OpaqueCall
+from ephemeron.partition.tracing.program import Constant, Input, Leaf, Ref, State, TracedProgram, TracedStep
 
 
 class CannotTrace(Exception):
@@ -47,7 +47,7 @@ def export_program(
     *,
     opaque: Sequence[str] = (),
     open_batch: bool = True,
-) -> Program:
+) -> TracedProgram:
     """Traces a model; its state does not change.
 
     Args:
@@ -106,8 +106,8 @@ def with_less(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
 
 
 def _smaller_calls(
-    interceptor: Interceptor, args: tuple[Any, ...], kwargs: dict[str, Any], calls: Sequence[Call]
-) -> tuple[Call, ...] | None:
+    interceptor: Interceptor, args: tuple[Any, ...], kwargs: dict[str, Any], calls: Sequence[OpaqueCall]
+) -> tuple[OpaqueCall, ...] | None:
     less = with_less(args, kwargs)
     if less is None or not calls:
         return None
@@ -124,25 +124,25 @@ def _smaller_calls(
     return smaller if same else None
 
 
-def _shapes(call: Call) -> list[Any]:
+def _shapes(call: OpaqueCall) -> list[Any]:
     return [s for s, t in zip(call.made, call.tensors, strict=True) if t]
 
 
 def _program(
     made: torch.export.ExportedProgram,
-    operators: Mapping[Any, Call],
+    operators: Mapping[Any, OpaqueCall],
     names: Mapping[str, str],
     given: list[Any],
     *,
     opaque: bool,
-) -> Program:
+) -> TracedProgram:
     signature = made.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     tensors = dict(signature.inputs_to_lifted_tensor_constants)
     constants: dict[str, Any] = {}
     found: dict[torch.fx.Node, Leaf] = {}
     inputs: list[Input] = []
-    steps: list[Step] = []
+    steps: list[TracedStep] = []
     outputs: tuple[Any, ...] = ()
 
     def leaf(node: torch.fx.Node) -> Any:
@@ -169,7 +169,7 @@ def _program(
         elif node.op == "output":
             flat = torch.fx.node.map_arg(node.args[0], leaf)
             outputs = tuple(flat)[len(flat) - len(signature.user_outputs) :]
-    return Program(
+    return TracedProgram(
         tracer="torch.export" + (" with opaque nodes" if opaque else ""),
         inputs=tuple(inputs),
         steps=tuple(_without_echoes(_without_asserts(steps))),
@@ -187,14 +187,14 @@ def _input(node: torch.fx.Node, given: Any) -> Input:
     return Input(name=node.name, shape=tuple(int(d) if isinstance(d, int) else None for d in val.shape))
 
 
-def _step(node: torch.fx.Node, leaf: Any, operators: Mapping[Any, Call]) -> Step:
+def _step(node: torch.fx.Node, leaf: Any, operators: Mapping[Any, OpaqueCall]) -> TracedStep:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     origin = str(stack[-1][0]) if stack and not str(stack[-1][0]).startswith("_empty") else ""
     args = torch.fx.node.map_arg(tuple(node.args), leaf)
     kwargs = torch.fx.node.map_arg(dict(node.kwargs), leaf)
     call = operators.get(node.target)
     if call is not None:
-        return Step(
+        return TracedStep(
             name=node.name,
             target=call.function,
             args=_plain(args),
@@ -203,7 +203,7 @@ def _step(node: torch.fx.Node, leaf: Any, operators: Mapping[Any, Call]) -> Step
             shape=call.shape,
         )
     target: Any = node.target
-    return Step(name=node.name, target=target, args=_plain(args), kwargs=_plain(kwargs), origin=origin)
+    return TracedStep(name=node.name, target=target, args=_plain(args), kwargs=_plain(kwargs), origin=origin)
 
 
 def _plain(tree: Any) -> Any:
@@ -220,7 +220,7 @@ def _plain(tree: Any) -> Any:
 _ASSERTS = ("_assert_scalar", "_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size")
 
 
-def _without_asserts(steps: list[Step]) -> list[Step]:
+def _without_asserts(steps: list[TracedStep]) -> list[TracedStep]:
     """Without checks of sizes and dtypes, which `Input.shape` makes once; and without comparisons that served only them."""
     steps = [s for s in steps if not any(name in str(s.target) for name in _ASSERTS)]
     compare = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
@@ -228,7 +228,7 @@ def _without_asserts(steps: list[Step]) -> list[Step]:
     return [s for s in steps if s.target not in compare or s.name in read]
 
 
-def _without_echoes(steps: list[Step]) -> list[Step]:
+def _without_echoes(steps: list[TracedStep]) -> list[TracedStep]:
     """Without copies of a buffer onto itself, which export adds at the end for those that the model changed in place.
 
     They change no number, but count as a change, and autograd would refuse what was saved before.
@@ -251,7 +251,7 @@ def _without_echoes(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _refs(step: Step) -> list[Ref]:
+def _refs(step: TracedStep) -> list[Ref]:
     flat, _ = tree_flatten((list(step.args), dict(step.kwargs)), is_leaf=lambda x: isinstance(x, Ref))
     return [x for x in flat if isinstance(x, Ref)]
 

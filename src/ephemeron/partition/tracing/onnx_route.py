@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError, MissingExtra
-from ephemeron.partition.graph import Graph, Node, Tensor
+from ephemeron.partition.graph.graph import Graph, Node, Tensor
 
 
 def export_onnx(

@@ -34,7 +34,7 @@ def _library() -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class OpaqueCall:
     """One opaque call as it was seen in a real run."""
 
     module: str | None
@@ -61,11 +61,13 @@ class Interceptor:
 
     def __init__(self, model: nn.Module, paths: Sequence[str]) -> None:
         self.model, self.paths = model, tuple(paths)
-        self.calls: list[Call] = []
-        self._replace: Callable[[Call | None, str | None, Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.calls: list[OpaqueCall] = []
+        self._replace: Callable[[OpaqueCall | None, str | None, Any, tuple[Any, ...], dict[str, Any]], Any] | None = (
+            None
+        )
         self._inside = 0
 
-    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, ...]:
+    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OpaqueCall, ...]:
         """Calls of one real run of a copy of the model, whose state does not change for it."""
         twin = Interceptor(copy.deepcopy(self.model), self.paths)
         with torch.random.fork_rng(), twin.watching(), _python_random_kept():
@@ -73,12 +75,14 @@ class Interceptor:
         return tuple(twin.calls)
 
     @contextmanager
-    def replacing(self, calls: Sequence[Call], smaller: Sequence[Call] | None) -> Iterator[dict[Any, Call]]:
+    def replacing(
+        self, calls: Sequence[OpaqueCall], smaller: Sequence[OpaqueCall] | None
+    ) -> Iterator[dict[Any, OpaqueCall]]:
         """While it lasts, the n-th opaque call is an operator of its own. Gives the calls by operator."""
-        operators: dict[Any, Call] = {}
+        operators: dict[Any, OpaqueCall] = {}
         pending = iter(range(len(calls)))
 
-        def replace(_: Call | None, module: str | None, function: Any, args: Any, kwargs: Any) -> Any:
+        def replace(_: OpaqueCall | None, module: str | None, function: Any, args: Any, kwargs: Any) -> Any:
             i = next(pending, None)
             flat, spec = tree_flatten((args, kwargs))
             tensors = [a for a in flat if isinstance(a, torch.Tensor)]
@@ -142,11 +146,11 @@ class Interceptor:
         return made
 
 
-def _call(module: str | None, function: Any, args: Any, kwargs: Any, made: Any) -> Call:
+def _call(module: str | None, function: Any, args: Any, kwargs: Any, made: Any) -> OpaqueCall:
     flat, spec = tree_flatten((args, kwargs))
     out, out_spec = tree_flatten(made)
     holes = tuple(isinstance(a, torch.Tensor) for a in flat)
-    return Call(
+    return OpaqueCall(
         module=module,
         function=function,
         shape=OpaqueShape(
@@ -159,7 +163,7 @@ def _call(module: str | None, function: Any, args: Any, kwargs: Any, made: Any) 
     )
 
 
-def _operator(call: Call, smaller: Call | None) -> Any:
+def _operator(call: OpaqueCall, smaller: OpaqueCall | None) -> Any:
     """An operator `Tensor[] -> Tensor[]` that gives shapes and no values."""
     name = f"call_{next(_NUMBERS)}"
     seen = [s for s, t in zip(call.made, call.tensors, strict=True) if t]
@@ -184,7 +188,7 @@ def _operator(call: Call, smaller: Call | None) -> Any:
     return getattr(torch.ops.ephemeron_opaque, name).default
 
 
-def _batch_size_of(call: Call, smaller: Call | None) -> tuple[int, int, int] | None:
+def _batch_size_of(call: OpaqueCall, smaller: OpaqueCall | None) -> tuple[int, int, int] | None:
     """Tensor, dimension, and difference, where a size of an argument follows the batch."""
     if smaller is None:
         return None

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ephemeron.partition.tracing.observing import Observation, references, states_of_module
-from ephemeron.partition.tracing.program import Ref, State, Step, leaves, reads
+from ephemeron.partition.tracing.program import Ref, State, TracedStep, leaves, reads
+from ephemeron.partition.tracing.side_effects import Observation, references, states_of_module
 from ephemeron.partition.tracing.traced import Traced
 
 Ties = Literal["together", "apart"]
@@ -24,7 +24,7 @@ class Operator:
     """A node of the operator graph."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[TracedStep, ...]
     """In order; none: an input of the model."""
     inputs: tuple[str, ...]
     """Tensors of others that it reads."""
@@ -43,7 +43,7 @@ def operators(traced: Traced, *, ties: Ties = "together") -> tuple[Operator, ...
         ties: whether operators that share a parameter stay together; apart, each device has a copy and gradients are summed.
     """
     home = _homes(traced)
-    members: dict[str, list[Step]] = {i.name: [] for i in traced.program.inputs}
+    members: dict[str, list[TracedStep]] = {i.name: [] for i in traced.program.inputs}
     for step in traced.program.steps:
         members.setdefault(home[step.name], []).append(step)
     groups = _groups(traced, home, ties)
@@ -73,7 +73,7 @@ def operators(traced: Traced, *, ties: Ties = "together") -> tuple[Operator, ...
     return _ordered(made, home)
 
 
-def states_read(traced: Traced, step: Step) -> tuple[str, ...]:
+def states_read(traced: Traced, step: TracedStep) -> tuple[str, ...]:
     """Parameters and buffers that a step or its opaque module reads, by canonical name."""
     found = [r.name for r in reads(step) if isinstance(r, State)]
     if step.module is not None:
@@ -82,7 +82,7 @@ def states_read(traced: Traced, step: Step) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def front_numbers(traced: Traced) -> tuple[Step, ...]:
+def front_numbers(traced: Traced) -> tuple[TracedStep, ...]:
     """Steps that compute sizes from the model's inputs alone: every stage can be told them before anything runs."""
     values = traced.observation.values
     free = {i.name for i in traced.program.inputs}
@@ -109,7 +109,7 @@ def _homes(traced: Traced) -> dict[str, str]:
     program, seen = traced.program, traced.observation
     home = {i.name: i.name for i in program.inputs}
     front = {s.name for s in front_numbers(traced)}
-    dangling: list[Step] = []
+    dangling: list[TracedStep] = []
     used = {r.name for s in program.steps for r in reads(s) if isinstance(r, Ref)}
     used |= {r.name for r in leaves(list(program.outputs)) if isinstance(r, Ref)}
     for step in program.steps:
@@ -132,7 +132,7 @@ def _homes(traced: Traced) -> dict[str, str]:
     return home
 
 
-def _is_free(step: Step, seen: Observation, read: Sequence[str]) -> bool:
+def _is_free(step: TracedStep, seen: Observation, read: Sequence[str]) -> bool:
     """Whether it only takes apart or looks differently at what another step made."""
     value, deed = seen.values[step.name], seen.deeds[step.name]
     if deed.changed or deed.changed_states or step.opaque:

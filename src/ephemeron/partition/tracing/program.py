@@ -41,7 +41,7 @@ Target: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TracedStep:
     """One call."""
 
     name: str
@@ -57,7 +57,7 @@ class Step:
     shape: OpaqueShape | None = None
     """How an opaque call is made from tensors, and what it gives back."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Step:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedStep:
         return self
 
     @property
@@ -104,13 +104,13 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class TracedProgram:
     """All steps of a model."""
 
     tracer: str
     """Which tracer made it."""
     inputs: tuple[Input, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TracedStep, ...]
     outputs: tuple[Any, ...]
     """Flat: `Ref`, `State`, `Constant`, or a plain value."""
     in_spec: TreeSpec
@@ -118,7 +118,7 @@ class Program:
     out_spec: TreeSpec
     constants: Mapping[str, Any] = field(default_factory=dict)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedProgram:
         return self
 
     @property
@@ -141,7 +141,7 @@ def leaves(tree: Any) -> Iterator[Leaf]:
         yield from leaves((tree.start, tree.stop, tree.step))
 
 
-def reads(step: Step) -> tuple[Leaf, ...]:
+def reads(step: TracedStep) -> tuple[Leaf, ...]:
     """What a step refers to, each once."""
     return tuple(dict.fromkeys((*leaves(step.args), *leaves(step.kwargs))))
 

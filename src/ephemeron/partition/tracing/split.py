@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError
-from ephemeron.partition.tracing.observing import references
 from ephemeron.partition.tracing.operators import Ties, front_numbers, operators, states_read
-from ephemeron.partition.tracing.piece import Piece
-from ephemeron.partition.tracing.program import Ref, Step, leaves
+from ephemeron.partition.tracing.program import Ref, TracedStep, leaves
+from ephemeron.partition.tracing.side_effects import references
 from ephemeron.partition.tracing.staging import stages_of
 from ephemeron.partition.tracing.traced import Traced, full_state
+from ephemeron.partition.tracing.traced_module import TracedModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class StageSpec:
     """What later stages read, and outputs of the model."""
 
 
-class Stage(Piece):
+class Stage(TracedModule):
     """Operators of one device between two transfers.
 
     Attributes:
@@ -77,7 +77,7 @@ class Stage(Piece):
         return {p.name: own[p.name] for p in self.spec.outputs}
 
 
-class Split:
+class ModelSplit:
     """All stages of a model. Make one with `split`."""
 
     def __init__(self, traced: Traced, stages: Sequence[Stage], shared: Mapping[str, tuple[str, ...]]) -> None:
@@ -89,7 +89,7 @@ class Split:
     def numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes that follow from the model's inputs alone."""
         steps = front_numbers(self.traced)
-        front = Piece(
+        front = TracedModule(
             steps=steps,
             outputs=[s.name for s in steps] + list(values),
             random=(),
@@ -138,7 +138,7 @@ class Split:
         return full_state(made, self.traced.__dict__["names"])
 
 
-def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "together") -> Split:
+def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "together") -> ModelSplit:
     """Cuts a model; the stages' parameters are copies of the traced model's.
 
     Args:
@@ -177,10 +177,10 @@ def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "togethe
         )
         home = copies.setdefault(device, copy.deepcopy(traced))
         stages.append(_stage(spec, bodies[i], home, extra=_unread(traced) if i == 0 else ()))
-    return Split(traced, stages, _shared(traced, stages))
+    return ModelSplit(traced, stages, _shared(traced, stages))
 
 
-def _stage(spec: StageSpec, steps: Sequence[Step], home: Traced, extra: Sequence[str]) -> Stage:
+def _stage(spec: StageSpec, steps: Sequence[TracedStep], home: Traced, extra: Sequence[str]) -> Stage:
     """A stage with the parameters of its device's copy of the model."""
     stage = Stage(
         steps=steps, outputs=[p.name for p in spec.outputs], random=home._box.random, constants=home.program.constants

@@ -20,21 +20,12 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError
-from ephemeron.partition.tracing.check import (
-    Checked,
-    Loss,
-    NotEqual,
-    check,
-    fresh,
-    mean_square,
-    one_step,
-    seeded,
-)
+from ephemeron.partition.tracing.check import Checked, Loss, NotEqual, check, fresh, mean_square, one_step, seeded
 from ephemeron.partition.tracing.exporting import CannotTrace, export_program
+from ephemeron.partition.tracing.fx_trace import opaque_program, symbolic_program
 from ephemeron.partition.tracing.nesting import register_dataclasses, strangers
-from ephemeron.partition.tracing.program import Program
+from ephemeron.partition.tracing.program import TracedProgram
 from ephemeron.partition.tracing.traced import Traced
-from ephemeron.partition.tracing.whole import opaque_program, symbolic_program
 
 _MOST_OPAQUE = 16
 _CACHE_REMEDY = "build the model, or call it, with use_cache=False"
@@ -119,7 +110,7 @@ def _attempts(
     kwargs: dict[str, Any],
     kept: list[str],
     note: Callable[[CannotTrace], None],
-) -> Sequence[Callable[[], Program]]:
+) -> Sequence[Callable[[], TracedProgram]]:
     return (
         lambda: _with_opaque(model, args, kwargs, kept, note, open_batch=True),
         lambda: _with_opaque(model, args, kwargs, kept, note, open_batch=False),
@@ -136,7 +127,7 @@ def _with_opaque(
     note: Callable[[CannotTrace], None],
     *,
     open_batch: bool,
-) -> Program:
+) -> TracedProgram:
     """Exports; a module that stands in the way is kept as it is, and it is tried again."""
     while True:
         try:

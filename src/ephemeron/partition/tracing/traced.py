@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ephemeron.errors import JobError
 from ephemeron.partition.tracing.exporting import canonical_names
-from ephemeron.partition.tracing.observing import Observation, observe
-from ephemeron.partition.tracing.piece import Piece
-from ephemeron.partition.tracing.program import Input, Leaf, Program, Ref, State, filled
+from ephemeron.partition.tracing.program import Input, Leaf, Ref, State, TracedProgram, filled
+from ephemeron.partition.tracing.side_effects import Observation, observe
+from ephemeron.partition.tracing.traced_module import TracedModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Example:
         return self
 
 
-class Traced(Piece):
+class Traced(TracedModule):
     """A model whose operators are known. Make one with `trace`.
 
     Parameters, buffers and their names are the original's; they are copies.
@@ -43,14 +43,14 @@ class Traced(Piece):
         example: the batch that it was traced with.
     """
 
-    program: Program
+    program: TracedProgram
     observation: Observation
     evaluates: bool
     example: Example
 
     def __init__(
         self,
-        program: Program,
+        program: TracedProgram,
         model: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -135,7 +135,7 @@ def full_state(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> d
     return made
 
 
-def _hold_states(piece: Piece, model: nn.Module) -> None:
+def _hold_states(piece: TracedModule, model: nn.Module) -> None:
     """All parameters and buffers in the order of the original, each under its canonical name; opaque modules bring their own."""
     for name, parameter in model.named_parameters():
         piece.hold(name, parameter)

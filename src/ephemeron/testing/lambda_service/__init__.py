@@ -21,6 +21,6 @@ versions or aliases, and cold starts are those of this machine. For tests and fo
 
 from __future__ import annotations
 
-from ephemeron.testing.lambda_service.service import Guard, LambdaService, Running
+from ephemeron.testing.lambda_service.service import Guard, LambdaService, RunningLambdaService
 
-__all__ = ["Guard", "LambdaService", "Running"]
+__all__ = ["Guard", "LambdaService", "RunningLambdaService"]

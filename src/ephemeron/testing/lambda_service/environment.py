@@ -28,9 +28,9 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from ephemeron.platforms.cgroups import Enforcement, Group
-from ephemeron.rpc.http import Handler, Listener, Request, Response, json_response, listen
-from ephemeron.testing.lambda_service.functions import Function
+from ephemeron.communication.rpc.http import Handler, HttpRequest, Listener, Response, json_response, listen
+from ephemeron.functions.cgroups import ControlGroup, Enforcement
+from ephemeron.testing.lambda_service.functions import LambdaFunction
 from ephemeron.units import MIB
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -57,7 +57,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class InvocationDone:
     """How an invocation ended."""
 
     payload: bytes
@@ -65,7 +65,7 @@ class Done:
     """Empty, or what the header X-Amz-Function-Error says."""
 
 
-class Environment:
+class LambdaEnvironment:
     """One process of one function, which serves one invocation at a time.
 
     Args:
@@ -79,7 +79,7 @@ class Environment:
     """
 
     def __init__(
-        self, function: Function, enforcement: Enforcement, *, variables: Mapping[str, str], region: str, folder: Path,
+        self, function: LambdaFunction, enforcement: Enforcement, *, variables: Mapping[str, str], region: str, folder: Path,
         log: Log, stream: str,
     ) -> None:  # fmt: skip
         self.function, self.stream = function, stream
@@ -92,15 +92,15 @@ class Environment:
         self._enforcement, self._region, self._log = enforcement, region, log
         self._variables = variables
         self._tmp = folder / f"tmp-{self._n}"
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._server: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._next: asyncio.Queue[Work] = asyncio.Queue()
         self._ready = asyncio.Event()
         self._over = asyncio.Event()
-        self._done: asyncio.Future[Done] | None = None
-        self._init_error: Done | None = None
+        self._done: asyncio.Future[InvocationDone] | None = None
+        self._init_error: InvocationDone | None = None
         self._peak_mb = 0.0
         self._out_of_memory = False
         self._fresh = True
@@ -129,7 +129,7 @@ class Environment:
         self._process.stdin.close()
         self._tasks = [asyncio.create_task(work()) for work in (self._copy_output, self._watch, self._await_end)]
 
-    async def run(self, work: Work) -> Done:
+    async def run(self, work: Work) -> InvocationDone:
         """Hands one invocation over, and returns how it ended. Whoever does not end is killed."""
         assert self._group is not None
         self.work = work
@@ -186,18 +186,18 @@ class Environment:
     # -- Runtime API ----------------------------------------------------------------------------------------
 
     def _runtime_api(self) -> Handler:
-        async def answer(request: Request) -> Response:
+        async def answer(request: HttpRequest) -> Response:
             what = request.path.removeprefix(_API)
             if what == "invocation/next":
                 return await self._hand_over()
             if what == "init/error":
-                self._init_error = Done(payload=request.body, error="Unhandled")
+                self._init_error = InvocationDone(payload=request.body, error="Unhandled")
                 self._ready.set()
             elif self.work is None or not what.startswith(f"invocation/{self.work.request_id}/"):
                 return json_response({"errorType": "InvalidRequestID"}, status=400)
             elif self._done is not None and not self._done.done():
                 error = "Unhandled" if what.endswith("/error") else ""
-                self._done.set_result(Done(payload=request.body, error=error))
+                self._done.set_result(InvocationDone(payload=request.body, error=error))
             return json_response({"status": "OK"}, status=202)
 
         return answer
@@ -295,7 +295,7 @@ class Environment:
 
     # -- the end --------------------------------------------------------------------------------------------
 
-    def _why(self, work: Work, began: float, limit: float) -> Done:
+    def _why(self, work: Work, began: float, limit: float) -> InvocationDone:
         """It did not answer: it has ended, or is late and is killed now."""
         if not self._over.is_set() and not self._out_of_memory:
             self.kill()
@@ -310,7 +310,7 @@ class Environment:
         self._log(f"{text}\nRuntime.ExitError")
         return _failure("Runtime.ExitError", text)
 
-    def _report(self, work: Work, took_s: float, done: Done) -> None:
+    def _report(self, work: Work, took_s: float, done: InvocationDone) -> None:
         self._peak_mb = max(self._peak_mb, self._resident_mb())
         size = self.function.memory_mb
         used = size if self._out_of_memory else min(size, math.ceil(self._peak_mb))
@@ -326,5 +326,5 @@ class Environment:
         self._log(line)
 
 
-def _failure(kind: str, text: str) -> Done:
-    return Done(payload=json.dumps({"errorType": kind, "errorMessage": text}).encode(), error="Unhandled")
+def _failure(kind: str, text: str) -> InvocationDone:
+    return InvocationDone(payload=json.dumps({"errorType": kind, "errorMessage": text}).encode(), error="Unhandled")

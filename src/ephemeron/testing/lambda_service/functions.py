@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ephemeron.rpc.http import Response, json_response
+from ephemeron.communication.rpc.http import Response, json_response
 from ephemeron.units import MIB
 
 ACCOUNT = "123456789012"
@@ -26,7 +26,7 @@ RETRIES = 2
 """Of a failed asynchronous call, where nothing else is configured."""
 
 
-class Refusal(Exception):
+class LambdaApiError(Exception):
     """What the service answers instead: status, error type, sentence."""
 
     def __init__(self, status: int, kind: str, text: str) -> None:
@@ -45,7 +45,7 @@ class Refusal(Exception):
 
 
 @dataclass(kw_only=True)
-class Function:
+class LambdaFunction:
     """One deployed function."""
 
     name: str
@@ -103,9 +103,9 @@ class Functions:
 
     def __init__(self, folder: Path, region: str) -> None:
         self._folder, self._region = folder, region
-        self._all: dict[str, Function] = {}
+        self._all: dict[str, LambdaFunction] = {}
 
-    def find(self, name: str) -> Function:
+    def find(self, name: str) -> LambdaFunction:
         """A function by name or ARN.
 
         Raises:
@@ -113,10 +113,10 @@ class Functions:
         """
         short = name.split(":function:")[-1].split(":")[0]
         if short not in self._all:
-            raise Refusal(404, "ResourceNotFoundException", f"Function not found: {self._arn(short)}")
+            raise LambdaApiError(404, "ResourceNotFoundException", f"Function not found: {self._arn(short)}")
         return self._all[short]
 
-    def create(self, wanted: Mapping[str, Any]) -> Function:
+    def create(self, wanted: Mapping[str, Any]) -> LambdaFunction:
         """CreateFunction.
 
         Raises:
@@ -124,8 +124,8 @@ class Functions:
         """
         name = str(wanted["FunctionName"])
         if name in self._all:
-            raise Refusal(409, "ResourceConflictException", f"Function already exist: {name}")
-        function = Function(
+            raise LambdaApiError(409, "ResourceConflictException", f"Function already exist: {name}")
+        function = LambdaFunction(
             name=name, arn=self._arn(name), role=str(wanted["Role"]), package=str(wanted.get("PackageType", "Zip"))
         )
         self._configure(function, wanted)
@@ -133,26 +133,26 @@ class Functions:
         self._all[name] = function
         return function
 
-    def configure(self, name: str, wanted: Mapping[str, Any]) -> Function:
+    def configure(self, name: str, wanted: Mapping[str, Any]) -> LambdaFunction:
         """UpdateFunctionConfiguration."""
         function = dataclasses.replace(self.find(name))
         self._configure(function, wanted)
         return self._replace(function)
 
-    def update_code(self, name: str, wanted: Mapping[str, Any]) -> Function:
+    def update_code(self, name: str, wanted: Mapping[str, Any]) -> LambdaFunction:
         """UpdateFunctionCode."""
         function = dataclasses.replace(self.find(name))
         self._take_code(function, wanted)
         return self._replace(function)
 
-    def delete(self, name: str) -> Function:
+    def delete(self, name: str) -> LambdaFunction:
         """DeleteFunction."""
         return self._all.pop(self.find(name).name)
 
     def __iter__(self) -> Any:
         return iter(self._all.values())
 
-    def _replace(self, function: Function) -> Function:
+    def _replace(self, function: LambdaFunction) -> LambdaFunction:
         function.revision += 1
         function.modified = time.time()
         self._all[function.name] = function
@@ -162,7 +162,7 @@ class Functions:
         return f"arn:aws:lambda:{self._region}:{ACCOUNT}:function:{name}"
 
     @staticmethod
-    def _configure(function: Function, wanted: Mapping[str, Any]) -> None:
+    def _configure(function: LambdaFunction, wanted: Mapping[str, Any]) -> None:
         memory, timeout = (
             int(wanted.get("MemorySize", function.memory_mb)),
             int(wanted.get("Timeout", function.timeout_s)),
@@ -182,7 +182,7 @@ class Functions:
         kept = ("Description", "VpcConfig", "Layers", "LoggingConfig", "ImageConfig", "Architectures")
         function.extras = function.extras | {name: wanted[name] for name in kept if name in wanted}
 
-    def _take_code(self, function: Function, code: Mapping[str, Any]) -> None:
+    def _take_code(self, function: LambdaFunction, code: Mapping[str, Any]) -> None:
         if "ImageUri" in code:
             function.image = str(code["ImageUri"])
             function.code_sha256 = hashlib.sha256(function.image.encode()).hexdigest()
@@ -191,12 +191,14 @@ class Functions:
             raise _invalid("this service takes code as ZipFile or ImageUri only")
         data = base64.b64decode(code["ZipFile"])
         if len(data) > MOST_ZIPPED:
-            raise Refusal(413, "RequestEntityTooLargeException", f"Request must be smaller than {MOST_ZIPPED} bytes")
+            raise LambdaApiError(
+                413, "RequestEntityTooLargeException", f"Request must be smaller than {MOST_ZIPPED} bytes"
+            )
         function.folder = self._unzip(function, data)
         function.code_size = len(data)
         function.code_sha256 = base64.b64encode(hashlib.sha256(data).digest()).decode()
 
-    def _unzip(self, function: Function, data: bytes) -> Path:
+    def _unzip(self, function: LambdaFunction, data: bytes) -> Path:
         folder = self._folder / f"{function.name}-{hashlib.sha256(data).hexdigest()[:16]}"
         if folder.exists():
             return folder
@@ -214,5 +216,5 @@ class Functions:
         return folder
 
 
-def _invalid(text: str) -> Refusal:
-    return Refusal(400, "InvalidParameterValueException", text)
+def _invalid(text: str) -> LambdaApiError:
+    return LambdaApiError(400, "InvalidParameterValueException", text)

@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ephemeron.rpc.http import Request, Response
-from ephemeron.testing.lambda_service.environment import Done, Environment, Work
-from ephemeron.testing.lambda_service.functions import Function, Refusal
+from ephemeron.communication.rpc.http import HttpRequest, Response
+from ephemeron.testing.lambda_service.environment import InvocationDone, LambdaEnvironment, Work
+from ephemeron.testing.lambda_service.functions import LambdaApiError, LambdaFunction
 from ephemeron.units import MIB
 
 SYNCHRONOUS_BYTES = 6 * MIB
@@ -33,11 +33,11 @@ MOST_LINKS = 16
 """In a chain of functions that invoke each other."""
 _LINEAGE = re.compile(r"Lineage=\d+:[0-9a-f]+:(\d+)")
 
-Make = Callable[[Function], Environment]
+Make = Callable[[LambdaFunction], LambdaEnvironment]
 
 
 @dataclass
-class Mischief:
+class LambdaFaultConfig:
     """What is to go wrong with the next calls, counted down."""
 
     deliver_twice: int = 0
@@ -62,22 +62,24 @@ class Invoker:
         idle_s: float = 300.0,
     ) -> None:  # fmt: skip
         self.concurrency = concurrency
-        self.mischief = Mischief()
+        self.mischief = LambdaFaultConfig()
         self.dropped: list[str] = []
         """Why queued calls were given up, one line for each."""
         self._make, self._retry_after_s = make, tuple(retry_after_s)
         self._queue_pause_s, self._idle_s = queue_pause_s, idle_s
-        self._idle: dict[str, list[Environment]] = defaultdict(list)
+        self._idle: dict[str, list[LambdaEnvironment]] = defaultdict(list)
         self._running: dict[str, int] = defaultdict(int)
-        self.busy: list[Environment] = []
+        self.busy: list[LambdaEnvironment] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def environments(self) -> list[Environment]:
+    def environments(self) -> list[LambdaEnvironment]:
         """All that live, busy ones first."""
         return [*self.busy, *(e for idle in self._idle.values() for e in idle)]
 
-    async def invoke(self, function: Function, request: Request, *, find: Callable[[str], Function]) -> Response:
+    async def invoke(
+        self, function: LambdaFunction, request: HttpRequest, *, find: Callable[[str], LambdaFunction]
+    ) -> Response:
         """Answers one Invoke request.
 
         Args:
@@ -90,15 +92,15 @@ class Invoker:
         limit = ASYNCHRONOUS_BYTES if kind == "Event" else SYNCHRONOUS_BYTES
         if len(request.body) > limit:
             text = f"{len(request.body)} byte payload is too large for the {kind} invocation type (limit {limit} bytes)"
-            raise Refusal(413, "RequestTooLargeException", text)
+            raise LambdaApiError(413, "RequestTooLargeException", text)
         try:
             json.loads(request.body or b"{}")
         except ValueError as e:
             text = f"Could not parse request body into json: {e}"
-            raise Refusal(400, "InvalidRequestContentException", text) from None
+            raise LambdaApiError(400, "InvalidRequestContentException", text) from None
         if self.mischief.throttle > 0:
             self.mischief.throttle -= 1
-            raise Refusal(429, "TooManyRequestsException", "Rate Exceeded.")
+            raise LambdaApiError(429, "TooManyRequestsException", "Rate Exceeded.")
         work = Work(
             request_id=str(uuid.uuid4()),
             payload=request.body or b"{}",
@@ -115,15 +117,17 @@ class Invoker:
                 self._in_background(self._deliver(function, work, find))
             return Response(status=202, headers=headers)
         if _links(work.trace) > MOST_LINKS and function.recursion != "Allow":
-            raise Refusal(400, "RecursiveInvocationException", "Recursive invocation detected")
+            raise LambdaApiError(400, "RecursiveInvocationException", "Recursive invocation detected")
         if not self._has_room(function):
-            raise Refusal(429, "TooManyRequestsException", "Rate Exceeded.")
+            raise LambdaApiError(429, "TooManyRequestsException", "Rate Exceeded.")
         done = await self._run(function, work)
         if done.error:
             headers["X-Amz-Function-Error"] = done.error
         return Response(headers={**headers, "X-Amz-Executed-Version": "$LATEST"}, body=done.payload)
 
-    async def expire(self, *, everything: bool = False, keep: Callable[[Environment], bool] = lambda e: True) -> None:
+    async def expire(
+        self, *, everything: bool = False, keep: Callable[[LambdaEnvironment], bool] = lambda e: True
+    ) -> None:
         """Gives up environments that are dead, out of date, or have been idle for too long."""
         now = time.monotonic()
         for idle in list(self._idle.values()):
@@ -142,7 +146,7 @@ class Invoker:
 
     # -- asynchronous calls ---------------------------------------------------------------------------------
 
-    async def _deliver(self, function: Function, work: Work, find: Callable[[str], Function]) -> None:
+    async def _deliver(self, function: LambdaFunction, work: Work, find: Callable[[str], LambdaFunction]) -> None:
         accepted = time.monotonic()
         if _links(work.trace) > MOST_LINKS and function.recursion != "Allow":
             self.dropped.append(f"{work.request_id}: recursive loop of more than {MOST_LINKS} links")
@@ -157,20 +161,20 @@ class Invoker:
                     return
             try:
                 function = find(function.name)
-            except Refusal:
+            except LambdaApiError:
                 return  # deleted meanwhile
             done = await self._run(function, work)
             if not done.error or tried >= function.retries:
                 return
             await asyncio.sleep(self._retry_after_s[min(tried, len(self._retry_after_s) - 1)])
 
-    def _has_room(self, function: Function) -> bool:
+    def _has_room(self, function: LambdaFunction) -> bool:
         reserved = function.reserved
         if reserved is not None and self._running[function.name] >= reserved:
             return False
         return sum(self._running.values()) < self.concurrency
 
-    async def _run(self, function: Function, work: Work) -> Done:
+    async def _run(self, function: LambdaFunction, work: Work) -> InvocationDone:
         self._running[function.name] += 1
         environment = self._warm(function) or self._make(function)
         self.busy.append(environment)
@@ -178,14 +182,14 @@ class Invoker:
             if not environment.pid:
                 if function.folder is None:
                     text = f"this service runs no images ({function.image}); deploy a ZIP to try it here"
-                    return Done(payload=json.dumps({"errorType": "Runtime.InvalidImage", "errorMessage": text}).encode(),
+                    return InvocationDone(payload=json.dumps({"errorType": "Runtime.InvalidImage", "errorMessage": text}).encode(),
                                 error="Unhandled")  # fmt: skip
                 await environment.start()
             done = await environment.run(work)
             if len(done.payload) > SYNCHRONOUS_BYTES:
                 text = f"Response payload size ({len(done.payload)} bytes) exceeded maximum allowed payload size ({SYNCHRONOUS_BYTES} bytes)."
                 size = {"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}
-                done = Done(payload=json.dumps(size).encode(), error="Unhandled")
+                done = InvocationDone(payload=json.dumps(size).encode(), error="Unhandled")
             return done
         finally:
             self._running[function.name] -= 1
@@ -195,7 +199,7 @@ class Invoker:
             else:
                 await asyncio.shield(environment.dispose())
 
-    def _warm(self, function: Function) -> Environment | None:
+    def _warm(self, function: LambdaFunction) -> LambdaEnvironment | None:
         idle = self._idle[function.name]
         for environment in reversed(idle):
             if environment.alive and environment.function.revision == function.revision:
@@ -209,7 +213,7 @@ class Invoker:
         task.add_done_callback(self._tasks.discard)
 
 
-def _trace(function: Function, request: Request) -> str:
+def _trace(function: LambdaFunction, request: HttpRequest) -> str:
     """The trace header of the new invocation; says how many functions have invoked each other so far."""
     links = _links(request.headers.get("x-amzn-trace-id", "")) + 1
     root = f"1-{int(time.time()):08x}-{uuid.uuid4().hex[:24]}"

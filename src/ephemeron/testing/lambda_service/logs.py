@@ -13,14 +13,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.rpc.http import Request, Response, json_response
+from ephemeron.communication.rpc.http import HttpRequest, Response, json_response
 
 _PAGE = 1_000
 _TERM = re.compile(r'(\??)(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Line:
+class CloudWatchLine:
     """One log event."""
 
     timestamp: int
@@ -35,17 +35,17 @@ class Logs:
     """All log groups of the service."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, list[Line]] = defaultdict(list)
+        self.groups: dict[str, list[CloudWatchLine]] = defaultdict(list)
         self._n = 0
 
     def write(self, group: str, stream: str, message: str) -> None:
         """Appends a line."""
         self._n += 1
         self.groups[group].append(
-            Line(timestamp=int(time.time() * 1000), n=self._n, stream=stream, message=message.rstrip("\n"))
+            CloudWatchLine(timestamp=int(time.time() * 1000), n=self._n, stream=stream, message=message.rstrip("\n"))
         )
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> Response:
         """Answers a CloudWatch Logs request (JSON 1.1: the operation is a header)."""
         action = request.headers.get("x-amz-target", "").rpartition(".")[2]
         wanted = request.json()
@@ -107,7 +107,7 @@ def matches(pattern: str, message: str) -> bool:
     return all(term in message for term in needed) and (not optional or any(term in message for term in optional))
 
 
-def _between(lines: list[Line], wanted: dict[str, Any]) -> list[Line]:
+def _between(lines: list[CloudWatchLine], wanted: dict[str, Any]) -> list[CloudWatchLine]:
     begin, end = wanted.get("startTime"), wanted.get("endTime")
     first = 0 if begin is None else bisect.bisect_left(lines, int(begin), key=lambda line: line.timestamp)
     return [line for line in lines[first:] if end is None or line.timestamp < int(end)]

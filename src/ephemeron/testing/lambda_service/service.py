@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ephemeron.platforms.cgroups import UNENFORCED, Enforcement, detect
-from ephemeron.rpc.http import Handler, Request, Response, json_response, listen
-from ephemeron.testing.lambda_service.environment import Environment
-from ephemeron.testing.lambda_service.functions import ACCOUNT, Function, Functions, Refusal
+from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
+from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
+from ephemeron.testing.lambda_service.environment import LambdaEnvironment
+from ephemeron.testing.lambda_service.functions import ACCOUNT, Functions, LambdaApiError, LambdaFunction
 from ephemeron.testing.lambda_service.invoking import RETRY_AFTER_S, Invoker
 from ephemeron.testing.lambda_service.logs import Logs
 
@@ -29,7 +29,7 @@ _START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningLambdaService:
     """One environment, as `LambdaService.environments` shows it."""
 
     pid: int
@@ -49,22 +49,24 @@ class Guard:
     denied: dict[str, set[str]] = field(default_factory=dict)
     """Per access key, or `*`, the actions that it may not do, such as `lambda:InvokeFunction`."""
 
-    def check(self, request: Request, action: str, region: str) -> None:
-        """Raises `Refusal` unless the caller may do this."""
+    def check(self, request: HttpRequest, action: str, region: str) -> None:
+        """Raises `LambdaApiError` unless the caller may do this."""
         found = _CREDENTIAL.search(request.headers.get("authorization", ""))
         if found is None:
-            raise Refusal(403, "MissingAuthenticationTokenException", "Missing Authentication Token")
+            raise LambdaApiError(403, "MissingAuthenticationTokenException", "Missing Authentication Token")
         key, scope, _ = found.groups()
         if key in self.expired:
-            raise Refusal(403, "ExpiredTokenException", "The security token included in the request is expired")
+            raise LambdaApiError(403, "ExpiredTokenException", "The security token included in the request is expired")
         if key in self.unknown:
-            raise Refusal(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
+            raise LambdaApiError(
+                403, "UnrecognizedClientException", "The security token included in the request is invalid."
+            )
         if scope != region:
             text = f"Credential should be scoped to a valid region, not '{scope}'."
-            raise Refusal(403, "InvalidSignatureException", text)
+            raise LambdaApiError(403, "InvalidSignatureException", text)
         if action in self.denied.get(key, ()) or action in self.denied.get("*", ()):
             text = f"User: arn:aws:iam::{ACCOUNT}:user/{key} is not authorized to perform: {action} because no identity-based policy allows the {action} action"
-            raise Refusal(403, "AccessDeniedException", text)
+            raise LambdaApiError(403, "AccessDeniedException", text)
 
 
 class LambdaService:
@@ -132,12 +134,12 @@ class LambdaService:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def environments(self) -> list[Running]:
+    def environments(self) -> list[RunningLambdaService]:
         """Every process there is, busy ones first."""
 
-        async def look() -> list[Running]:
+        async def look() -> list[RunningLambdaService]:
             return [
-                Running(
+                RunningLambdaService(
                     pid=e.pid, function=e.function.name, request_id=e.work.request_id if e.work else "",
                     payload=e.work.payload if e.work else b"",
                 )
@@ -181,7 +183,7 @@ class LambdaService:
     def _handler(self) -> Handler:
         routes = self._routes()
 
-        async def answer(request: Request) -> Response:
+        async def answer(request: HttpRequest) -> Response:
             try:
                 if "x-amz-target" in request.headers:
                     self.guard.check(request, f"logs:{request.headers['x-amz-target'].rpartition('.')[2]}", self.region)
@@ -192,81 +194,83 @@ class LambdaService:
                         self.guard.check(request, f"lambda:{action}", self.region)
                         answered = await work(request, **found.groupdict())
                         return _with_id(answered)
-                raise Refusal(404, "UnknownOperationException", f"{request.method} {request.path} is not spoken here")
-            except Refusal as e:
+                raise LambdaApiError(
+                    404, "UnknownOperationException", f"{request.method} {request.path} is not spoken here"
+                )
+            except LambdaApiError as e:
                 return _with_id(e.response())
             except (ValueError, KeyError, TypeError) as e:
-                return _with_id(Refusal(400, "SerializationException", f"{type(e).__name__}: {e}").response())
+                return _with_id(LambdaApiError(400, "SerializationException", f"{type(e).__name__}: {e}").response())
 
         return answer
 
-    async def _create(self, request: Request) -> Response:
+    async def _create(self, request: HttpRequest) -> Response:
         return json_response(self.functions.create(request.json()).describe(state="Pending"), status=201)
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, request: HttpRequest) -> Response:
         return json_response({"Functions": [f.describe() for f in self.functions]})
 
-    async def _get(self, request: Request, name: str) -> Response:
+    async def _get(self, request: HttpRequest, name: str) -> Response:
         function = self.functions.find(name)
         code = {"ImageUri": function.image} if function.image else {"Location": ""}
         concurrency = {} if function.reserved is None else {"ReservedConcurrentExecutions": function.reserved}
         return json_response({"Configuration": function.describe(), "Code": code, "Concurrency": concurrency})
 
-    async def _get_configuration(self, request: Request, name: str) -> Response:
+    async def _get_configuration(self, request: HttpRequest, name: str) -> Response:
         return json_response(self.functions.find(name).describe())
 
-    async def _configure(self, request: Request, name: str) -> Response:
+    async def _configure(self, request: HttpRequest, name: str) -> Response:
         return json_response(self.functions.configure(name, request.json()).describe(update="InProgress"))
 
-    async def _update_code(self, request: Request, name: str) -> Response:
+    async def _update_code(self, request: HttpRequest, name: str) -> Response:
         return json_response(self.functions.update_code(name, request.json()).describe(update="InProgress"))
 
-    async def _delete(self, request: Request, name: str) -> Response:
+    async def _delete(self, request: HttpRequest, name: str) -> Response:
         self.functions.delete(name)
         return Response(status=204)
 
-    async def _invoke(self, request: Request, name: str) -> Response:
+    async def _invoke(self, request: HttpRequest, name: str) -> Response:
         return await self.invoker.invoke(self.functions.find(name), request, find=self.functions.find)
 
-    async def _put_events(self, request: Request, name: str) -> Response:
+    async def _put_events(self, request: HttpRequest, name: str) -> Response:
         function, wanted = self.functions.find(name), request.json()
         retries, age = int(wanted.get("MaximumRetryAttempts", 2)), float(wanted.get("MaximumEventAgeInSeconds", 21_600))
         if not 0 <= retries <= 2 or not 60 <= age <= 21_600:
-            raise Refusal(
+            raise LambdaApiError(
                 400, "InvalidParameterValueException", "retries are 0 to 2, the event age 60 to 21600 seconds"
             )
         function.retries, function.event_age_s = retries, age
         function.events_configured = True
         return await self._get_events(request, name)
 
-    async def _get_events(self, request: Request, name: str) -> Response:
+    async def _get_events(self, request: HttpRequest, name: str) -> Response:
         function = self.functions.find(name)
         if not function.events_configured:
             text = f"The function {function.arn} doesn't have an EventInvokeConfig"
-            raise Refusal(404, "ResourceNotFoundException", text)
+            raise LambdaApiError(404, "ResourceNotFoundException", text)
         return json_response({"FunctionArn": function.arn, "MaximumRetryAttempts": function.retries,
                               "MaximumEventAgeInSeconds": int(function.event_age_s)})  # fmt: skip
 
-    async def _put_recursion(self, request: Request, name: str) -> Response:
+    async def _put_recursion(self, request: HttpRequest, name: str) -> Response:
         self.functions.find(name).recursion = str(request.json()["RecursiveLoop"])
         return await self._get_recursion(request, name)
 
-    async def _get_recursion(self, request: Request, name: str) -> Response:
+    async def _get_recursion(self, request: HttpRequest, name: str) -> Response:
         return json_response({"RecursiveLoop": self.functions.find(name).recursion})
 
-    async def _put_concurrency(self, request: Request, name: str) -> Response:
+    async def _put_concurrency(self, request: HttpRequest, name: str) -> Response:
         self.functions.find(name).reserved = int(request.json()["ReservedConcurrentExecutions"])
         return await self._get_concurrency(request, name)
 
-    async def _delete_concurrency(self, request: Request, name: str) -> Response:
+    async def _delete_concurrency(self, request: HttpRequest, name: str) -> Response:
         self.functions.find(name).reserved = None
         return Response(status=204)
 
-    async def _get_concurrency(self, request: Request, name: str) -> Response:
+    async def _get_concurrency(self, request: HttpRequest, name: str) -> Response:
         reserved = self.functions.find(name).reserved
         return json_response({} if reserved is None else {"ReservedConcurrentExecutions": reserved})
 
-    async def _account(self, request: Request) -> Response:
+    async def _account(self, request: HttpRequest) -> Response:
         limit = self.invoker.concurrency
         reserved = sum(f.reserved or 0 for f in self.functions)
         return json_response({
@@ -279,10 +283,10 @@ class LambdaService:
 
     # -- living ---------------------------------------------------------------------------------------------
 
-    def _make(self, function: Function) -> Environment:
+    def _make(self, function: LambdaFunction) -> LambdaEnvironment:
         stream = f"2026/01/01/[$LATEST]{uuid.uuid4().hex}"
         variables = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **self._variables}
-        return Environment(
+        return LambdaEnvironment(
             function, self._enforcement, variables=variables, region=self.region, folder=self._folder, stream=stream,
             log=lambda message: self.logs.write(function.log_group, stream, message),
         )  # fmt: skip
@@ -312,10 +316,10 @@ class LambdaService:
             await asyncio.sleep(_TICK_S)
             await self.invoker.expire(keep=self._is_current)
 
-    def _is_current(self, environment: Environment) -> bool:
+    def _is_current(self, environment: LambdaEnvironment) -> bool:
         try:
             return self.functions.find(environment.function.name).revision == environment.function.revision
-        except Refusal:
+        except LambdaApiError:
             return False
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:

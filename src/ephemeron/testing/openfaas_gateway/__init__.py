@@ -20,6 +20,6 @@ no network between them, no autoscaler, one namespace, and start-up takes what t
 
 from __future__ import annotations
 
-from ephemeron.testing.openfaas_gateway.service import OpenFaasGateway, Running
+from ephemeron.testing.openfaas_gateway.service import OpenFaasGateway, RunningGateway
 
-__all__ = ["OpenFaasGateway", "Running"]
+__all__ = ["OpenFaasGateway", "RunningGateway"]

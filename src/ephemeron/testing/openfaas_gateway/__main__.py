@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ephemeron.platforms.openfaas.settings import PASSWORD_ENV
+from ephemeron.functions.openfaas.settings import PASSWORD_ENV
 from ephemeron.testing.openfaas_gateway.service import OpenFaasGateway
 
 PASSED_ON = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")

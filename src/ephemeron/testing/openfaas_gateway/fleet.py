@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from ephemeron.platforms.cgroups import Enforcement
-from ephemeron.rpc.http import Request, Response
-from ephemeron.testing.openfaas_gateway.functions import Function, Image, Refusal
+from ephemeron.communication.rpc.http import HttpRequest, Response
+from ephemeron.functions.cgroups import Enforcement
+from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, Image
 from ephemeron.testing.openfaas_gateway.replica import Gone, Replica
 
 _FROM_ZERO_S = 30.0
@@ -32,7 +32,7 @@ class Fleet:
     """
 
     def __init__(
-        self, images: dict[str, Image], enforcement: Enforcement, *, environment: Callable[[Function], dict[str, str]],
+        self, images: dict[str, Image], enforcement: Enforcement, *, environment: Callable[[GatewayFunction], dict[str, str]],
         folder: Path, rng: random.Random,
     ) -> None:  # fmt: skip
         self._images, self._enforcement, self._environment = images, enforcement, environment
@@ -53,7 +53,7 @@ class Fleet:
         """How many are ready."""
         return sum(replica.ready for replica in self._replicas[name])
 
-    def settle(self, function: Function) -> None:
+    def settle(self, function: GatewayFunction) -> None:
         """Makes it as many replicas of the latest revision as are wanted."""
         mine = self._replicas[function.name]
         stale = [r for r in mine if r.function.revision != function.revision]
@@ -76,7 +76,7 @@ class Fleet:
         for replica in self._replicas.pop(name, []):
             self._let_go(replica, replica.dispose())
 
-    async def deliver(self, function: Function, request: Request) -> Response:
+    async def deliver(self, function: GatewayFunction, request: HttpRequest) -> Response:
         """Hands a request to a replica, whichever; from none, one is started first."""
         if function.replicas == 0:
             function.replicas = 1
@@ -109,7 +109,7 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
 
-def find(functions: dict[str, Function], name: str) -> Function:
+def find(functions: dict[str, GatewayFunction], name: str) -> GatewayFunction:
     """A function by its name, a namespace after it is passed over.
 
     Raises:
@@ -117,7 +117,7 @@ def find(functions: dict[str, Function], name: str) -> Function:
     """
     function = functions.get(name) or functions.get(name.rpartition(".")[0])
     if function is None:
-        raise Refusal(404, f"Not Found: error finding function {name}")
+        raise GatewayApiError(404, f"Not Found: error finding function {name}")
     return function
 
 

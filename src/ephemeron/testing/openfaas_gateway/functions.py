@@ -17,7 +17,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Refusal(Exception):
+class GatewayApiError(Exception):
     """An answer that is no success, as plain text."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -54,7 +54,7 @@ class Image:
 
 
 @dataclass(kw_only=True)
-class Function:
+class GatewayFunction:
     """One deployed function."""
 
     name: str
@@ -92,7 +92,7 @@ class Function:
         }  # fmt: skip
 
 
-def parse(value: Mapping[str, Any], *, known_secrets: frozenset[str]) -> Function:
+def parse(value: Mapping[str, Any], *, known_secrets: frozenset[str]) -> GatewayFunction:
     """A `FunctionDeployment`.
 
     Raises:
@@ -100,26 +100,26 @@ def parse(value: Mapping[str, Any], *, known_secrets: frozenset[str]) -> Functio
     """
     name, image = str(value.get("service") or ""), str(value.get("image") or "")
     if not _NAME.fullmatch(name):
-        raise Refusal(400, f"validation failed: service: ({name}) is invalid, must be a valid DNS entry")
+        raise GatewayApiError(400, f"validation failed: service: ({name}) is invalid, must be a valid DNS entry")
     if not image:
-        raise Refusal(400, "validation failed: image is required")
+        raise GatewayApiError(400, "validation failed: image is required")
     texts: dict[str, dict[str, str]] = {}
     for key in ("envVars", "labels", "annotations", "limits", "requests"):
         texts[key] = value.get(key) or {}
         if not isinstance(texts[key], dict) or not all(isinstance(v, str) for v in texts[key].values()):
-            raise Refusal(400, f"unable to unmarshal request: {key} is a map of strings")
+            raise GatewayApiError(400, f"unable to unmarshal request: {key} is a map of strings")
     if missing := [s for s in value.get("secrets") or () if s not in known_secrets]:
-        raise Refusal(400, f"unable to find secret: {missing[0]}")
+        raise GatewayApiError(400, f"unable to find secret: {missing[0]}")
     for kind in ("limits", "requests"):
         try:
             quantity(texts[kind].get("memory") or "0"), cores(texts[kind].get("cpu") or "0")
         except ValueError as e:
-            raise Refusal(400, f"{kind}: {e}") from None
+            raise GatewayApiError(400, f"{kind}: {e}") from None
     try:
         replicas = max(1, int(texts["labels"].get("com.openfaas.scale.min", "1")))
     except ValueError:
-        raise Refusal(400, "label com.openfaas.scale.min is no number") from None
-    return Function(
+        raise GatewayApiError(400, "label com.openfaas.scale.min is no number") from None
+    return GatewayFunction(
         name=name, image=image, replicas=replicas, variables=texts["envVars"], labels=texts["labels"],
         annotations=texts["annotations"], secrets=list(value.get("secrets") or ()), limits=texts["limits"],
         requests=texts["requests"], process=str(value.get("envProcess") or ""), created_at=time.time(),

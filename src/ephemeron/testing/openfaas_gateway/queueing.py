@@ -16,19 +16,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ephemeron.rpc.http import Request, Response, ask
-from ephemeron.testing.openfaas_gateway.functions import Function, Refusal, seconds
+from ephemeron.communication.rpc.http import HttpRequest, Response, ask
+from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, seconds
 
 MESSAGE_BYTES = 1 << 20
 """Largest message of NATS, which holds the body in base64."""
 _HOP = ("connection", "host", "content-length", "transfer-encoding")
 
-Deliver = Callable[[str, Request], Awaitable[Response]]
-Find = Callable[[str], Function]
+Deliver = Callable[[str, HttpRequest], Awaitable[Response]]
+Find = Callable[[str], GatewayFunction]
 
 
 @dataclass
-class Mischief:
+class GatewayFaultConfig:
     """What is to go wrong with the next calls, counted down."""
 
     deliver_twice: int = 0
@@ -42,7 +42,7 @@ class Mischief:
 @dataclass(kw_only=True)
 class _Message:
     function: str
-    request: Request
+    request: HttpRequest
     callback: str
     call_id: str
     tries: int = 0
@@ -59,7 +59,7 @@ class Queue:
     """
 
     def __init__(self, deliver: Deliver, find: Find, *, inflight: int) -> None:
-        self.mischief = Mischief()
+        self.mischief = GatewayFaultConfig()
         self.delivered: list[tuple[str, int]] = []
         """X-Call-Id and the last status of each call that is over."""
         self._deliver, self._find, self._inflight = deliver, find, inflight
@@ -71,7 +71,7 @@ class Queue:
         for _ in range(self._inflight):
             self._in_background(self._work())
 
-    def accept(self, function: str, request: Request, *, call_id: str) -> None:
+    def accept(self, function: str, request: HttpRequest, *, call_id: str) -> None:
         """Queues a call.
 
         Raises:
@@ -79,10 +79,10 @@ class Queue:
         """
         if self.mischief.throttle > 0:
             self.mischief.throttle -= 1
-            raise Refusal(429, "too many requests")
+            raise GatewayApiError(429, "too many requests")
         size = len(json.dumps({"Header": dict(request.headers), "Body": base64.b64encode(request.body).decode()}))
         if size > MESSAGE_BYTES:
-            raise Refusal(500, "Error queuing request: nats: maximum payload exceeded")
+            raise GatewayApiError(500, "Error queuing request: nats: maximum payload exceeded")
         copies = 1 + (self.mischief.deliver_twice > 0)
         self.mischief.deliver_twice = max(0, self.mischief.deliver_twice - 1)
         if self.mischief.lose > 0:
@@ -123,7 +123,7 @@ class Queue:
         """Seconds until the next try; None: there is none."""
         try:
             notes: Mapping[str, str] = self._find(message.function).annotations
-        except Refusal:
+        except GatewayApiError:
             return None
         codes = notes.get("com.openfaas.retry.codes", "").split(",")
         if str(status) not in codes or message.tries >= int(notes.get("com.openfaas.retry.attempts", "0")):

@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from ephemeron.platforms.cgroups import Enforcement, Group
-from ephemeron.rpc.http import Request, Response, ask
-from ephemeron.testing.openfaas_gateway.functions import Function, Image, seconds
+from ephemeron.communication.rpc.http import HttpRequest, Response, ask
+from ephemeron.functions.cgroups import ControlGroup, Enforcement
+from ephemeron.testing.openfaas_gateway.functions import GatewayFunction, Image, seconds
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _DEFAULT_S = 30.0
@@ -55,14 +55,14 @@ class Replica:
     """
 
     def __init__(
-        self, function: Function, image: Image, enforcement: Enforcement, *, variables: Mapping[str, str], folder: Path,
+        self, function: GatewayFunction, image: Image, enforcement: Enforcement, *, variables: Mapping[str, str], folder: Path,
         port: int,
     ) -> None:  # fmt: skip
         self.function, self.port = function, port
         self.pid = 0
         self.ready = False
         self.leaving = False
-        self.serving: list[Request] = []
+        self.serving: list[HttpRequest] = []
         self.log: deque[tuple[float, str]] = deque(maxlen=_LOG_LINES)
         self._n = next(_numbers)
         self._image, self._enforcement, self._more = image, enforcement, variables
@@ -75,7 +75,7 @@ class Replica:
         self._probe_s = seconds(function.annotations.get("com.openfaas.ready.http.periodSeconds", ""), _PROBE_S)
         self._probed = "com.openfaas.ready.http.path" in function.annotations
         self._process: asyncio.subprocess.Process | None = None
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -83,7 +83,7 @@ class Replica:
         """Begins to live."""
         self._task = asyncio.create_task(self._live())
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> Response:
         """What of-watchdog answers.
 
         Raises:
@@ -104,7 +104,7 @@ class Replica:
         finally:
             self.serving.remove(request)
 
-    async def _forward(self, request: Request) -> Response | None:
+    async def _forward(self, request: HttpRequest) -> Response | None:
         """The handler's answer; None if it takes longer than `exec_timeout`."""
         exec_s = min(self._exec_s, seconds(request.headers.get("x-timeout", ""), self._exec_s))
         headers = {name: value for name, value in request.headers.items() if name not in _HOP}

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from ephemeron.platforms.cgroups import Enforcement, detect
-from ephemeron.rpc.http import Handler, Request, Response, json_response, listen
+from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
+from ephemeron.functions.cgroups import Enforcement, detect
 from ephemeron.testing.openfaas_gateway.fleet import Fleet, find
-from ephemeron.testing.openfaas_gateway.functions import Function, Image, Refusal, parse
+from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, Image, parse
 from ephemeron.testing.openfaas_gateway.queueing import Queue
 
 T = TypeVar("T")
@@ -34,11 +34,11 @@ _INFO = {
     "version": {"sha": "", "release": "0.27.0", "commit_message": ""},
     "arch": "x86_64",
 }
-_Answer = Callable[[Request], Awaitable[Response]]
+_Answer = Callable[[HttpRequest], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningGateway:
     """One replica, as `OpenFaasGateway.replicas` shows it."""
 
     pid: int
@@ -70,7 +70,7 @@ class OpenFaasGateway:
         self._user, self._password, self._port = user, password, port
         self._variables = dict(environment or {})
         self._images: dict[str, Image] = {}
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[str, GatewayFunction] = {}
         self._secrets: dict[str, str] = {}
         self.enforcement: Enforcement = detect()
         self._fleet = Fleet(
@@ -121,12 +121,12 @@ class OpenFaasGateway:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def replicas(self) -> list[Running]:
+    def replicas(self) -> list[RunningGateway]:
         """Every replica there is."""
 
-        async def look() -> list[Running]:
+        async def look() -> list[RunningGateway]:
             return [
-                Running(
+                RunningGateway(
                     pid=r.pid, function=r.function.name, ready=r.ready, body=r.serving[0].body if r.serving else b""
                 )
                 for r in self._fleet.all
@@ -166,7 +166,7 @@ class OpenFaasGateway:
             ("GET", "/system/logs"): self._logs,
         }
 
-        async def answer(request: Request) -> Response:
+        async def answer(request: HttpRequest) -> Response:
             try:
                 if found := _CALL.fullmatch(request.path):
                     return await self._call(request, found[1], found[2], found[3] or "")
@@ -180,33 +180,33 @@ class OpenFaasGateway:
                         return await self._scale(found[1], request)
                     if work := routes.get((request.method, request.path)):
                         return await work(request)
-                raise Refusal(404, "404 page not found")
-            except Refusal as e:
+                raise GatewayApiError(404, "404 page not found")
+            except GatewayApiError as e:
                 return Response(status=e.status, headers={"Content-Type": "text/plain"}, body=e.text.encode())
             except (ValueError, KeyError, TypeError) as e:
                 return Response(status=400, body=f"unable to unmarshal request: {e}".encode())
 
         return answer
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: HttpRequest) -> None:
         """Basic authentication."""
         if not self._password:
             return
         expected = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
         if not hmac.compare_digest(request.headers.get("authorization", ""), f"Basic {expected}"):
-            raise Refusal(401, "invalid credentials")
+            raise GatewayApiError(401, "invalid credentials")
 
-    async def _call(self, request: Request, kind: str, name: str, path: str) -> Response:
+    async def _call(self, request: HttpRequest, kind: str, name: str, path: str) -> Response:
         headers, told = dict(request.headers), {}
         if not headers.get("x-call-id"):
             headers["x-call-id"] = told["X-Call-Id"] = str(uuid.uuid4())
         headers["x-start-time"] = told["X-Start-Time"] = str(time.time_ns())
-        inner = Request(
+        inner = HttpRequest(
             method=request.method, path=path or "/", headers=headers, body=request.body, query=request.query
         )
         if kind == "async-function":
             if request.method != "POST":
-                raise Refusal(405, "")
+                raise GatewayApiError(405, "")
             self._find(name)
             self.queue.accept(name, inner, call_id=headers["x-call-id"])
             return Response(status=202, headers=told)
@@ -214,34 +214,34 @@ class OpenFaasGateway:
         kept = {n: v for n, v in answer.headers.items() if n.lower() not in ("x-call-id", "x-start-time")}
         return Response(status=answer.status, headers={**kept, **told}, body=answer.body)
 
-    async def _deliver(self, name: str, request: Request) -> Response:
+    async def _deliver(self, name: str, request: HttpRequest) -> Response:
         try:
             return await self._fleet.deliver(self._find(name), request)
-        except Refusal as e:
+        except GatewayApiError as e:
             return Response(status=e.status, body=e.text.encode())
 
-    def _find(self, name: str) -> Function:
+    def _find(self, name: str) -> GatewayFunction:
         return find(self._functions, name)
 
-    async def _info(self, request: Request) -> Response:
+    async def _info(self, request: HttpRequest) -> Response:
         return json_response(_INFO)
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, request: HttpRequest) -> Response:
         return json_response([f.describe(available=self._fleet.available(f.name)) for f in self._functions.values()])
 
     async def _status(self, name: str) -> Response:
         function = self._find(name)
         return json_response(function.describe(available=self._fleet.available(function.name)))
 
-    async def _deploy(self, request: Request) -> Response:
+    async def _deploy(self, request: HttpRequest) -> Response:
         function = parse(request.json(), known_secrets=frozenset(self._secrets))
         if function.name in self._functions:
-            raise Refusal(500, f'unable create Deployment: deployments.apps "{function.name}" already exists')
+            raise GatewayApiError(500, f'unable create Deployment: deployments.apps "{function.name}" already exists')
         self._functions[function.name] = function
         self._fleet.settle(function)
         return Response(status=202)
 
-    async def _update(self, request: Request) -> Response:
+    async def _update(self, request: HttpRequest) -> Response:
         function = parse(request.json(), known_secrets=frozenset(self._secrets))
         before = self._find(function.name)
         function.revision, function.replicas = before.revision + 1, max(before.replicas, function.replicas)
@@ -250,43 +250,45 @@ class OpenFaasGateway:
         self._fleet.settle(function)
         return Response(status=202)
 
-    async def _delete(self, request: Request) -> Response:
+    async def _delete(self, request: HttpRequest) -> Response:
         function = self._find(str(request.json().get("functionName") or ""))
         del self._functions[function.name]
         self._fleet.remove(function.name)
         return Response(status=202)
 
-    async def _scale(self, name: str, request: Request) -> Response:
+    async def _scale(self, name: str, request: HttpRequest) -> Response:
         if request.method != "POST":
-            raise Refusal(405, "")
+            raise GatewayApiError(405, "")
         function, replicas = self._find(name), int(request.json()["replicas"])
         if replicas < 0:
-            raise Refusal(400, "replicas cannot be negative")
+            raise GatewayApiError(400, "replicas cannot be negative")
         function.replicas = replicas
         self._fleet.settle(function)
         return Response(status=202)
 
-    async def _list_secrets(self, request: Request) -> Response:
+    async def _list_secrets(self, request: HttpRequest) -> Response:
         return json_response([{"name": name, "namespace": "openfaas-fn"} for name in self._secrets])
 
-    async def _put_secret(self, request: Request) -> Response:
+    async def _put_secret(self, request: HttpRequest) -> Response:
         value = request.json()
         name, text = str(value.get("name") or ""), value.get("value")
         if text is None and "rawValue" in value:
             text = base64.b64decode(value["rawValue"]).decode()
         if not name or text is None:
-            raise Refusal(400, "a secret has a name and a value")
+            raise GatewayApiError(400, "a secret has a name and a value")
         if (request.method == "PUT") != (name in self._secrets):
-            raise Refusal(404 if request.method == "PUT" else 400, f"secret {name!r}: no such, or there already")
+            raise GatewayApiError(
+                404 if request.method == "PUT" else 400, f"secret {name!r}: no such, or there already"
+            )
         self._secrets[name] = str(text)
         return Response(status=202 if request.method == "PUT" else 201)
 
-    async def _delete_secret(self, request: Request) -> Response:
+    async def _delete_secret(self, request: HttpRequest) -> Response:
         if self._secrets.pop(str(request.json().get("name") or ""), None) is None:
-            raise Refusal(404, "no such secret")
+            raise GatewayApiError(404, "no such secret")
         return Response(status=204)
 
-    async def _logs(self, request: Request) -> Response:
+    async def _logs(self, request: HttpRequest) -> Response:
         function = self._find(parse_qs(request.query).get("name", [""])[0])
         lines = sorted(line for replica in self._fleet.of(function.name) for line in replica.log)
         texts = [json.dumps({"name": function.name, "namespace": "openfaas-fn", "instance": "", "text": text,
@@ -295,7 +297,7 @@ class OpenFaasGateway:
 
     # -- living ---------------------------------------------------------------------------------------------
 
-    def _environment(self, function: Function) -> dict[str, str]:
+    def _environment(self, function: GatewayFunction) -> dict[str, str]:
         """Variables of a replica; its secrets are files, as in a cluster, in another folder."""
         folder = self._folder / f"secrets-{function.name}-{function.revision}"
         folder.mkdir(exist_ok=True, mode=0o700)

@@ -16,23 +16,23 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
+from ephemeron.config.typed import near
 from ephemeron.data.catalog.dataset import Dataset, check_id, data_folder, dataset_folder
 from ephemeron.data.catalog.files import FileRange, open_files
 from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.importers import files_per_sample, records, tables
-from ephemeron.data.catalog.importers.base import Found, Importer, Request, Tell, counted
+from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest, Tell, counted
 from ephemeron.data.catalog.importers.defects import MOST_KEPT_BYTES, Defects
-from ephemeron.data.catalog.importers.source import Source, open_source
+from ephemeron.data.catalog.importers.source import ImportSource, open_source
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
 from ephemeron.data.catalog.pins import stored_range, taken
 from ephemeron.data.catalog.shards import digest
 from ephemeron.data.catalog.store import SHARD_SIZE, DatasetStore, NewVariant
 from ephemeron.data.catalog.unpack import unpack_bytes
-from ephemeron.data.options import near
 from ephemeron.errors import JobError
 
-__all__ = ["KINDS", "Found", "Importer", "Request", "Source", "Tell", "import_dataset", "open_source"]
+__all__ = ["KINDS", "FoundFiles", "ImportRequest", "ImportSource", "Importer", "Tell", "import_dataset", "open_source"]
 
 KINDS: Mapping[str, Importer] = {
     importer.kind: importer for importer in (*files_per_sample.IMPORTERS, *records.IMPORTERS, *tables.IMPORTERS)
@@ -93,7 +93,7 @@ def import_dataset(
         prefix = f"{place.files.url}/".removeprefix(own)
     else:
         root = place.files.url
-    found = importer.find(Request(source=place, variant=variant, options=filled, defects=defects))
+    found = importer.find(ImportRequest(source=place, variant=variant, options=filled, defects=defects))
     if copy:
         _copy(place, store, f"{data_folder(name)}/{prefix}", tell)
     told = {"kind": kind, "url": source, "options": dict(options or {})}
@@ -112,7 +112,7 @@ def import_dataset(
 
 
 def _taken(
-    samples: Iterable[SampleMeta], place: Source, digests: bool, defects: Defects
+    samples: Iterable[SampleMeta], place: ImportSource, digests: bool, defects: Defects
 ) -> Iterable[SampleMeta]:  # fmt: skip
     def absent(path: str) -> None:
         defects.caught(place.wrong(path, "has vanished during the import"), place, path)
@@ -120,7 +120,7 @@ def _taken(
     return taken(samples, place.files, absent) if digests else samples
 
 
-def _listed(defects: Defects, place: Source, store: DatasetStore, name: str) -> list[dict[str, Any]]:
+def _listed(defects: Defects, place: ImportSource, store: DatasetStore, name: str) -> list[dict[str, Any]]:
     """The list of what was left out; in quarantine, with a copy of each."""
     out = []
     for defect in defects.found:
@@ -150,7 +150,7 @@ def _moved(samples: Iterable[SampleMeta], prefix: str) -> Iterator[SampleMeta]:
         yield sample
 
 
-def _copy(place: Source, store: DatasetStore, folder: str, tell: Tell | None) -> None:
+def _copy(place: ImportSource, store: DatasetStore, folder: str, tell: Tell | None) -> None:
     """The files of a source, whether or not samples use them; a file that is there already has to be the same."""
     if not isinstance(place.files, FolderFiles):
         raise JobError(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ephemeron.config.typed import near
 from ephemeron.data.catalog.importers.defects import Defects
-from ephemeron.data.catalog.importers.source import Source
+from ephemeron.data.catalog.importers.source import ImportSource
 from ephemeron.data.catalog.meta import SampleMeta
-from ephemeron.data.options import near
 from ephemeron.errors import JobError
 
 Tell = Callable[[str, int, int | None], None]
@@ -21,10 +21,10 @@ Tell = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ImportRequest:
     """What to import."""
 
-    source: Source
+    source: ImportSource
     variant: str | None
     """The user's name for it; None: `train`, or all that the source itself tells apart."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -32,11 +32,11 @@ class Request:
     defects: Defects = field(default_factory=Defects)
     """Where samples go that are none."""
 
-    def single(self, found: Found) -> dict[str, Found]:
+    def single(self, found: FoundFiles) -> dict[str, FoundFiles]:
         """For kinds without splits of their own."""
         return {self.variant or "train": found}
 
-    def split(self, found: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
+    def split(self, found: Mapping[str, Callable[[], FoundFiles]]) -> dict[str, FoundFiles]:
         """For kinds that have some: all, or the one asked for.
 
         Raises:
@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundFiles:
     """A variant that an importer found."""
 
     samples: Iterable[SampleMeta]
@@ -63,7 +63,7 @@ class Importer:
     """A kind of source."""
 
     kind: str
-    find: Callable[[Request], dict[str, Found]]
+    find: Callable[[ImportRequest], dict[str, FoundFiles]]
     options: Mapping[str, str] = field(default_factory=dict)
     """Name -> default; what they mean is in the help of the command line."""
 
@@ -80,7 +80,7 @@ class Importer:
         return {**self.options, **options}
 
 
-def counted(found: Found, variant: str, tell: Tell | None, *, every: int = 1000) -> Iterator[SampleMeta]:
+def counted(found: FoundFiles, variant: str, tell: Tell | None, *, every: int = 1000) -> Iterator[SampleMeta]:
     """The samples, telling every so many of them how far it is, and at the end."""
     done = 0
     for done, sample in enumerate(found.samples, 1):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from ephemeron.data.catalog.importers.source import Source
+from ephemeron.data.catalog.importers.source import ImportSource
 from ephemeron.data.catalog.meta import DataRef
 from ephemeron.errors import JobError
 
@@ -52,7 +52,7 @@ class Defects:
         self.policy = policy
         self.found: list[Defect] = []
 
-    def caught(self, e: JobError, source: Source, file: str, *, at: str = "", ref: DataRef | None = None) -> None:
+    def caught(self, e: JobError, source: ImportSource, file: str, *, at: str = "", ref: DataRef | None = None) -> None:
         """Takes note of an error that concerns one sample or file.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from ephemeron.data.catalog.importers.base import Found, Importer, Request
+from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest
 from ephemeron.data.catalog.importers.source import open_source
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.errors import JobError
@@ -17,7 +17,7 @@ AUDIO = (".flac", ".wav")
 _IMAGE = {"image": {"decoder": "image", "mode": "RGB"}}
 
 
-def _image_folder(request: Request) -> dict[str, Found]:
+def _image_folder(request: ImportRequest) -> dict[str, FoundFiles]:
     """CLASS/…/file.jpg; classes are numbered in the order of their names. Files that are no images are counted only."""
     source = request.source
     paths = source.only(IMAGES, what="images")
@@ -38,10 +38,10 @@ def _image_folder(request: Request) -> dict[str, Found]:
             if not _is_empty(request, path):
                 yield SampleMeta(key=path, data={"image": source.entries[path]}, target=number[path.partition("/")[0]])
 
-    return request.single(Found(samples=samples(), decoders=_IMAGE, total=len(paths), info=info))
+    return request.single(FoundFiles(samples=samples(), decoders=_IMAGE, total=len(paths), info=info))
 
 
-def _coco(request: Request) -> dict[str, Found]:
+def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
     """COCO's object detection (Lin et al. 2014): images and an instances_*.json.
 
     Targets are `{"image_id", "boxes", "labels", "iscrowd"}`: boxes as COCO's [x, y, width, height] in pixels, labels as
@@ -93,7 +93,9 @@ def _coco(request: Request) -> dict[str, Found]:
                 continue
             yield SampleMeta(key=name, data={"image": source.entries[name]}, target=targets.pop(number))
 
-    return request.single(Found(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories}))
+    return request.single(
+        FoundFiles(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories})
+    )
 
 
 def _annotate(targets: dict[int, dict[str, Any]], label: dict[int, int], note: Any) -> None:
@@ -112,7 +114,7 @@ def _no_annotations(where: str, e: Exception) -> JobError:
     return JobError(f"{where} is no COCO annotation file: {what}", remedy="give an instances_*.json")
 
 
-def _librispeech(request: Request) -> dict[str, Found]:
+def _librispeech(request: ImportRequest) -> dict[str, FoundFiles]:
     """SPEAKER/CHAPTER/SPEAKER-CHAPTER-NUMBER.flac and .trans.txt beside them (Panayotov et al. 2015). Targets are texts."""
     source = request.source
     transcripts = source.only([".trans.txt"], what="transcripts")
@@ -138,10 +140,10 @@ def _librispeech(request: Request) -> dict[str, Found]:
         for path in audio.values():
             request.defects.caught(source.wrong(path, "is in no transcript"), source, path, ref=source.entries[path])
 
-    return request.single(Found(samples=samples(), decoders={"audio": {"decoder": "audio"}}, total=len(audio)))
+    return request.single(FoundFiles(samples=samples(), decoders={"audio": {"decoder": "audio"}}, total=len(audio)))
 
 
-def _lines(request: Request, path: str) -> list[tuple[int, str]]:
+def _lines(request: ImportRequest, path: str) -> list[tuple[int, str]]:
     """Lines with something in them, numbered from 1; of a file that is no text none."""
     source = request.source
     try:
@@ -152,7 +154,7 @@ def _lines(request: Request, path: str) -> list[tuple[int, str]]:
         return []
 
 
-def _is_empty(request: Request, path: str) -> bool:
+def _is_empty(request: ImportRequest, path: str) -> bool:
     """Whether a file has no bytes, which is a defect."""
     if request.source.entries[path].length:
         return False

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ephemeron.data import cifar
-from ephemeron.data.catalog.importers.base import Found, Importer, Request
-from ephemeron.data.catalog.importers.source import Source, enter
+from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest
+from ephemeron.data.catalog.importers.source import ImportSource, enter
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
-from ephemeron.data.idx import NAME, parse_idx
-from ephemeron.data.options import one_line
 from ephemeron.data.samples import Array
+from ephemeron.data.sources import cifar
+from ephemeron.data.sources.idx import NAME, parse_idx
+from ephemeron.data.sources.options import one_line
 from ephemeron.errors import JobError
 
 
-def _cifar(kind: str, request: Request) -> dict[str, Found]:
+def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
     """Both published forms; of the pickles each sample is a range of the pixels inside."""
     source = request.source
     names = {name for form in cifar.FORMS[kind] for name in form.names}
@@ -55,14 +55,16 @@ def _cifar(kind: str, request: Request) -> dict[str, Found]:
                 ref = packed.within(i * (head + cifar.PIXELS) + head, cifar.PIXELS)
                 yield SampleMeta(key=f"{name}[{i}]", data={"image": ref}, target=label)
 
-    def found(names: Sequence[str]) -> Found:
+    def found(names: Sequence[str]) -> FoundFiles:
         decoder = {"decoder": "array", "dtype": "|u1", "shape": [3, 32, 32]}
-        return Found(samples=samples(names), decoders={"image": decoder}, info={"classes": choices[wanted].classes})
+        return FoundFiles(
+            samples=samples(names), decoders={"image": decoder}, info={"classes": choices[wanted].classes}
+        )
 
     return request.split({"train": partial(found, form.train), "test": partial(found, (form.test,))})
 
 
-def _idx(request: Request) -> dict[str, Found]:
+def _idx(request: ImportRequest) -> dict[str, FoundFiles]:
     """train-images-idx3-ubyte and so on, perhaps with .gz. Images get a channel axis."""
     source = request.source
     found: dict[tuple[str, str], str] = {}
@@ -81,14 +83,14 @@ def _idx(request: Request) -> dict[str, Found]:
     })  # fmt: skip
 
 
-def _idx_pair(source: Source, images: str, labels: str) -> Found:
+def _idx_pair(source: ImportSource, images: str, labels: str) -> FoundFiles:
     data, ref = source.contents(images)
     inputs, start = parse_idx(data, f"{source.url}: {images}")
     targets, _ = parse_idx(source.contents(labels)[0], f"{source.url}: {labels}")
     if targets.ndim != 1 or inputs.ndim == 0 or len(inputs) != len(targets):
         raise source.wrong(images, f"has shape {inputs.shape}, but {labels} has {targets.shape}", "give a pair")
     shape = [1, *inputs.shape[1:]] if inputs.ndim == 3 else list(inputs.shape[1:])
-    return Found(
+    return FoundFiles(
         samples=_rows("image", ref, start, inputs, targets.tolist(), images),
         decoders={"image": {"decoder": "array", "dtype": inputs.dtype.newbyteorder(">").str, "shape": shape}},
         total=len(inputs),
@@ -101,7 +103,7 @@ def _rows(part: str, ref: DataRef, start: int, array: Array, targets: Sequence[A
         yield SampleMeta(key=f"{name}[{i}]", data={part: ref.within(start + i * size, size)}, target=target)
 
 
-def _npz(request: Request) -> dict[str, Found]:
+def _npz(request: ImportRequest) -> dict[str, FoundFiles]:
     """An .npz with an array of inputs and one of targets; targets of more than one number per sample stay in it."""
     source = request.source
     (name, *others) = source.only([".npz"], what=".npz file")
@@ -122,7 +124,7 @@ def _npz(request: Request) -> dict[str, Found]:
                 yield SampleMeta(key=f"{x.name}[{i}]", data=data, target_at=y.row(i))
 
     decoders = {"input": x.decoder()} | ({} if targets is not None else {"target": y.decoder()})
-    return request.single(Found(samples=samples(), decoders=decoders, total=x.shape[0]))
+    return request.single(FoundFiles(samples=samples(), decoders=decoders, total=x.shape[0]))
 
 
 class _Member:
@@ -139,11 +141,11 @@ class _Member:
     def decoder(self) -> dict[str, Any]:
         return {"decoder": "array", "dtype": self._dtype.str, "shape": list(self.shape[1:])}
 
-    def values(self, source: Source) -> Array:
+    def values(self, source: ImportSource) -> Array:
         return np.frombuffer(source.read(self._path), self._dtype, offset=self._start).reshape(self.shape)
 
 
-def _member(source: Source, name: str, option: str) -> _Member:
+def _member(source: ImportSource, name: str, option: str) -> _Member:
     path = f"{name}.npy"
     if path not in source.entries:
         known = ", ".join(p.removesuffix(".npy") for p in source.entries)

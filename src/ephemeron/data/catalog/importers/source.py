@@ -21,7 +21,7 @@ from ephemeron.data.catalog.files import FileRange, FileReader, Files, open_file
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef
 from ephemeron.data.catalog.unpack import unpack_bytes
-from ephemeron.data.options import one_line
+from ephemeron.data.sources.options import one_line
 from ephemeron.errors import JobError
 
 _COMPRESSED_TAR = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -30,7 +30,7 @@ _PACKED = {zipfile.ZIP_STORED: None, zipfile.ZIP_DEFLATED: "deflate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ImportSource:
     """Files by path, each with where its bytes are.
 
     `entries` is sorted by path and leaves out what is hidden (a part of the path begins with a dot).
@@ -121,7 +121,7 @@ class Source:
         return JobError(f"{self.url}: {path} {why}", remedy=remedy)
 
 
-def open_source(url: str) -> Source:
+def open_source(url: str) -> ImportSource:
     """Looks at a folder, URL, archive or file.
 
     Raises:
@@ -132,7 +132,7 @@ def open_source(url: str) -> Source:
     listed = run(place.tree(""))
     if listed:
         entries = {path: DataRef(path=path, length=size) for path, size in listed.items()}
-        return _visible(Source(url=url, files=place, entries=entries))
+        return _visible(ImportSource(url=url, files=place, entries=entries))
     folder, _, name = place.url.rpartition("/")
     name = unquote(name) if folder.startswith("file:") else name
     above = open_files(folder) if name and not folder.endswith("/") else place
@@ -141,11 +141,11 @@ def open_source(url: str) -> Source:
         raise JobError(f"{url} does not exist or is empty", remedy="give a folder, an archive, a file or a URL")
     if name.lower().endswith(_COMPRESSED_TAR):
         raise JobError(f"{url} is a compressed tar, which cannot be entered in the middle", remedy="unpack it")
-    whole = Source(url=url, files=above, entries={name: DataRef(path=name, length=size)})
+    whole = ImportSource(url=url, files=above, entries={name: DataRef(path=name, length=size)})
     return enter(whole, name) if name.lower().endswith((".tar", ".zip")) else whole
 
 
-def enter(source: Source, path: str) -> Source:
+def enter(source: ImportSource, path: str) -> ImportSource:
     """The members of an archive: a tar if its name says so, else a zip.
 
     Raises:
@@ -158,7 +158,7 @@ def enter(source: Source, path: str) -> Source:
         raise source.wrong(path, f"is not a sound archive: {one_line(e)}") from None
 
 
-def _tar_members(source: Source, path: str) -> dict[str, DataRef]:
+def _tar_members(source: ImportSource, path: str) -> dict[str, DataRef]:
     """Regular files. Links are left out, as are members that a later one of the same name replaces."""
     whole, out = source.entries[path], {}
     with tarfile.open(fileobj=source.stream(path), mode="r:") as archive:
@@ -170,7 +170,7 @@ def _tar_members(source: Source, path: str) -> dict[str, DataRef]:
     return out
 
 
-def _zip_members(source: Source, path: str) -> dict[str, DataRef]:
+def _zip_members(source: ImportSource, path: str) -> dict[str, DataRef]:
     whole, out, stream = source.entries[path], {}, source.stream(path)
     with zipfile.ZipFile(stream) as archive:
         for member in sorted(archive.infolist(), key=lambda m: m.header_offset):
@@ -186,7 +186,7 @@ def _zip_members(source: Source, path: str) -> dict[str, DataRef]:
     return out
 
 
-def _visible(source: Source) -> Source:
+def _visible(source: ImportSource) -> ImportSource:
     """Without what is hidden, and sorted."""
     kept = {path: source.entries[path] for path in sorted(source.entries) if not _hidden(path)}
     if not kept:

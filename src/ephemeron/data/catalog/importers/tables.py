@@ -7,17 +7,17 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from ephemeron.data.catalog.importers.base import Found, Importer, Request
-from ephemeron.data.catalog.importers.source import Source
+from ephemeron.config.typed import near
+from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest
+from ephemeron.data.catalog.importers.source import ImportSource
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
 from ephemeron.data.catalog.unpack import parquet_file
-from ephemeron.data.options import near
 from ephemeron.errors import JobError
 
 _KINDS: tuple[tuple[str, Any], ...] = (("int", int), ("float", float), ("text", str))
 
 
-def _csv(request: Request) -> dict[str, Found]:
+def _csv(request: ImportRequest) -> dict[str, FoundFiles]:
     """Files with a header line. A sample is a record's bytes; the type of a column is what all its cells are."""
     source, delimiter = request.source, request.options["delimiter"]
     paths = source.only([".csv", ".tsv", ".csv.gz", ".tsv.gz"], what="tables")
@@ -60,10 +60,10 @@ def _csv(request: Request) -> dict[str, Found]:
     split = delimiter or ("\t" if ".tsv" in paths[0] else ",")
     decoder = {"decoder": "csv", "columns": columns, "types": kept, "delimiter": split}
     info = {"columns": [c for c in columns if c != target], "target": target}
-    return request.single(Found(samples=samples(), decoders={"row": decoder}, total=len(rows), info=info))
+    return request.single(FoundFiles(samples=samples(), decoders={"row": decoder}, total=len(rows), info=info))
 
 
-def _header(source: Source, path: str, data: bytes, delimiter: str) -> list[str]:
+def _header(source: ImportSource, path: str, data: bytes, delimiter: str) -> list[str]:
     for start, size in _records(data):
         return _cells(source, path, 0, data[start : start + size], delimiter)
     return []
@@ -83,7 +83,7 @@ def _records(data: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _cells(source: Source, path: str, i: int, record: bytes, delimiter: str) -> list[str]:
+def _cells(source: ImportSource, path: str, i: int, record: bytes, delimiter: str) -> list[str]:
     try:
         (cells,) = csv.reader(io.StringIO(record.decode().rstrip("\r\n"), newline=""), delimiter=delimiter, strict=True)
     except (csv.Error, UnicodeDecodeError, ValueError, TypeError) as e:
@@ -103,13 +103,13 @@ def _type(cells: Iterator[str]) -> str:
     return possible[0][0]
 
 
-def _column(source: Source, name: str, columns: list[str]) -> str:
+def _column(source: ImportSource, name: str, columns: list[str]) -> str:
     if name and name not in columns:
         raise JobError(f"{source.url} has no column {name!r}", remedy=near(name, columns, what="it has"))
     return name
 
 
-def _parquet(request: Request) -> dict[str, Found]:
+def _parquet(request: ImportRequest) -> dict[str, FoundFiles]:
     """Parquet files of one schema. A sample is a row, or one column of it with a decoder of its own."""
     source, options = request.source, request.options
     paths = source.only([".parquet"], what="Parquet files")
@@ -151,13 +151,13 @@ def _parquet(request: Request) -> dict[str, Found]:
     decoder = {"decoder": options["decoder"]} if data else {"decoder": "row", "columns": kept}
     total = sum(file.metadata.num_rows for file in opened.values())
     info = {"columns": [data] if data else kept, "target": target}
-    return request.single(Found(samples=samples(), decoders={data or "row": decoder}, total=total, info=info))
+    return request.single(FoundFiles(samples=samples(), decoders={data or "row": decoder}, total=total, info=info))
 
 
 _NO_TARGET = object()
 
 
-def _targets(request: Request, path: str, file: Any, group: int, column: str) -> list[Any]:
+def _targets(request: ImportRequest, path: str, file: Any, group: int, column: str) -> list[Any]:
     """Of the rows of a group; `_NO_TARGET` for those that have none."""
     values: list[Any] = file.read_row_group(group, columns=[column]).column(0).to_pylist()
     for row, value in enumerate(values):

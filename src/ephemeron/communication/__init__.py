@@ -1,0 +1,1 @@
+"""How processes exchange data: channels through storage, keys and message formats, and RPC between processes that can connect."""

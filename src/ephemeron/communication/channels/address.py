@@ -1,0 +1,57 @@
+"""Channels by address: one string in a job says where functions exchange what they have.
+
+Backends are imported only when their address is opened, since each costs import time at every cold start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.credentials import public_address
+from ephemeron.errors import JobError
+
+ADDRESSES = (
+    "memory, folder, file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, "
+    "redis://host:port/db, rediss://host:port/db, ps://host:port,host:port"
+)
+"""Everything that `open_channel` takes, for messages."""
+
+
+def open_channel(address: str, *, base: Path | None = None) -> Channel:
+    """Opens the channel at `address`. Cheap: servers are first spoken to when something is put or read.
+
+    Args:
+        address: see `ADDRESSES`.
+        base: the folder that `folder` means.
+
+    Raises:
+        JobError: no such kind of address.
+        MissingExtra: the optional dependency it needs is absent.
+        ChannelUnreachable: a folder cannot be made.
+    """
+    scheme = address.partition("://")[0]
+    if address == "memory":
+        from ephemeron.communication.channels.memory import MemoryChannel
+
+        return MemoryChannel()
+    if address == "folder":
+        from ephemeron.communication.channels.object_store import ObjectsChannel
+
+        if base is None:
+            raise JobError("the channel 'folder' needs a base folder", remedy="write file:///absolute/path")
+        return ObjectsChannel.folder(base)
+    if "://" in address:
+        if scheme in ("file", "s3", "gs", "az"):
+            from ephemeron.communication.channels.object_store import ObjectsChannel
+
+            return ObjectsChannel.open(address)
+        if scheme in ("redis", "rediss"):
+            from ephemeron.communication.channels.cache import CacheChannel
+
+            return CacheChannel(address)
+        if scheme == "ps":
+            from ephemeron.communication.channels.parameter_server import ParameterServerChannel
+
+            return ParameterServerChannel(address)
+    raise JobError(f"channel {public_address(address)[0]!r} is of no known kind", remedy=f"use one of: {ADDRESSES}")

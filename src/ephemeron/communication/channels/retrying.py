@@ -1,0 +1,208 @@
+"""A channel that outlives the faults of its store. Wraps the meter, so that every repeated request is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ephemeron.communication.channels._buffers import joined
+from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper, poll
+from ephemeron.communication.channels.reduction import SupportsReduction, Vector
+from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.errors import ChannelTimeout, ChannelUnreachable, KeyExists
+
+T = TypeVar("T")
+
+TELL_AFTER_S = 5.0
+"""Shorter outages are nobody's business."""
+_READS = 3
+"""Of an object that may be one's own, before it is taken for another's: reads can be cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """What to tell a person of a store that does not answer."""
+
+    seconds: float
+    requests: int
+    """That failed."""
+    problem: str
+    over: bool
+
+
+class Retrying(Wrapper):
+    """Repeats what failed, as the policy says.
+
+    Time without the store does not count as waiting: the deadline of a `get` moves by as long as requests of this
+    channel failed meanwhile, since whoever was to put the key could not do so either.
+
+    Args:
+        inner: whose errors are retried.
+        policy: when.
+        rng: for jitter; of this writer alone.
+        told: hears of outages longer than `TELL_AFTER_S`: once, and when they are over.
+        latest: loop time that no deadline is moved past.
+    """
+
+    def __init__(
+        self, inner: Channel, *, policy: RetryPolicy, rng: random.Random, told: Callable[[Outage], None] = lambda outage: None,
+        latest: float = float("inf"),
+    ) -> None:  # fmt: skip
+        super().__init__(inner)
+        self.policy = policy
+        self.repeated = 0
+        """Requests that failed and were made again."""
+        self._rng, self._told, self._latest = rng, told, latest
+        self._failing: set[object] = set()
+        """Operations whose last request failed."""
+        self._since = 0.0
+        self._repeated_before = 0
+        self._is_told = False
+        self.outages_s = self._covered_until = 0.0
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        if not create:
+            await self._persist(lambda: self.inner.put(key, buffers))
+            return
+        unsure, others, written = False, 0, memoryview(joined(buffers))
+
+        async def attempt() -> None:
+            nonlocal unsure, others
+            try:
+                await self.inner.put(key, buffers, create=True)
+            except ChannelUnreachable:
+                unsure = True
+                raise
+            except KeyExists:
+                # An earlier request may have been served, and its answer lost. What is there tells: writers that
+                # compete put different bytes (`Framed` adds a token to all that is create-only).
+                if not unsure:
+                    raise
+                while (there := await self.inner.fetch(key)) != written:
+                    others += 1
+                    if there is None or others == _READS:
+                        raise
+
+        await self._persist(attempt)
+
+    async def fetch(self, key: str) -> memoryview | None:
+        return await self._persist(lambda: self.inner.fetch(key))
+
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
+        loop = asyncio.get_running_loop()
+        began, before = loop.time(), self.outages_s
+
+        def moved() -> float:
+            return max(deadline, min(deadline + self.outages_s - before, self._latest))
+
+        async def attempt() -> Received:
+            if self.traits.waits:
+                return await self.inner.get(key, deadline=moved(), expected_at=expected_at)
+            first_s = self.traits.latency_s
+            return await poll(self.fetch, key, deadline=moved(), expected_at=expected_at, first_s=first_s)
+
+        while True:
+            try:
+                received = await (self._persist(attempt, waits=True) if self.traits.waits else attempt())
+            except ChannelTimeout:
+                if loop.time() >= moved():
+                    raise
+            else:
+                waited_s = received.waited_s if self.outages_s == before else loop.time() - began
+                return received._replace(waited_s=waited_s)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        names = list(keys)
+        await self._persist(lambda: self.inner.delete(names))
+
+    async def list(self, prefix: str) -> list[str]:
+        return await self._persist(lambda: self.inner.list(prefix))
+
+    def reducer(self) -> SupportsReduction | None:
+        inner = self.inner.reducer()
+        return None if inner is None else _RetryingReduction(self, inner)
+
+    async def _persist(self, attempt: Callable[[], Awaitable[T]], *, waits: bool = False) -> T:
+        """Repeats `attempt` as long as the policy allows.
+
+        Args:
+            waits: it may have waited for good reasons before it failed.
+        """
+        loop = asyncio.get_running_loop()
+        first, tries, me = 0.0, 0, object()
+        try:
+            while True:
+                asked = loop.time()
+                try:
+                    return await attempt()
+                except ChannelUnreachable as e:
+                    now = loop.time()
+                    if waits:
+                        asked = now
+                    if not tries:
+                        first = now
+                    tries += 1
+                    self._failed(me, asked, e)
+                    pause_s = self.policy.pause_s(e, tries=tries, failing_s=now - first, rng=self._rng)
+                    if pause_s is None:
+                        if tries == 1:
+                            raise
+                        text = f"{e.problem}; given up after {tries} requests in {now - first:.0f} s"
+                        raise type(e)(text, key=e.key) from e
+                    self.repeated += 1
+                await asyncio.sleep(pause_s)
+                self._cover(asked, loop.time())
+        finally:
+            self._answered(me)
+
+    def _failed(self, who: object, asked: float, error: ChannelUnreachable) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self._failing:
+            self._since, self._repeated_before, self._is_told = asked, self.repeated, False
+        self._failing.add(who)
+        self._cover(asked, now)
+        if not self._is_told and now - self._since >= TELL_AFTER_S:
+            self._is_told = True
+            self._tell(error.problem, over=False)
+
+    def _answered(self, who: object) -> None:
+        if who not in self._failing:
+            return
+        self._failing.discard(who)
+        if not self._failing and self._is_told:
+            self._tell("", over=True)
+
+    def _tell(self, problem: str, *, over: bool) -> None:
+        seconds = asyncio.get_running_loop().time() - self._since
+        requests = self.repeated - self._repeated_before + (not over)
+        self._told(Outage(seconds=seconds, requests=requests, problem=problem, over=over))
+
+    def _cover(self, start: float, end: float) -> None:
+        """Adds an interval to the time of outages; intervals of concurrent operations overlap."""
+        start = max(start, self._covered_until)
+        if end > start:
+            self.outages_s += end - start
+            self._covered_until = end
+
+
+class _RetryingReduction(SupportsReduction):
+    """Servers ignore what they have counted already, so that what may have arrived is sent again."""
+
+    def __init__(self, outer: Retrying, inner: SupportsReduction) -> None:
+        self._outer, self._inner = outer, inner
+
+    async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
+        await self._outer._persist(
+            lambda: self._inner.reduce(key, rank=rank, world=world, weight=weight, vector=vector)
+        )
+
+    async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
+        return await self._outer._persist(
+            lambda: self._inner.accumulate(key, rank=rank, iteration=iteration, delta=delta)
+        )
+
+    async def heard(self, key: str) -> dict[int, int]:
+        return await self._outer._persist(lambda: self._inner.heard(key))

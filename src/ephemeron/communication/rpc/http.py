@@ -1,0 +1,192 @@
+"""As much of HTTP/1.1 as a function's handler and the clouds of the tests need: kept-alive connections, whole bodies, one
+handler, and requests to others of its kind.
+
+A server of the standard library would write header and body apart, and an answer would then wait for a delayed
+acknowledgement: 40 ms for each warm call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+_LINE = 1 << 16
+_MOST_HEADERS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """One request, whole."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes = b""
+    query: str = ""
+    """What followed `?`, as it came."""
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object; empty where there is none.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
+        value = json.loads(self.body) if self.body else {}
+        if not isinstance(value, dict):
+            raise ValueError("expected a JSON object")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One answer, whole."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer with a JSON body."""
+    return Response(
+        status=status, headers={"Content-Type": "application/json", **(headers or {})}, body=json.dumps(value).encode()
+    )
+
+
+class Listener:
+    """A handler on a port. Made by `listen`."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.port = 0
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+
+    async def open(self, host: str, port: int) -> None:
+        """Begins to listen; port 0: a free one."""
+        self._server = await asyncio.start_server(self._connected, host, port, limit=_LINE)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Ends listening and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        sock = writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            while (request := await _read(reader, writer)) is not None:
+                writer.write(_encode(await self._handler(request)))
+                await writer.drain()
+                if request.headers.get("connection", "").lower() == "close":
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
+            pass  # gone, no HTTP, or we close: there is nobody to tell
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+
+async def listen(handler: Handler, *, host: str = "127.0.0.1", port: int = 0) -> Listener:
+    """Serves a handler on a port; 0: a free one."""
+    listener = Listener(handler)
+    await listener.open(host, port)
+    return listener
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest | None:
+    line = await reader.readline()
+    if not line:
+        return None
+    method, target, _ = line.decode("latin-1").split(" ", 2)
+    headers = await _headers(reader)
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        body = await _chunks(reader)
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+    parts = urlsplit(target)
+    return HttpRequest(method=method, path=unquote(parts.path), headers=headers, body=body, query=parts.query)
+
+
+async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    while line := (await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+        if len(headers) > _MOST_HEADERS:
+            raise ValueError("too many headers")
+    return headers
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    out = bytearray()
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        out += await reader.readexactly(size)
+        await reader.readline()
+    while (await reader.readline()).strip():
+        pass  # trailers
+    return bytes(out)
+
+
+def _encode(response: Response) -> bytes:
+    try:
+        phrase = HTTPStatus(response.status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    lines = [f"HTTP/1.1 {response.status} {phrase}", f"Content-Length: {len(response.body)}"]
+    lines += [f"{name}: {value}" for name, value in response.headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + response.body
+
+
+async def ask(
+    host: str, port: int, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> Response:
+    """One request over a connection of its own, which is closed when the caller is cancelled.
+
+    Returns:
+        The answer, with names of headers in lower case.
+
+    Raises:
+        OSError: nobody listens, or the connection is lost.
+        asyncio.IncompleteReadError, ValueError: what came is no answer of HTTP.
+    """
+    reader, writer = await asyncio.open_connection(host, port, limit=_LINE)
+    try:
+        told = {"Host": f"{host}:{port}", **(headers or {}), "Content-Length": str(len(body)), "Connection": "close"}
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items()), "", ""]
+        writer.write("\r\n".join(lines).encode("latin-1") + body)
+        await writer.drain()
+        line = await reader.readline()
+        if not line:
+            raise ConnectionResetError("the connection ended without an answer")
+        status = int(line.split(b" ", 2)[1])
+        found = await _headers(reader)
+        if found.get("transfer-encoding", "").lower() == "chunked":
+            data = await _chunks(reader)
+        elif "content-length" in found:
+            data = await reader.readexactly(int(found["content-length"]))
+        else:
+            data = await reader.read()
+        return Response(status=status, headers=found, body=data)
+    finally:
+        writer.close()

@@ -1,0 +1,167 @@
+"""Data sections in memory that two processes share (DPFlow section 4.3.1: IPC).
+
+A sender owns segments: anonymous files of which the receiver is given the handle over their Unix socket. It copies
+a data section into a free one and names it in the frame; the receiver's views stand directly upon it. The first
+byte of a segment says that it is in use: the sender sets it, and the receiver clears it when nothing refers to the
+views any more, so a kept view is never written over. Nothing has a name: when both processes are gone, in whatever
+way, so is the memory.
+
+A segment can be neither shrunk nor grown (sealed), or a receiver could be killed by touching it. A forked child
+shares the parent's segments: it must copy views that it wants to keep beyond the parent's use.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import mmap
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from ephemeron.communication.rpc.errors import ProtocolError
+from ephemeron.communication.rpc.pool import size_class
+
+_DATA_AT = 64
+LIMIT_BYTES = 256 << 20
+_MOST = 64
+_SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4) | getattr(fcntl, "F_SEAL_SEAL", 1)
+
+
+def available() -> bool:
+    """Whether this system can share memory without names."""
+    return hasattr(os, "memfd_create") and hasattr(socket, "SCM_RIGHTS")
+
+
+class Segments:
+    """The segments that this end writes. For one thread at a time.
+
+    Args:
+        limit_bytes: of all segments together; where it does not suffice, data goes through the socket.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def put(self, parts: Sequence[memoryview], at: Sequence[int], nbytes: int) -> tuple[int, int | None]:
+        """Copies a data section into a free segment.
+
+        Returns:
+            The segment's number, from 1, and its handle if the receiver does not have it yet (the caller closes it);
+            0 and None if there is no free segment and no room for another.
+        """
+        number, handle = self._find(nbytes + _DATA_AT)
+        if not number:
+            return 0, None
+        target = memoryview(self._maps[number])
+        for part, begin in zip(parts, at, strict=True):
+            target[_DATA_AT + begin : _DATA_AT + begin + part.nbytes] = part
+        target[0] = 1
+        return number, handle
+
+    def forget(self, number: int) -> None:
+        """Gives up a segment of which the receiver was not told after all."""
+        del self._maps[number]
+
+    def close(self) -> None:
+        """Forgets everything. The other end's views keep what they stand upon."""
+        self._maps.clear()
+
+    def _find(self, nbytes: int) -> tuple[int, int | None]:
+        free = [number for number, held in self._maps.items() if not held[0]]
+        fitting = [number for number in free if nbytes <= len(self._maps[number]) <= 8 * nbytes + (1 << 20)]
+        if fitting:
+            return min(fitting, key=lambda number: len(self._maps[number])), None
+        size = size_class(nbytes)
+        while free and (self._held() + size > self._limit or len(self._maps) == _MOST):
+            del self._maps[free.pop()]  # the number may be given anew: the receiver then forgets the old one
+        if self._held() + size > self._limit or len(self._maps) == _MOST:
+            return 0, None
+        try:
+            handle = _create(size)
+        except OSError:
+            return 0, None
+        number = next(n for n in range(1, _MOST + 1) if n not in self._maps)
+        self._maps[number] = mmap.mmap(handle, size)
+        return number, handle
+
+    def _held(self) -> int:
+        return sum(len(held) for held in self._maps.values())
+
+
+class Mappings:
+    """The other end's segments, as this end sees them. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+        self._handles: list[int] = []
+
+    def read(self, sock: socket.socket, into: memoryview, flags: int) -> int:
+        """Receives like `recv_into`, and keeps handles that come along."""
+        room = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+        got, ancillary, how, _ = sock.recvmsg_into([into], room, flags | getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._handles.extend(array.array("i", data[: len(data) - len(data) % 4]))
+        if how & socket.MSG_CTRUNC or len(self._handles) > 1:
+            raise ProtocolError("the other end sends more handles than frames")
+        return got
+
+    def admit(self, number: int, *, most_bytes: int) -> None:
+        """Maps the segment whose handle has come.
+
+        Raises:
+            ProtocolError: no handle has come, or it is no segment of ours, or one too many or too large.
+        """
+        if not self._handles:
+            raise ProtocolError("a new segment comes without its handle")
+        handle = self._handles.pop()
+        try:
+            size = os.fstat(handle).st_size
+            sealed = fcntl.fcntl(handle, getattr(fcntl, "F_GET_SEALS", 1034)) & _SEALS == _SEALS
+            if not sealed or number > _MOST or not _DATA_AT < size <= most_bytes:
+                raise ProtocolError(f"segment {number} of {size} bytes is not one of ours")
+            self._maps[number] = mmap.mmap(handle, size)
+        except OSError as e:
+            raise ProtocolError(f"segment {number} cannot be mapped: {e}") from e
+        finally:
+            os.close(handle)
+
+    def lend(self, number: int, nbytes: int) -> memoryview:
+        """The data section in a segment; the segment is free again when nothing refers to it any more.
+
+        Raises:
+            ProtocolError: no such segment, or it is shorter, or the sender has not marked it.
+        """
+        held = self._maps.get(number)
+        if held is None or len(held) < _DATA_AT + nbytes or not held[0]:
+            raise ProtocolError(f"a frame names segment {number}, which does not hold {nbytes} bytes for us")
+        owner = np.frombuffer(held, np.uint8, nbytes, _DATA_AT)
+        weakref.finalize(owner, _release, held, os.getpid()).atexit = False
+        return owner.data
+
+    def close(self) -> None:
+        """Forgets everything. Views keep what they stand upon."""
+        self._maps.clear()
+        while self._handles:
+            os.close(self._handles.pop())
+
+
+def _create(size: int) -> int:
+    handle = os.memfd_create("ephemeron", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(handle, 0, size)  # fails here, where memory is short, and not at the first touch
+        fcntl.fcntl(handle, getattr(fcntl, "F_ADD_SEALS", 1033), _SEALS)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _release(held: mmap.mmap, owner: int) -> None:
+    if os.getpid() == owner:
+        held[0] = 0

@@ -1,0 +1,178 @@
+"""The user's code: finding `module:name` in folders.
+
+Folders stay at the front of `sys.path`, because user code imports lazily too. When a process serves several jobs
+whose folders have modules of one name (`model.py` is popular), the later job gets its own, not the cached one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ephemeron.config.typed import near
+from ephemeron.errors import JobError
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_lock = threading.RLock()
+_alone = threading.Lock()
+_served: set[str] = set()
+
+
+def resolve(target: str, folders: Sequence[Path]) -> Any:
+    """The object that `module:name` names, looking into `folders` before anything else on `sys.path`.
+
+    Args:
+        target: `module:name`; both parts may be dotted.
+        folders: put in front of `sys.path`, in this order, and left there. Doing so again changes nothing.
+
+    Raises:
+        JobError: the text is malformed, the module is not found, raises or is hidden by another, or has no such name.
+    """
+    module_name, colon, name = target.partition(":")
+    for part in (*module_name.split("."), *name.split(".")):
+        if not colon or not part.isidentifier():
+            raise JobError(f"target {target!r} is not of the form module:name", remedy="write e.g. 'model:build'")
+    if module_name == "__main__":
+        raise JobError(
+            f"target {target!r} is in the program that runs here, which functions do not have",
+            remedy="put it into a file beside the job and name that",
+        )
+    with _lock:
+        module = _import(target, module_name, [str(folder.resolve()) for folder in folders])
+    value: Any = module
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            names = [n for n in dir(value) if not n.startswith("_")]
+            remedy = near(part, names, what="it has")
+            raise JobError(f"{target}: {module_name} has no name {part!r}", remedy=remedy) from None
+    return value
+
+
+def where_raised(error: BaseException, folders: Sequence[Path] = ()) -> str:
+    """`ValueError: text (model.py, line 12)`: the innermost line in the user's folders, or the innermost at all."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"SyntaxError: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    roots = [folder.resolve() for folder in folders]
+    own = [f for f in frames if any(Path(f.filename).is_relative_to(root) for root in roots)]
+    if not frames:
+        return text
+    frame = (own or list(frames))[-1]
+    return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
+def _import(target: str, module_name: str, folders: list[str]) -> ModuleType:
+    _forget_other_jobs(module_name.partition(".")[0], folders, target)
+    _put_in_front(folders)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
+            raise JobError(f"{target}: importing {module_name} raised {_raised(e, folders)}") from e
+        searched = ", ".join(folders) or "no folders"
+        raise JobError(
+            f"{target}: there is no module {e.name!r} in {searched}", remedy="add its folder to 'code'"
+        ) from None
+    except (Exception, SystemExit) as e:
+        raise JobError(f"{target}: importing {module_name} raised {_raised(e, folders)}") from e
+
+
+def _raised(error: BaseException, folders: list[str]) -> str:
+    return where_raised(error, [Path(folder) for folder in folders])
+
+
+def _put_in_front(folders: list[str]) -> None:
+    wanted = [*folders, *(path for path in sys.path if path not in folders)]
+    if sys.path != wanted:
+        sys.path[:] = wanted
+    importlib.invalidate_caches()
+
+
+def _forget_other_jobs(top: str, folders: list[str], target: str) -> None:
+    """Drops loaded modules that came from elsewhere and that these folders have too, so that theirs are imported.
+
+    That concerns the module asked for, and all that came from folders of another job. Installed packages stay.
+
+    Raises:
+        JobError: the module asked for is in the folders, but the interpreter or a package has one of that name.
+    """
+    for name in [name for name in sys.modules if "." not in name]:
+        loaded = _place_of(getattr(sys.modules[name], "__spec__", None))
+        if name == "ephemeron" or not (name == top or _root(loaded) in _served):
+            continue
+        ours = PathFinder.find_spec(name, folders)
+        place = _place_of(ours)
+        if ours is None or place == loaded or (ours.origin is None and not os.path.isdir(loaded)):
+            continue
+        if name in sys.stdlib_module_names or _INSTALLED.intersection(Path(loaded).parts):
+            raise JobError(f"{target}: {place} is hidden by the module {name!r} of {loaded}", remedy="rename the file")
+        for stale in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+            del sys.modules[stale]
+    _served.update(folders)
+
+
+def _place_of(spec: ModuleSpec | None) -> str:
+    """The file of a module, or the first folder of a namespace package; empty if it has neither."""
+    if spec is None:
+        return ""
+    if spec.has_location and spec.origin:
+        return os.path.realpath(spec.origin)
+    folders = list(spec.submodule_search_locations or ())
+    return os.path.realpath(folders[0]) if folders else ""
+
+
+def _root(place: str) -> str:
+    """The entry of `sys.path` from which a top-level module or package came."""
+    folder, name = os.path.split(place)
+    return os.path.dirname(folder) if name == "__init__.py" else folder
+
+
+@contextmanager
+def isolated(folder: Path, *, hidden: Sequence[Path] = ()) -> Iterator[None]:
+    """As in a function: the working folder is empty, and modules of these other folders are out of reach.
+
+    What is imported from below `folder` meanwhile is forgotten afterwards; what it displaced comes back.
+
+    Args:
+        folder: of the caller's own.
+        hidden: folders whose modules are not to be found.
+    """
+    with _alone:
+        path, modules, served = list(sys.path), dict(sys.modules), set(_served)
+        here = Path.cwd()
+        out_of_reach = {str(f.resolve()) for f in (*hidden, here)} | {""}
+        roots = [f.resolve() for f in (folder, *hidden)]
+        empty = folder / "cwd"
+        empty.mkdir()
+        try:
+            sys.path[:] = [entry for entry in path if os.path.realpath(entry or here) not in out_of_reach and entry]
+            _forget_below(roots)
+            os.chdir(empty)
+            yield
+        finally:
+            os.chdir(here)
+            _forget_below(roots)
+            sys.modules.update({name: m for name, m in modules.items() if name not in sys.modules})
+            sys.path[:] = path
+            _served.clear()
+            _served.update(served)
+            importlib.invalidate_caches()
+
+
+def _forget_below(roots: Sequence[Path]) -> None:
+    for name, module in list(sys.modules.items()):
+        place = _place_of(getattr(module, "__spec__", None))
+        if place and name != "__main__" and any(Path(place).is_relative_to(root) for root in roots):
+            del sys.modules[name]

@@ -1,0 +1,113 @@
+"""A function's share of a job's flow: the batches that the job's sampler deals it, read and mapped where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ephemeron.data.batch_source import EVALUATION_BATCH, Positions, TrainingBatch
+from ephemeron.data.catalog.loop import end as end_reading
+from ephemeron.data.flow.from_job import collate_of, open_part
+from ephemeron.data.flow.prefetch import Inline, Prefetcher, way_of
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
+from ephemeron.data.flow_spec import FlowSpec
+from ephemeron.data.samples import Buffer
+from ephemeron.data.shuffle import Indices
+from ephemeron.errors import CorruptMessage
+from ephemeron.units import MB
+
+_LITTLE = np.dtype("<i8")
+EVALUATION_BYTES = 64 * MB
+"""Most that a batch for evaluation holds, unless a single sample is larger."""
+
+
+def encode_indices(indices: Indices) -> list[Buffer]:
+    """Numbers of samples, as bytes."""
+    return [np.ascontiguousarray(indices, dtype=_LITTLE).tobytes()]
+
+
+def decode_indices(data: memoryview | bytes) -> Indices:
+    """The inverse of `encode_indices`.
+
+    Raises:
+        CorruptMessage: these bytes are no numbers of samples.
+    """
+    if len(data) % _LITTLE.itemsize:
+        raise CorruptMessage(f"{len(data)} bytes are no numbers of samples")
+    return np.frombuffer(data, dtype=_LITTLE).astype(np.intp)
+
+
+class FlowFeed:
+    """See `ephemeron.data.batch_source.Feed`.
+
+    Batches are loaded ahead in processes or a thread (`ahead`); the slice of the test set is read here, once per epoch.
+
+    Args:
+        spec: of the job's flow.
+        train_indices, test_indices: this function's, of the datasets.
+        seed: of the job: with epoch and index it fixes what random steps draw, in whichever function they run.
+        iterations: of the run; none behind them is loaded ahead.
+        epoch_length: iterations of an epoch.
+        code: folders of the user's code.
+        own_process: whether this process may fork and start threads.
+
+    Raises:
+        JobError, DatasetError: the flow is not what it was where the run was started.
+    """
+
+    def __init__(
+        self, spec: FlowSpec, *, train_indices: Indices, test_indices: Indices, seed: int, iterations: int, epoch_length: int,
+        code: Sequence[Path], own_process: bool,
+    ) -> None:  # fmt: skip
+        train = open_part(spec.train, spec, code)
+        collate = collate_of(spec.collate, code)
+        self._train_indices, self._test_indices = train_indices, test_indices
+        self._seed, self._iterations, self._epoch_length = seed, iterations, epoch_length
+        self._ahead = Prefetcher(
+            loading=train, way=way_of(train, loaders=spec.loaders, own_process=own_process, collate=collate),
+            collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB,
+        )  # fmt: skip
+        self._test: SampleLoader | None = None
+        self._spec, self._code, self._own_process = spec, code, own_process
+        self._known: dict[int, list[SampleRequest]] = {}
+        self._positions: Positions | None = None
+
+    @property
+    def test_samples(self) -> int:
+        return len(self._test_indices)
+
+    def batch(self, positions: Positions, iteration: int) -> TrainingBatch:
+        if positions is not self._positions:
+            self._positions, self._known = positions, {}
+        self._known = {i: items for i, items in self._known.items() if i >= iteration}
+        return self._ahead.get(iteration, lambda i: self._wanted(positions, i, asked=iteration))
+
+    def _wanted(self, positions: Positions, iteration: int, *, asked: int) -> list[SampleRequest] | None:
+        if iteration != asked and iteration >= self._iterations:
+            return None
+        if iteration not in self._known:
+            epoch = iteration // self._epoch_length
+            chosen = self._train_indices[positions.batch(iteration)]
+            self._known[iteration] = [SampleRequest(index=int(i), epoch=epoch, seed=self._seed) for i in chosen]
+        return self._known[iteration]
+
+    def tests(self) -> Iterator[TrainingBatch]:
+        if len(self._test_indices) == 0:
+            return
+        if self._test is None:
+            self._test = open_part(self._spec.test, self._spec, self._code)
+        reading = Prefetcher(
+            loading=self._test, way=Inline(self._test), collate=self._ahead.collate, on_error=self._spec.on_error
+        )
+        size = max(1, min(EVALUATION_BATCH, int(EVALUATION_BYTES // max(1, self._spec.sample_nbytes))))
+        items = [SampleRequest(index=int(i), epoch=0, seed=self._seed) for i in self._test_indices]
+        for start in range(0, len(items), size):
+            part = items[start : start + size]
+            yield reading.get(start, lambda i, part=part: part)  # type: ignore[misc]
+
+    def close(self) -> None:
+        self._ahead.close()
+        if self._own_process:
+            end_reading()

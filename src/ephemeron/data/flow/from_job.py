@@ -1,0 +1,190 @@
+"""A flow that a job names: found, checked and pinned where the run is started, opened again where it is read.
+
+Functions start bare and get no samples: they call the same function of the user's code and read the store themselves. So
+that a replacement reads what its predecessor read, `latest` is resolved once, the store's URL is made absolute, and a
+dataset whose number of samples is not the one that was dealt out is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ephemeron.config.user_code import resolve
+from ephemeron.data.flow.collate import Collate, Collator, Stacking
+from ephemeron.data.flow.determinism import warn_if_unrepeatable
+from ephemeron.data.flow.flow import Flow, FlowSource
+from ephemeron.data.flow.prefetch import paired
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
+from ephemeron.data.flow_spec import FlowPart, FlowSpec
+from ephemeron.data.shuffle import Indices
+from ephemeron.data.sources.datasets import call
+from ephemeron.data.sources.registry import held_out
+from ephemeron.data.spec import DataSpec, check_data
+from ephemeron.errors import DatasetError, JobError, SampleFailed
+
+TRIED = 8
+"""Samples that are loaded before anything is started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFlow:
+    """A job's data, of which nothing has been read but a few samples."""
+
+    spec: FlowSpec
+    train: SampleLoader
+    train_indices: Indices
+    """Of the training flow's dataset: what is trained on."""
+    test_indices: Indices
+    """Of the test flow's dataset."""
+    collate: Collate
+    tried: list[Any]
+    """The first samples, after all steps."""
+
+
+def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedFlow:
+    """Everything that can be refused before a function is started.
+
+    Args:
+        data: with a flow.
+        seed: of the job: decides which samples are held out, and the random steps.
+        code: folders of the user's code.
+
+    Raises:
+        JobError: a function cannot be had, raises, or returns no flow; the flow has no dataset, no samples, or its first
+            samples fail or cannot be put together.
+        DatasetNotFound: the dataset is not there.
+        DatasetError: it cannot be read.
+    """
+    check_data(data)
+    assert data.flow is not None
+    arguments = arguments_of(data)
+    train, part = _pinned(data.flow, arguments, code)
+    if len(train) == 0:
+        raise JobError(f"data.flow {data.flow}: its dataset {train.flow.source} is empty", remedy="give it samples")
+    everything = np.arange(len(train))
+    if data.test_flow is None or data.test_flow == data.flow:
+        test_part = part
+        chosen, tested = held_out(len(train), data.test_fraction, seed=seed)
+    else:
+        test, test_part = _pinned(data.test_flow, arguments, code)
+        if _same(train, test):
+            chosen, tested = held_out(len(train), data.test_fraction, seed=seed)
+        else:
+            chosen, tested = everything, np.arange(len(test))
+    collate = collate_of(data.collate, code)
+    samples = _try(train, chosen, data, seed)
+    try:
+        batch = paired(
+            samples, Collator(collate), train, [SampleRequest(index=int(i), seed=seed) for i in chosen[:TRIED]]
+        )
+    except SampleFailed as e:
+        remedy = "bring samples to one shape in a step, or name a function with data.collate"
+        raise JobError(f"data.flow {data.flow}: {e}", remedy=remedy) from e
+    warn_if_unrepeatable(train)
+    spec = FlowSpec(
+        train=part, test=test_part, options=dict(data.options), path=None if data.path is None else str(data.path),
+        collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb,
+        sample_nbytes=nbytes(batch) // len(samples),
+    )  # fmt: skip
+    return NamedFlow(spec=spec, train=train, train_indices=chosen, test_indices=tested, collate=collate, tried=samples)
+
+
+def arguments_of(data: DataSpec) -> dict[str, Any]:
+    """What a job's flow functions are called with."""
+    return {**({} if data.path is None else {"path": data.path}), **data.options}
+
+
+def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoader:
+    """The flow where it is read, with the dataset that was found when the run was started.
+
+    Raises:
+        JobError: the user's function does not return what it did.
+        DatasetError: the dataset is not what it was, or cannot be read.
+    """
+    flow = make_flow(part.target, spec.arguments, code)
+    assert flow.source is not None
+    if part.store is not None:
+        flow = replace(flow, source=replace(flow.source, version=part.version, store=part.store))
+    assert flow.source is not None
+    loading = SampleLoader(flow, open_source(flow.source))
+    if len(loading) != part.samples:
+        raise DatasetError(
+            f"flow {part.target} has {len(loading)} samples here, and had {part.samples} where the run was started",
+            dataset=str(flow.source),
+        )
+    return loading
+
+
+def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> Flow:
+    """What `module:function` returns.
+
+    Raises:
+        JobError: it cannot be had, does not take these arguments, raises, or returns anything but a flow with a dataset.
+    """
+    made = call(target, resolve(target, code), arguments, code)
+    if not isinstance(made, Flow):
+        raise JobError(f"{target} returned {type(made).__name__}", remedy="return a DataLoadFlow")
+    if made.source is None:
+        raise JobError(f"{target}: flow {made.name} has no dataset", remedy="call .dataset(name, version, variant)")
+    return made
+
+
+def collate_of(target: str | None, code: Sequence[Path]) -> Collate:
+    """The user's function, or the default.
+
+    Raises:
+        JobError: it cannot be had.
+    """
+    if target is None:
+        return Stacking()
+    function = resolve(target, code)
+    if not callable(function):
+        raise JobError(f"data.collate {target} is not callable but {type(function).__name__}", remedy="name a function")
+    collate: Collate = function
+    return collate
+
+
+def nbytes(batch: Any) -> int:
+    """Of all arrays and tensors in a batch."""
+    if isinstance(batch, (tuple, list)):
+        return sum(map(nbytes, batch))
+    if isinstance(batch, Mapping):
+        return sum(map(nbytes, batch.values()))
+    return int(getattr(batch, "nbytes", 0))
+
+
+def _pinned(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> tuple[SampleLoader, FlowPart]:
+    flow = make_flow(target, arguments, code)
+    source = flow.source
+    assert source is not None
+    if source.dataset is not None:
+        loading = SampleLoader(flow, source.dataset)
+        return loading, FlowPart(target=target, samples=len(loading))
+    source = pinned(source)
+    loading = SampleLoader(replace(flow, source=source), open_source(source))
+    return loading, FlowPart(target=target, samples=len(loading), version=source.version, store=source.store)
+
+
+def _same(a: SampleLoader, b: SampleLoader) -> bool:
+    """Whether both read the same samples of a store."""
+
+    def place(source: FlowSource | None) -> tuple[Any, ...]:
+        assert source is not None
+        return (source.name, source.version, source.variant, source.store, source.name or id(source.dataset))
+
+    return place(a.flow.source) == place(b.flow.source)
+
+
+def _try(loading: SampleLoader, chosen: Indices, data: DataSpec, seed: int) -> list[Any]:
+    items = [SampleRequest(index=int(i), epoch=0, seed=seed) for i in chosen[:TRIED]]
+    results = loading.load(items)
+    samples = [r for r in results if not isinstance(r, SampleFailed)]
+    failed = [r for r in results if isinstance(r, SampleFailed)]
+    if failed and (data.on_error != "skip" or not samples):
+        raise JobError(f"data.flow {data.flow}: {failed[0]}", remedy="see: ephemeron data doctor") from failed[0]
+    return samples

@@ -1,0 +1,316 @@
+"""Batches in the stream's order, loaded ahead, each sample exactly once per epoch (DPFlow, sections 3.3.2 and 3.4.2).
+
+A loader as PyTorch's: `len` is that of an epoch, each `for` is an epoch, and what frameworks read of a `DataLoader` is there
+(`dataset`, `sampler`, `batch_sampler`, ...). It is none by type: frameworks would take it apart and deal its samples out to
+ranks a second time. State and resumption are those of torchdata's `StatefulDataLoader` (`cursor`).
+
+What is loaded ahead and what has been delivered are two positions in the same stream. Only the second one is state: a
+checkpoint taken after any batch resumes with the next one, and whatever had been loaded ahead is loaded again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.data.flow.backend import LoaderBackend
+from ephemeron.data.flow.collate import Collator, Stacking
+from ephemeron.data.flow.counters import FlowCounters
+from ephemeron.data.flow.cursor import Cursor
+from ephemeron.data.flow.epoch import Epoch, LoaderOptions
+from ephemeron.data.flow.fingerprint import check_state
+from ephemeron.data.flow.local import process_group
+from ephemeron.data.flow.samplers import EpochIndex, FlowBatchSampler, FlowSampler, SeededCollate
+from ephemeron.data.flow.stream import BatchStream
+from ephemeron.errors import JobError, LoadersLost
+from ephemeron.units import MB
+
+if TYPE_CHECKING:
+    from ephemeron.data.flow.view import FlowDataset, FlowView
+
+_POLICY = re.compile(r"fail|skip|retry:(\d+)")
+
+
+class FlowLoader:
+    """Batches of one epoch per iteration; the next iteration is the next epoch. From `FlowView.to_shuffled`."""
+
+    timeout = 0
+    pin_memory = False
+    pin_memory_device = ""
+    persistent_workers = False
+    in_order = True
+    generator = None
+    worker_init_fn = None
+    multiprocessing_context = None
+
+    def __init__(
+        self, read: FlowView, stream: BatchStream, *, collate_fn: Callable[[list[Any]], Any] | None, prefetch: int,
+        prefetch_mb: float, on_error: str, progress: bool, alone: bool = False,
+    ) -> None:  # fmt: skip
+        matched = _POLICY.fullmatch(on_error)
+        if matched is None:
+            raise JobError(f"on_error = {on_error!r} is not known", remedy="use fail, skip or retry:N")
+        if prefetch < 1:
+            raise JobError(f"prefetch = {prefetch} should be at least 1 batch")
+        self.read = read
+        self.counters = FlowCounters(loaders=read.loaders.count)
+        self._cursor = Cursor(stream)
+        self._collate, self._prefetch, self._prefetch_bytes = collate_fn, prefetch, prefetch_mb * MB
+        self._skip, self._retries, self._progress = on_error == "skip", int(matched[1] or 0), progress
+        self._driven_from_outside, self._alone = False, alone
+        self._began: float | None = None
+        self._pools = _Pools()
+        weakref.finalize(self, self._pools.close)  # also when the program ends
+
+    def __repr__(self) -> str:
+        s = self._cursor.stream
+        return (
+            f"ShuffledFlow({self.read.loading.flow.name}: {s.samples} samples, {len(self)} batches of {s.batch_size}, "
+            f"rank {s.rank} of {s.world_size}, remainder={s.remainder!r}, epoch {self.epoch})"
+        )
+
+    def __len__(self) -> int:
+        """Batches of an epoch, for this rank as for every other; also when some of them have been delivered."""
+        return self._cursor.stream.length
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of its epoch that the state leaves to this rank."""
+        return self._cursor.saved().steps_left()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the state: the one that is being read or was left, and the following one after its end."""
+        return self._cursor.saved().epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its beginning, or from where a state of this epoch was loaded.
+
+        Raises:
+            JobError: no whole number from 0.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise JobError(f"epoch = {epoch!r} should be a whole number from 0")
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins, and of what. JSON-able, and the same for all ranks that have had as many batches.
+
+        Raises:
+            JobError: another loader takes this one's batches with processes of its own, and nobody knows how far it is.
+        """
+        if self._driven_from_outside and self.num_workers:
+            raise JobError(
+                "the epoch is read by a DataLoader that was made of this loader's batch_sampler, so its position is not known",
+                remedy="resume with load_state_dict instead of skip_first_batches, or read with workers=0",
+            )
+        return {**self.read.fingerprint, **self._cursor.saved().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where `state_dict` was called, with any number of loaders and ranks and any batch size.
+
+        Raises:
+            JobError: the state is of another flow, version, dataset, subset or split, seed or order.
+        """
+        check_state(state, self.read.fingerprint)
+        stream = self._cursor.stream.copy()
+        stream.load_state_dict(state)
+        self._cursor.load(stream)
+        self._driven_from_outside = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._began is None:
+            self._began = time.perf_counter()
+        whole, iteration, pool, shown = False, None, None, None
+        try:
+            if self.read.loaders.count:
+                pool = self._pools.lend(self._pool)
+            iteration, start = self._begin()  # last: where loaders cannot be started, no epoch is used up
+            self._driven_from_outside = False
+            if self._progress:
+                shown = _bar(self, start)
+            for value, stream in Epoch(self._terms, start, pool):
+                self._cursor.delivered(iteration, stream)
+                self.counters.lost_loaders = self._pools.lost
+                if shown is not None:
+                    shown.advance()
+                yield value
+                if pool is not None and not self._pools.lends(pool):
+                    raise LoadersLost("the loader was closed while it was being read; begin another iteration")
+                self.counters.elapsed_s = time.perf_counter() - self._began
+            whole = True
+        finally:
+            if iteration is not None:
+                self._cursor.ended(iteration, whole=whole)
+            if pool is not None:
+                self._pools.take_back(pool)
+            if shown is not None:
+                shown.stop()
+
+    def close(self) -> None:
+        """Ends the loader processes; another iteration starts new ones."""
+        self._pools.close()
+
+    def __enter__(self) -> FlowLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- as of a DataLoader -------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank."""
+        return self._cursor.stream.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an incomplete last step is left out."""
+        return self._cursor.stream.remainder == "drop"
+
+    @property
+    def num_workers(self) -> int:
+        """Loader processes that this process starts."""
+        return self.read.loaders.processes
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """What a `DataLoader` that is made of this one would load ahead for each of its workers."""
+        return 2 if self.num_workers else None
+
+    @property
+    def share(self) -> int:
+        """Samples of an epoch that this rank gets, those that come twice among them."""
+        return self._cursor.stream.share
+
+    @cached_property
+    def collate_fn(self) -> Callable[[list[Any]], Any]:
+        """From a list of samples to a batch, with the batch's random numbers if the samples are those of `dataset`."""
+        return SeededCollate(self._collator)
+
+    @cached_property
+    def dataset(self) -> FlowDataset:
+        """All samples of the view by their place in it, with the loader's seed."""
+        return self.read.to_mapped(seed=self._cursor.stream.seed)
+
+    @cached_property
+    def sampler(self) -> FlowSampler:
+        """This rank's order."""
+        return FlowSampler(self)
+
+    @cached_property
+    def batch_sampler(self) -> FlowBatchSampler:
+        """This rank's order, in batches."""
+        return FlowBatchSampler(self)
+
+    def begin_epoch(self) -> Iterator[list[EpochIndex]]:
+        """The loader's next epoch as lists of samples, for whoever loads them instead of this loader."""
+        iteration, stream = self._begin()
+        stream = stream.begin(stream.epoch)
+        self._driven_from_outside = True
+        while (indices := stream.next()) is not None:
+            self._cursor.delivered(iteration, stream.copy())
+            yield [EpochIndex(int(i), stream.epoch) for i in indices]
+        self._cursor.ended(iteration, whole=True)
+
+    def _begin(self) -> tuple[int, BatchStream]:
+        group = process_group()
+        if self._alone and group is not None and group[1] > 1:
+            raise JobError(
+                f"this loader was made before the process group of {group[1]} ranks, and would give the same batches to all",
+                remedy="give rank and world_size to to_shuffled (0 and 1, if that is meant), or make it once the group is there",
+            )
+        return self._cursor.begin()
+
+    # -- for its iterations -------------------------------------------------------------------------------
+
+    @cached_property
+    def _collator(self) -> Collator:
+        return Collator(Stacking() if self._collate is None else self._collate)  # imports PyTorch, if it is there
+
+    @cached_property
+    def _terms(self) -> LoaderOptions:
+        return LoaderOptions(
+            read=self.read, collator=self._collator, prefetch=self._prefetch, prefetch_bytes=self._prefetch_bytes,
+            skip=self._skip, retries=self._retries, counters=self.counters,
+        )  # fmt: skip
+
+    def _pool(self) -> LoaderBackend:
+        collate = None if self.read.maps_here else self._collator.function
+        return self.read.loaders.pool(self.read.loading, collate, prefetch=self._prefetch)
+
+
+class _Pools:
+    """Loader processes of one loader: those at rest, which the next iteration takes over, and those of iterations under way."""
+
+    def __init__(self) -> None:
+        self._idle: LoaderBackend | None = None
+        self._lent: list[LoaderBackend] = []
+        self._lost, self._pid = 0, os.getpid()
+
+    @property
+    def lost(self) -> int:
+        """Loaders that died."""
+        return self._lost + sum(pool.lost for pool in self._all())
+
+    def lend(self, make: Callable[[], LoaderBackend]) -> LoaderBackend:
+        """A pool for one iteration alone."""
+        pool, self._idle = self._idle or make(), None
+        self._lent.append(pool)
+        return pool
+
+    def lends(self, pool: LoaderBackend) -> bool:
+        """Whether an iteration may still use it."""
+        return pool in self._lent
+
+    def take_back(self, pool: LoaderBackend) -> None:
+        """From an iteration that is over. Closes it, if what it has under way is of no use to the next one."""
+        if not self.lends(pool):
+            return  # closed meanwhile
+        self._lent.remove(pool)
+        if pool.under_way or self._idle is not None:
+            self._end(pool)
+        else:
+            self._idle = pool
+
+    def close(self) -> None:
+        """Ends all of them. Not in a process that was forked from the one that they belong to."""
+        if os.getpid() == self._pid:
+            for pool in self._all():
+                self._end(pool)
+        self._idle, self._lent = None, []
+
+    def _all(self) -> list[LoaderBackend]:
+        return [*self._lent, *([] if self._idle is None else [self._idle])]
+
+    def _end(self, pool: LoaderBackend) -> None:
+        self._lost += pool.lost
+        pool.close()
+
+
+class _bar:
+    """A progress bar over the batches of an iteration, on standard error."""
+
+    def __init__(self, loader: FlowLoader, start: BatchStream) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._counters = loader.counters
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("waiting {task.fields[waiting]:.0%}"), console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task("", total=start.steps_left(), epoch=start.epoch, waiting=0.0)
+        self._progress.start()
+
+    def advance(self) -> None:
+        self._progress.update(self._task, advance=1, waiting=self._counters.waiting)
+
+    def stop(self) -> None:
+        self._progress.stop()

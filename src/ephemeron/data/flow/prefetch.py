@@ -1,0 +1,302 @@
+"""Batches of given samples, the next ones loaded while the present one is used; bounded in bytes.
+
+`ShuffledFlow` decides itself which samples come next. Here somebody else does (a job's sampler, which deals samples out by
+role), and may go anywhere: back after a failure, or on to other batch sizes. Three ways of loading, one interface:
+
+processes   loaders forked from this process (`LoaderPool`); steps run there, with random numbers of their own
+thread      samples are fetched in a thread, steps run where batches are asked for: for object stores, where loaders
+            would need one more process to read for them. Steps may not run in a thread: they draw from the process's global generators, and so does the model
+here        everything when it is asked for: where time is virtual, or processes are not wanted
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.batch_source import TrainingBatch
+from ephemeron.data.flow.collate import Collate, Collator, Stacking
+from ephemeron.data.flow.fork_pool import ChunkDone, Collated, LoaderPool
+from ephemeron.data.flow.sample_loader import COLLATE, SampleLoader, SampleRequest, StageTimings
+from ephemeron.errors import SampleFailed
+from ephemeron.units import MB
+
+_RETRY = re.compile(r"retry:(\d+)")
+
+
+class LoadStrategy(ABC):
+    """A way of loading. Each number that was submitted comes back once; in which order is its own affair."""
+
+    ahead: int = 0
+    """Batches worth submitting beyond the one that is waited for."""
+
+    @abstractmethod
+    def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
+        """Begins to load a batch. Earlier ones come first."""
+
+    @abstractmethod
+    def result(self) -> ChunkDone:
+        """The next batch that is loaded; waits for it.
+
+        Raises:
+            LoadersLost: it cannot be loaded, and no other could.
+        """
+
+    def close(self) -> None:
+        """Gives up what is under way. Idempotent."""
+
+
+class Inline(LoadStrategy):
+    """Loads in the thread that asks, when it asks."""
+
+    def __init__(self, loading: SampleLoader) -> None:
+        self._loading = loading
+        self._todo: deque[tuple[int, Sequence[SampleRequest]]] = deque()
+
+    def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
+        self._todo.append((number, items))
+
+    def result(self) -> ChunkDone:
+        number, items = self._todo.popleft()
+        return ChunkDone(number, self._loading.load(items), StageTimings(), 0)
+
+
+class Threaded(LoadStrategy):
+    """Fetches in a thread; the steps run in the thread that asks."""
+
+    ahead = 1
+
+    def __init__(self, loading: SampleLoader) -> None:
+        self._loading = loading
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ephemeron-fetch")
+        self._todo: deque[tuple[int, Sequence[SampleRequest], Future[list[Any]]]] = deque()
+
+    def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
+        self._todo.append((number, items, self._thread.submit(self._loading.fetch, items)))
+
+    def result(self) -> ChunkDone:
+        number, items, fetched = self._todo.popleft()
+        raws = fetched.result()
+        return ChunkDone(number, self._loading.map(items, raws), StageTimings(), sum(map(_nbytes, raws)))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class Forked(LoadStrategy):
+    """Loader processes. Make it before this process computes anything in threads."""
+
+    def __init__(self, loading: SampleLoader, loaders: int, collate: Collate) -> None:
+        self._pool = LoaderPool(loading, loaders, collate=collate)
+        self.ahead = loaders + 1
+
+    def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
+        self._pool.submit(number, items)
+
+    def result(self) -> ChunkDone:
+        return self._pool.result()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A batch that was submitted."""
+
+    number: int
+    items: Sequence[SampleRequest]
+    done: ChunkDone | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Prefetcher:
+    """Batches by iteration. Not for several threads.
+
+    Args:
+        loading: the flow with its dataset.
+        way: of loading.
+        collate: makes a batch of samples; the same that the way uses, if it does.
+        on_error: `fail`, `skip`, or `retry:N` and then fail.
+        prefetch_bytes: most that is held for later; the next batch is loaded in any case.
+    """
+
+    loading: SampleLoader
+    way: LoadStrategy
+    collate: Collate = field(default_factory=Stacking)
+    on_error: str = "fail"
+    prefetch_bytes: float = 64 * MB
+    _coming: dict[int, _Coming] = field(default_factory=dict)
+    _dropped: set[int] = field(default_factory=set)
+    _following: int = 0
+    _usual: int = 0
+    _collator: Collator | None = None
+
+    def get(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> TrainingBatch:
+        """The batch of an iteration; begins to load those after it.
+
+        Args:
+            iteration: any.
+            wanted: what an iteration consists of; None: there is no such iteration, so that it is not loaded ahead.
+
+        Raises:
+            SampleFailed: a sample cannot be loaded, and may not be skipped; or samples cannot be put together.
+            LoadersLost: loader processes keep dying.
+        """
+        self._forget(iteration, wanted)
+        self._submit(iteration, wanted)
+        self._plan(iteration, wanted)
+        coming = self._coming[iteration]
+        while coming.done is None:
+            self._take(self.way.result())
+            self._plan(iteration, wanted)
+        del self._coming[iteration]
+        return self._settle(coming.items, coming.done)
+
+    def close(self) -> None:
+        """Gives up what is under way."""
+        self.way.close()
+
+    def _forget(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
+        """Whoever asks for something else than was foreseen has no use for it."""
+        for i, coming in list(self._coming.items()):
+            if not iteration <= i <= iteration + self.way.ahead or coming.items != wanted(i):
+                del self._coming[i]
+                if coming.done is None:
+                    self._dropped.add(coming.number)
+
+    def _submit(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
+        items = wanted(iteration)
+        if iteration in self._coming or items is None:
+            return
+        coming = self._coming[iteration] = _Coming(self._following, items)
+        if not items:
+            coming.done = ChunkDone(self._following, [], StageTimings(), 0)
+            return
+        self._following += 1
+        self.way.submit(coming.number, items)
+
+    def _plan(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
+        for later in range(1, self.way.ahead + 1):
+            if later == 1 or self._room(iteration):
+                self._submit(iteration + later, wanted)
+
+    def _room(self, iteration: int) -> bool:
+        """Whether what is here and what is to come at its usual size leave room for another batch."""
+        if self._usual == 0:
+            return False  # nobody knows yet how large they are
+        later = [c for i, c in self._coming.items() if i > iteration]
+        held = sum(c.done.nbytes if c.done is not None else self._usual for c in later)
+        return held + self._usual <= self.prefetch_bytes
+
+    def _take(self, done: ChunkDone) -> None:
+        if done.chunk in self._dropped:
+            self._dropped.remove(done.chunk)
+            return
+        self._usual = max(self._usual, done.nbytes, 1)
+        next(c for c in self._coming.values() if c.number == done.chunk and c.items).done = done
+
+    def _settle(self, items: Sequence[SampleRequest], done: ChunkDone) -> TrainingBatch:
+        if isinstance(done.results, Collated):
+            inputs, targets = _pair(done.results.value)
+            return TrainingBatch(inputs, targets, done.results.samples)
+        samples, skipped, failure = [], 0, ""
+        retry = _RETRY.fullmatch(self.on_error)
+        for item, result in zip(items, done.results, strict=True):
+            tries = int(retry[1]) if retry else 0
+            while isinstance(result, SampleFailed) and tries:
+                tries -= 1
+                (result,) = self.loading.load([item])
+            if not isinstance(result, SampleFailed):
+                samples.append(result)
+            elif self.on_error == "skip":
+                skipped, failure = skipped + 1, str(result)
+            else:
+                raise result
+        if not samples:
+            return TrainingBatch(None, None, 0, skipped, failure)
+        if self._collator is None:
+            self._collator = Collator(self.collate)
+        inputs, targets = paired(samples, self._collator, self.loading, items)
+        return TrainingBatch(inputs, targets, len(samples), skipped, failure)
+
+
+def paired(
+    samples: list[Any], collator: Collator, loading: SampleLoader, items: Sequence[SampleRequest]
+) -> tuple[Any, Any]:
+    """A batch of these samples, which is a pair.
+
+    Args:
+        samples: in order.
+        collator: puts them together.
+        loading: where they are from.
+        items: what was to be loaded, also what failed.
+
+    Raises:
+        SampleFailed: they cannot be put together, or what comes out is no pair of inputs and targets.
+    """
+    try:
+        inputs, targets = _pair(collator(samples, items))
+    except Exception as e:
+        flow = loading.flow
+        text = (
+            f"{len(samples)} samples from this one on cannot be put together to (inputs, targets): {type(e).__name__}: "
+        )
+        raise SampleFailed(
+            text + " ".join(str(e).split())[:300], flow=f"{flow.name}@{flow.version}", dataset=str(flow.source),
+            index=items[0].index, step=COLLATE,
+        ) from e  # fmt: skip
+    return inputs, targets
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """A batch of which the model gets the one part and the loss the other.
+
+    Raises:
+        TypeError: it has other parts; says which.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, Mapping):
+        what = f"a {type(batch).__name__} with the keys {', '.join(map(repr, batch))}"
+    elif isinstance(batch, tuple | list):
+        what = f"a {type(batch).__name__} of {len(batch)} parts"
+    else:
+        what = f"a {type(batch).__name__}"
+    raise TypeError(f"the batch is {what}, not a pair of inputs and targets: make one in a step or a collate function")
+
+
+def way_of(loading: SampleLoader, *, loaders: int, own_process: bool, collate: Collate) -> LoadStrategy:
+    """How to load where this runs.
+
+    Args:
+        loaders: processes; 0: none are wanted.
+        own_process: whether this process may fork and start threads.
+        collate: makes batches, in loaders.
+    """
+    if not own_process or loaders == 0:
+        return Inline(loading)
+    from ephemeron.data.catalog import DatasetReader
+
+    in_store = isinstance(loading.dataset, DatasetReader) and not loading.dataset.is_local
+    if in_store and loading.reads_are_pure:  # what draws must not do so in a thread beside the model
+        return Threaded(loading)
+    return Forked(loading, loaders, collate)
+
+
+def _nbytes(sample: Any) -> int:
+    """Of the arrays and texts in a sample, about."""
+    if isinstance(sample, (tuple, list)):
+        return sum(map(_nbytes, sample))
+    if isinstance(sample, dict):
+        return sum(map(_nbytes, sample.values()))
+    if isinstance(sample, (bytes, str)):
+        return len(sample)
+    return int(getattr(sample, "nbytes", np.dtype(np.float64).itemsize))

@@ -1,0 +1,286 @@
+"""A flow that can be read: by index, or as shuffled batches; whole, or a part of it (DPFlow, tables 3-2 and 3-3)."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from ephemeron.data.flow.backend import AnyLoading, Loaders, LocalLoaders, Sampling
+from ephemeron.data.flow.fingerprint import fingerprint
+from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.loader import FlowLoader
+from ephemeron.data.flow.local import LocalMap, process_group
+from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
+from ephemeron.data.flow.samplers import EpochIndex, LoaderOrder
+from ephemeron.data.flow.stream import BatchStream
+from ephemeron.data.scheduler import Remainder
+from ephemeron.data.shuffle import Indices, Purpose, permutation
+from ephemeron.errors import JobError, SampleFailed
+
+
+class FlowReader(ABC):
+    """Makes a described flow readable."""
+
+    @abstractmethod
+    def read(self, flow: Flow) -> FlowView:
+        """The flow, bound to the version of its dataset that it means now.
+
+        Raises:
+            JobError: it has no dataset.
+            DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
+        """
+
+
+class LocalReader(FlowReader):
+    """Reads in this process, or in loader processes that it starts.
+
+    Args:
+        workers: loader processes of an iteration over `to_shuffled`; 0: everything happens when it is asked for.
+        lease_s: after which a loader that does not answer is taken for lost; None: twenty times what is usual.
+
+    Raises:
+        JobError: a negative number of workers.
+    """
+
+    def __init__(self, workers: int = 0, *, lease_s: float | None = None) -> None:
+        if workers < 0:
+            raise JobError(f"workers = {workers} should be at least 0")
+        self.workers, self.lease_s = workers, lease_s
+
+    def read(self, flow: Flow) -> FlowView:
+        if flow.source is None:
+            raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
+        loaders = LocalLoaders(self.workers, lease_s=self.lease_s)
+        source = pinned(flow.source)
+        return FlowView(SampleLoader(replace(flow, source=source), open_source(source)), loaders)
+
+
+class FlowView:
+    """A view of a flow: all of its samples, or a part of them."""
+
+    def __init__(
+        self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None,
+        here: Sequence[LocalMap] = (),
+    ) -> None:  # fmt: skip
+        self.loading = loading
+        self.loaders = loaders or LocalLoaders(0)
+        self._chosen = chosen
+        self._here = tuple(here)
+
+    def __len__(self) -> int:
+        return len(self.loading) if self._chosen is None else len(self._chosen)
+
+    def __repr__(self) -> str:
+        return f"DataLoadFlowRead({self.loading.flow!r}, {len(self)} samples)"
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this view from others; see `ephemeron.data.flow.fingerprint`."""
+        return fingerprint(self.loading.flow, self._chosen)
+
+    def indices(self, positions: Indices) -> Indices:
+        """The dataset's numbers of samples of this view."""
+        return positions if self._chosen is None else self._chosen[positions]
+
+    def index(self, position: SupportsIndex) -> int:
+        """The dataset's number of a sample of this view."""
+        at = operator.index(position)
+        if not 0 <= at < len(self):
+            raise IndexError(f"flow {self.loading.flow.name}: sample {at} of {len(self)}")
+        return at if self._chosen is None else int(self._chosen[at])
+
+    @property
+    def maps_here(self) -> bool:
+        """Whether there are functions of `local_map`."""
+        return bool(self._here)
+
+    def local_map(self, function: Callable[[Any], Any]) -> FlowView:
+        """The same view, with a function that maps whole samples in the process that reads, not in loaders.
+
+        Its random numbers are fixed by seed, epoch and sample, as those of a step are; the process's own generators stay as
+        they were.
+        """
+        return self._with(here=(*self._here, LocalMap(function)))
+
+    def subset(self, indices: Iterable[SupportsIndex]) -> FlowView:
+        """A part of this view.
+
+        Args:
+            indices: places in this view, in the order that the part shall have; they may repeat. Or a mask: for each sample
+                of this view, in order, whether it is in the part.
+
+        Raises:
+            IndexError: an index is negative or too large.
+            JobError: a mask of another length, or truth values among indices.
+        """
+        given = list(indices)
+        truths = sum(map(_is_truth, given))
+        if truths == 0:
+            return self._with(chosen=np.array([self.index(i) for i in given], dtype=np.intp))
+        if truths < len(given):
+            raise JobError(
+                f"subset of {self.loading.flow.name}: {truths} of {len(given)} indices are True or False",
+                remedy="give places, or a mask with one truth value for each sample",
+            )
+        if len(given) != len(self):
+            raise JobError(
+                f"subset of {self.loading.flow.name}: a mask of {len(given)} for a view of {len(self)} samples",
+                remedy="give one truth value for each sample, or places",
+            )
+        return self._with(chosen=self.indices(np.flatnonzero([bool(truth) for truth in given])))
+
+    def _with(self, **changed: Any) -> FlowView:
+        kept = {"chosen": self._chosen, "here": self._here}
+        return FlowView(self.loading, self.loaders, **{**kept, **changed})
+
+    def mapped_here(self, sample: Any, item: SampleRequest) -> Any:
+        """A loaded sample after the functions of `local_map`."""
+        first = len(self.loading.flow.steps) + 1  # stages before are reading and the steps
+        for number, function in enumerate(self._here):
+            sample = function(sample, item, first + number)
+        return sample
+
+    def to_mapped(self, *, seed: int | None = None, epoch: int = 0) -> FlowDataset:
+        """Samples by index, for example as the dataset of `torch.utils.data.DataLoader`.
+
+        Args:
+            seed: None: random steps draw as they would anywhere. A number: they draw the same for a sample whoever
+                asks for it, in an epoch.
+            epoch: see `FlowDataset.set_epoch`.
+        """
+        return FlowDataset(self, seed=seed, epoch=epoch)
+
+    def to_shuffled(
+        self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, prefetch: int = 4, *, seed: int = 0,
+        shuffle: bool = True, rank: int | None = None, world_size: int | None = None, remainder: Remainder = "even", on_error: str = "fail",
+        prefetch_mb: float = 512.0, progress: bool = False, sampling: Sampling = "own",
+    ) -> FlowLoader:  # fmt: skip
+        """Batches, each sample once per epoch over all ranks.
+
+        Args:
+            batch_size: samples per batch and rank.
+            collate_fn: from a list of samples to a batch; None: PyTorch's default, or stacked arrays without PyTorch.
+            prefetch: batches loaded ahead (only with loader processes).
+            seed: with the epoch it fixes the order and every random step, whatever the number of loaders.
+            shuffle: False: in the view's order.
+            rank: this process among those that share the samples; None: as in PyTorch's process group, 0 without one.
+            world_size: how many share them; all of them get the same number of batches. None: as in PyTorch's process
+                group, 1 without one. With neither number, a group that begins only afterwards is an error when batches are
+                read, since all its ranks would read the same ones: give both, or make the loader later.
+            remainder: what becomes of an epoch's rest, which is smaller than a batch for every rank. `even`: a smaller last
+                batch, equally large for all ranks; where the rest cannot be shared out evenly, it is filled up with fewer
+                than `world_size` samples from the epoch's beginning (for one rank: none). `drop`: left out. `pad`: filled
+                up to a whole batch for every rank. `keep`: nothing comes twice; sizes differ by one, and a rank for which
+                there is nothing gets None, which the loop has to expect.
+            on_error: `fail`, `skip` (counted), or `retry:N` and then fail.
+            prefetch_mb: limit of what is loaded ahead; the next batch is loaded in any case.
+            progress: a bar on standard error.
+            sampling: `own`: the order is fixed by the seed, and the same wherever the flow is read. `shared`: a service
+                draws for all jobs that read the flow together, so that they use the same samples at about the same
+                time; each order is as random as before, and depends on what the others do.
+
+        Raises:
+            JobError: an argument makes no sense.
+        """
+        group = process_group() if rank is None and world_size is None else (rank or 0, world_size or 1)
+        at, of = group or (0, 1)
+        stream = BatchStream(
+            samples=len(self),
+            batch_size=batch_size,
+            seed=seed,
+            rank=at,
+            world_size=of,
+            shuffle=shuffle,
+            remainder=remainder,
+        )
+        if sampling != "own":
+            stream = self.loaders.shared(stream, sampling, self._chosen)
+        return FlowLoader(
+            self, stream, collate_fn=collate_fn, prefetch=prefetch, prefetch_mb=prefetch_mb, on_error=on_error,
+            progress=progress, alone=group is None,
+        )  # fmt: skip
+
+
+class FlowDataset:
+    """A map-style dataset."""
+
+    def __init__(self, read: FlowView, *, seed: int | None = None, epoch: int = 0) -> None:
+        self._read, self._seed, self.epoch = read, seed, epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Of the random numbers, where there is a seed. Before the DataLoader's workers start."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        """Raises `SampleFailed` for the first one that cannot be loaded."""
+        items = [
+            SampleRequest(
+                index=self._read.index(i), epoch=i.epoch if isinstance(i, EpochIndex) else self.epoch, seed=self._seed
+            )
+            for i in indices
+        ]
+        out = []
+        for item, sample in zip(items, self._read.loading.load(items), strict=True):
+            if isinstance(sample, SampleFailed):
+                raise sample
+            out.append(self._read.mapped_here(sample, item))
+        return LoaderOrder(out, items)
+
+
+def random_split(flows: FlowView | Sequence[FlowView], lengths: Sequence[float], *, seed: int = 0) -> list[FlowView]:
+    """Disjoint random parts (DPFlow, algorithm 3.2).
+
+    Args:
+        flows: one view, or one for each length, over the same samples but usually with different steps, e.g. for training
+            and for validation.
+        lengths: shares that add up to 1, or numbers of samples that add up to all.
+        seed: of the draw: equal seeds and lengths give equal parts.
+
+    Returns:
+        For each length its part: of the one view, or part i of view i.
+
+    Raises:
+        JobError: neither one view nor one for each length, views of different lengths, or lengths that do not add up.
+    """
+    views = [flows] if isinstance(flows, FlowView) else list(flows)
+    if len(views) not in (1, len(lengths)) or not views:
+        raise JobError(
+            f"random_split: {len(views)} flows for {len(lengths)} lengths",
+            remedy="give one flow, or one for each length",
+        )
+    total = len(views[0])
+    if any(len(view) != total for view in views):
+        raise JobError(f"random_split: the flows have {[len(v) for v in views]} samples", remedy="use equally many")
+    counts = _counts(lengths, total)
+    order = permutation(total, seed=seed, purpose=Purpose.HOLDOUT)
+    parts = np.split(order, np.cumsum(counts)[:-1])
+    of = views * len(parts) if len(views) == 1 else views
+    return [view.subset(np.sort(part)) for view, part in zip(of, parts, strict=True)]
+
+
+def _is_truth(value: Any) -> bool:
+    """Whether it is True or False of Python, NumPy or PyTorch."""
+    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
+def _counts(lengths: Sequence[float], total: int) -> list[int]:
+    if not lengths or min(lengths) < 0:
+        raise JobError(f"lengths = {list(lengths)} should be shares or numbers of samples, not negative")
+    if all(float(x).is_integer() for x in lengths) and sum(lengths) == total and total != 1:
+        return [int(x) for x in lengths]
+    if abs(sum(lengths) - 1) > 1e-9:
+        raise JobError(f"lengths = {list(lengths)} add up to {sum(lengths):g}", remedy=f"make it 1, or {total} samples")
+    edges = np.floor(np.cumsum([0.0, *lengths]) * total + 0.5).astype(int)
+    return [int(n) for n in np.diff(edges)]

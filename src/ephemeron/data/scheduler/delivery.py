@@ -1,0 +1,238 @@
+"""Exactly once: which positions of a job's sample stream have been used, and who gets which next.
+
+A position is a place in an epoch's order; which sample stands there is the sampler's affair. A batch is named by
+(generation, epoch, rank, sequence), and what is in it follows from that name by arithmetic (`dealing`). So a
+request that is lost, repeated, or put to a router that has just started again gets the same answer, and a reply
+that comes twice is recognised by its name: `LocalBuffer` takes each once. Nobody keeps lists of what was delivered.
+
+A position counts as delivered when it is *acknowledged*: the rank says how many batches of the epoch it has used
+for good. Acknowledgements are cumulative and never wrong, hence the larger one is always right, also against a
+saved state that is older. To resume, the acknowledged counts are those in the trainers' checkpoint, so what was
+fetched and not trained on is dealt out again.
+
+What is stored: per rank the epoch it is in and a count; the generation; and for epochs that a change of the world
+size cut through (usually one), the positions that were left, as spans. Where ranks go in step, as under BSP, that is
+a suffix, one span; a rank that is d batches behind adds at most d. So the state is O(world size + skew) and does not
+grow with samples or epochs. Save it after each `reshape`, before anybody is told; otherwise it may be old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ephemeron.data.scheduler.epoch_partition import EpochPartition, Remainder, merge, pick
+from ephemeron.errors import JobError
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredBatch:
+    """A rank's batch; the same request always gets an equal one."""
+
+    epoch: int
+    rank: int
+    sequence: int
+    positions: tuple[int, ...]
+    """Places in the epoch's order. Empty where there are fewer positions than ranks."""
+    padding: int = 0
+    """How many at the end are there for the second time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnd:
+    """The epoch has no such batch: the rank has had all of them."""
+
+    epoch: int
+    batches: int
+    """Batches of every rank in what this generation delivers of the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryRefused:
+    """The request is a thing of the past: drop it."""
+
+    reason: str
+
+
+Answer: TypeAlias = DeliveredBatch | EpochEnd | DeliveryRefused
+
+
+class Delivery:
+    """One job's stream: `samples` positions in each epoch, dealt out to `world_size` ranks.
+
+    Invariants: an answer depends on nothing but the request and the last `reshape`; over the generations, each
+    position of an epoch is acknowledged once (with `drop` at most once, with `pad` and `even` at least once).
+
+    Args:
+        samples: N, positions of an epoch.
+        batch: positions in a rank's batch.
+        world_size: ranks.
+        remainder: what becomes of the rest of N / (batch × world_size); see `dealing`.
+
+    Raises:
+        JobError: one of these makes no sense.
+    """
+
+    def __init__(self, *, samples: int, batch: int, world_size: int, remainder: Remainder = "keep") -> None:
+        self.samples = samples
+        self.generation = 0
+        self._deal = EpochPartition(count=samples, batch=batch, world_size=world_size, remainder=remainder)
+        self._at = [(0, 0)] * world_size
+        self._left: dict[int, tuple[range, ...]] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the present generation."""
+        return self._deal.world_size
+
+    def batches(self, epoch: int) -> int:
+        """Batches that every rank gets in an epoch: all of them, or those that were left for this generation."""
+        return self._dealt(epoch).batches
+
+    def request(self, *, rank: int, epoch: int, sequence: int, acked: int, generation: int) -> Answer:
+        """A rank asks for a batch, any number of times.
+
+        Args:
+            sequence: number of the batch in the epoch, from 0.
+            acked: batches of this epoch that the rank has used for good; all earlier epochs are thereby used.
+            generation: the one the rank belongs to.
+
+        Raises:
+            IndexError: there is no such rank, or never such a batch.
+        """
+        if not self.heard(rank=rank, epoch=epoch, acked=acked, generation=generation):
+            return DeliveryRefused(reason=f"generation {generation} is not the present one, {self.generation}")
+        batches = self.batches(epoch)
+        if (epoch, sequence) < self._at[rank]:
+            return DeliveryRefused(reason=f"rank {rank} has acknowledged batch {sequence} of epoch {epoch}")
+        if sequence >= batches:
+            return EpochEnd(epoch=epoch, batches=batches)
+        return self.batch(rank=rank, epoch=epoch, sequence=sequence)
+
+    def batch(self, *, rank: int, epoch: int, sequence: int) -> DeliveredBatch:
+        """What is in a batch, without asking for it: prefetching looks ahead with this.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        deal = self._dealt(epoch)
+        part = deal.part(rank, sequence)
+        spans = pick(self._spans(epoch), part)
+        positions = [position for span in spans for position in span]
+        padding = len(part) - len(positions)
+        beyond = range(max(0, part.start - deal.count), max(0, part.stop - deal.count))
+        return DeliveredBatch(
+            epoch=epoch,
+            rank=rank,
+            sequence=sequence,
+            positions=(*positions, *(place % self.samples for place in beyond)),
+            padding=padding,
+        )
+
+    def heard(self, *, rank: int, epoch: int, acked: int, generation: int) -> bool:
+        """A rank said what it has used. False: it belongs to an earlier generation, and was not listened to.
+
+        Raises:
+            IndexError: there is no such rank, or the epoch never had so many batches.
+        """
+        if generation != self.generation:
+            return False
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"rank {rank} is not in 0 … {self.world_size - 1}")
+        if epoch < 0 or not 0 <= acked <= self.batches(epoch):
+            raise IndexError(f"rank {rank} cannot have used {acked} of {self.batches(epoch)} batches of epoch {epoch}")
+        self._at[rank] = max(self._at[rank], (epoch, acked))
+        first = min(self._at)[0]
+        self._left = {epoch: spans for epoch, spans in self._left.items() if epoch >= first}
+        return True
+
+    def reshape(self, *, world_size: int, batch: int | None = None, generation: int | None = None) -> None:
+        """Deals out anew what has not been acknowledged. Ranks of before are refused from now on.
+
+        Call it on a state that knows every acknowledgement that still counts: that of the checkpoint which the
+        trainers resume from, or after `heard` from each rank.
+
+        Args:
+            generation: name of the new one; larger than the present one, which is the default plus one. Where one
+                state is resumed more than once, let it differ, or the ranks of those attempts are not told apart.
+
+        Raises:
+            JobError: one of these makes no sense.
+        """
+        following = self.generation + 1 if generation is None else generation
+        if following <= self.generation:
+            raise JobError(f"generation = {generation} is not after {self.generation}", remedy="give a larger one")
+        deal = EpochPartition(
+            count=self.samples,
+            batch=self._deal.batch if batch is None else batch,
+            world_size=world_size,
+            remainder=self._deal.remainder,
+        )
+        first, last = min(self._at)[0], max(max(self._at)[0], *self._left, 0)
+        left = {epoch: self._remaining(epoch) for epoch in range(first, last + 1)}
+        whole = (range(self.samples),)
+        self._left = {epoch: spans for epoch, spans in left.items() if spans != whole}
+        self._deal, self.generation = deal, following
+        self._at = [(first, 0)] * world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "version": STATE_VERSION,
+            "samples": self.samples,
+            "batch": self._deal.batch,
+            "remainder": self._deal.remainder,
+            "generation": self.generation,
+            "at": [list(at) for at in self._at],
+            "left": {str(epoch): [[span.start, span.stop] for span in spans] for epoch, spans in self._left.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`: world size, batch and remainder rule are the state's.
+
+        Raises:
+            JobError: the state is of another release, of another number of samples, or damaged.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise JobError(f"a delivery state of version {state.get('version')!r} is not of this release")
+        if state.get("samples") != self.samples:
+            raise JobError(
+                f"the delivery state is of {state.get('samples')!r} samples, the data set has {self.samples}",
+                remedy="resume with the data set version of then",
+            )
+        try:
+            at = [(int(epoch), int(acked)) for epoch, acked in state["at"]]
+            left = {int(e): tuple(range(int(lo), int(hi)) for lo, hi in spans) for e, spans in state["left"].items()}
+            deal = EpochPartition(
+                count=self.samples, batch=state["batch"], world_size=len(at), remainder=state["remainder"]
+            )
+            generation = int(state["generation"])
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise JobError(f"the delivery state is damaged: {type(e).__name__} {e}") from e
+        self._deal, self._at, self._left, self.generation = deal, at, left, generation
+
+    def _spans(self, epoch: int) -> tuple[range, ...]:
+        return self._left.get(epoch, (range(self.samples),))
+
+    def _dealt(self, epoch: int) -> EpochPartition:
+        count = sum(map(len, self._spans(epoch)))
+        return EpochPartition(
+            count=count,
+            batch=self._deal.batch,
+            world_size=self._deal.world_size,
+            remainder=self._deal.remainder,
+        )
+
+    def _remaining(self, epoch: int) -> tuple[range, ...]:
+        """Positions that this generation has not acknowledged."""
+        deal, spans = self._dealt(epoch), self._spans(epoch)
+        used = [deal.batches if at > epoch else acked if at == epoch else 0 for at, acked in self._at]
+        if min(used) == deal.batches:
+            return ()
+        ragged = range(min(used), max(used))
+        parts = [deal.part(rank, step) for step in ragged for rank in range(self.world_size) if used[rank] <= step]
+        rest = range(deal.step(max(used)).start, deal.count)
+        return merge(span for part in (*parts, rest) for span in pick(spans, part))

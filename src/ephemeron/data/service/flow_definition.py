@@ -1,0 +1,156 @@
+"""What a reader hands to a service: a flow that loaders can rebuild, and words that tell one definition from another.
+
+Functions of modules travel by name, and the loaders are told where the reader found its modules. Functions of a script
+or a notebook travel whole, which takes cloudpickle.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ephemeron.data.flow.flow import Flow
+from ephemeron.errors import JobError
+
+MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A flow on its way to loaders."""
+
+    name: str
+    version: int
+    signature: str
+    dataset: str
+    """In words, for errors."""
+    samples: int
+    fixed: int
+    """Stages that give the same in every epoch and for every job: -1 none, 0 reading, n reading and n steps. As far as the
+    flow says; what is found otherwise (`determinism`) comes first."""
+    random: bool
+    """Whether others follow: then samples differ between epochs."""
+    paths: tuple[str, ...]
+    """Where its modules are."""
+    payload: bytes
+
+
+def define(flow: Flow, samples: int) -> Definition:
+    """Packs a flow.
+
+    Args:
+        flow: with a dataset.
+        samples: in the dataset.
+
+    Raises:
+        JobError: it cannot be pickled, or is too large.
+    """
+    payload = _dumps(flow)
+    if len(payload) > MOST_BYTES:
+        raise JobError(
+            f"flow {flow.name} is {len(payload) >> 20} MB when pickled; a service takes {MOST_BYTES >> 20} MB",
+            remedy="import its dataset into a store (ephemeron data import) instead of passing it as an object",
+        )
+    assert flow.source is not None
+    own = flow.source.dataset
+    source = str(flow.source) if own is None else _words(own)
+    steps = [f"{s.name}={_words(s.function)}/{s.cache}/{_words(s.transform)}" for s in flow.steps]
+    return Definition(
+        name=flow.name, version=flow.version, signature=" → ".join([source, *steps]),
+        dataset=str(flow.source), samples=samples, fixed=flow.cached_steps, random=flow.cached_steps < len(flow.steps),
+        paths=tuple(os.path.abspath(p) for p in sys.path), payload=payload,
+    )  # fmt: skip
+
+
+def restore(payload: bytes, paths: tuple[str, ...]) -> Flow:
+    """The flow again, in a loader."""
+    for path in paths:
+        if path not in sys.path and os.path.exists(path):
+            sys.path.append(path)
+    importlib.invalidate_caches()
+    flow: Flow = pickle.loads(payload)
+    return flow
+
+
+def _dumps(flow: Flow) -> bytes:
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        cloudpickle = None
+    try:
+        if cloudpickle is not None:
+            whole: bytes = cloudpickle.dumps(flow, protocol=5)
+            return whole
+        file = io.BytesIO()
+        _ByName(file, protocol=5).dump(flow)
+        return file.getvalue()
+    except Exception as e:  # whatever a user's object raises when it is pickled
+        hint = "" if cloudpickle is not None else "; or: pip install 'ephemeron[data]'"
+        raise JobError(
+            f"flow {flow.name} cannot be sent to loaders: {type(e).__name__}: {e}",
+            remedy=f"use functions of modules, without open files or locks{hint}",
+        ) from e
+
+
+class _ByName(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if getattr(obj, "__module__", None) == "__main__" and callable(obj):
+            raise pickle.PicklingError(f"{obj!r} is defined in the main script, which loaders do not have")
+        return NotImplemented
+
+
+def _words(thing: Any) -> str:
+    """A step's function in words: its name, and a digest of what can be seen of it."""
+    if thing is None:
+        return "-"
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    module = getattr(named, "__module__", "?")
+    return f"{module}.{named.__qualname__}#{xxhash.xxh3_64_hexdigest(repr(_seen(thing)).encode())[:8]}"
+
+
+def _seen(thing: Any, depth: int = 4) -> Any:
+    """What tells a function from another one of the same name, without addresses: code, defaults, what it has closed over.
+
+    What a function calls is not looked at; objects are, by their attributes, down to a depth.
+    """
+    if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
+        return thing
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        return (thing.dtype.str, thing.shape, xxhash.xxh3_64_hexdigest(np.ascontiguousarray(thing).tobytes()))
+    if depth == 0:
+        return type(thing).__qualname__
+    if isinstance(thing, CodeType):
+        return (thing.co_code, thing.co_names, [_seen(constant, depth) for constant in thing.co_consts])
+    if isinstance(thing, list | tuple):
+        return [_seen(each, depth - 1) for each in thing]
+    if isinstance(thing, set | frozenset):
+        return sorted(repr(_seen(each, depth - 1)) for each in thing)
+    if isinstance(thing, dict):
+        return [(repr(key), _seen(value, depth - 1)) for key, value in thing.items()]
+    if isinstance(thing, partial):
+        return [_seen(each, depth - 1) for each in (thing.func, thing.args, thing.keywords)]
+    if isinstance(thing, MethodType):
+        return [_seen(each, depth - 1) for each in (thing.__func__, thing.__self__)]
+    if isinstance(thing, FunctionType):
+        closed = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]
+        return [_seen(each, depth - 1) for each in (thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed)]
+    if isinstance(thing, type):
+        return [(name, _seen(f, depth - 1)) for name, f in vars(thing).items() if isinstance(f, FunctionType)]
+    slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    attributes = {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})
+    return [type(thing).__qualname__, _seen(type(thing), depth - 1), _seen(attributes or None, depth - 1)]
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    """Of attributes, from a class's `__slots__`."""
+    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -1,0 +1,283 @@
+"""Batches from a service: asked for ahead, each delivered once, whoever dies meanwhile.
+
+A chunk is cut by shards and asked for in as many calls. A call that is lost is made again: equal names mean equal bytes,
+and only the first answer counts. Large arrays come in shared memory where reader and shard are on one machine, and
+arrays of a batch lie side by side there, so that stacking them copies nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data.flow.backend import AnyLoading, Collate, Loaders, Sampling
+from ephemeron.data.flow.collate import Stacking
+from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.fork_pool import ChunkDone, Collated
+from ephemeron.data.flow.sample_loader import SampleRequest, StageTimings
+from ephemeron.data.flow.stream import BatchStream
+from ephemeron.data.service.client import Cancelled, FlowClient
+from ephemeron.data.service.sample_codec import samples_in, unpack
+from ephemeron.data.service.shared import SharedStream
+from ephemeron.data.shuffle import Indices
+from ephemeron.errors import EphemeronError, SampleFailed
+
+HEARTBEAT_S = 1.0
+MOST_THREADS = 32
+WAITING_S = 0.05
+"""A trainer that has waited for so long for one chunk is said to wait."""
+
+
+class RemoteLoading:
+    """Samples of a flow by their indices (index access, figure 4-9).
+
+    Args:
+        flow: that is read.
+        client: of the service.
+        samples: in the dataset.
+    """
+
+    def __init__(self, flow: Flow, client: FlowClient, samples: int) -> None:
+        self.flow, self.client = flow, client
+        self.seconds = StageTimings()
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def load(self, items: Sequence[SampleRequest]) -> list[Any | SampleFailed]:
+        """The samples of these items, in this order; in place of one that raises, the error."""
+        out: list[Any] = [None] * len(items)
+        groups: dict[tuple[int, int | None], list[int]] = {}
+        for place, item in enumerate(items):
+            groups.setdefault((item.epoch, item.seed), []).append(place)
+        once = f"{secrets.token_hex(6)}"
+        for (epoch, seed), places in groups.items():
+            indices = np.array([items[place].index for place in places], dtype=np.int64)
+            for shard, mine in by_shard(self.client.edges(), indices):
+                ask = {
+                    "consumer": f"once/{once}/{shard}", "job": once, "ticket": 0, "after": None, "received": None,
+                    "epoch": epoch, "seed": seed, "once": once,
+                }  # fmt: skip
+                reply, buffers = self.client.shard(shard, "read", ask, [indices[mine]])
+                self.client.shard(shard, "leave", {"consumer": f"once/{once}/{shard}"})
+                for place, parts in zip(mine, samples_in(reply["counts"], buffers), strict=True):
+                    out[places[place]] = unpack([bytes(part) for part in parts])
+        self.seconds.samples += len(items)
+        return out
+
+
+def by_shard(edges: Sequence[int], indices: Indices) -> list[tuple[int, Indices]]:
+    """Which shards have some of these samples, and the places of those in the list."""
+    shards = np.searchsorted(np.asarray(edges[1:]), indices, side="right")
+    return [(int(shard), np.flatnonzero(shards == shard)) for shard in np.unique(shards)]
+
+
+class RemoteLoaders(Loaders):
+    """The loaders of a service.
+
+    Args:
+        client: of the flow.
+        job: this job's name, the same for all its ranks.
+    """
+
+    def __init__(self, client: FlowClient, job: str) -> None:
+        self.client, self.job = client, job
+        self.count = 1
+        """At least; how many there are is the service's affair."""
+
+    def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> RemotePool:
+        return RemotePool(self.client, self.job, collate, prefetch=prefetch)
+
+    def shared(self, stream: BatchStream, sampling: str, chosen: Indices | None) -> BatchStream:
+        if sampling != "shared":
+            return super().shared(stream, sampling, chosen)
+        return SharedStream.of(stream, self.client, self.job, chosen)
+
+
+@dataclass(slots=True)
+class _RemoteChunk:
+    number: int
+    epoch: int
+    indices: Indices
+    missing: int
+    parts: list[Any] = field(default_factory=list)
+    """Per sample its buffers."""
+    seconds: StageTimings = field(default_factory=StageTimings)
+    nbytes: int = 0
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class _Ask:
+    chunk: _RemoteChunk
+    shard: int
+    places: Indices
+    after: int | None
+    seed: int | None
+
+
+class RemotePool:
+    """Chunks under way, in threads that wait for shards.
+
+    Args:
+        client: of the flow.
+        job: its name.
+        collate: makes a batch of each chunk, in a thread, if it is the default; else chunks stay lists of samples.
+        prefetch: chunks that will be under way at a time.
+    """
+
+    def __init__(self, client: FlowClient, job: str, collate: Collate, *, prefetch: int) -> None:
+        self.lost = self.under_way = 0
+        self._client, self._job = client, job
+        # A random one draws from generators of this process, which the trainer uses meanwhile: only the trainer calls it.
+        self._collate = collate if isinstance(collate, Stacking) else None
+        self._consumer = f"{job}/{secrets.token_hex(4)}"
+        self._edges = client.edges()
+        self._asks: queue.Queue[_Ask | None] = queue.Queue()
+        self._results: queue.Queue[ChunkDone | BaseException] = queue.Queue()
+        self._last: dict[int, int] = {}
+        self._open: dict[int, set[int]] = {}
+        """Per shard the chunks that were asked for and are not here."""
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._waiting_since: float | None = None
+        shards = len(self._edges) - 1
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True) for _ in range(min(MOST_THREADS, prefetch * shards))
+        ]
+        self._threads.append(threading.Thread(target=self._beat, daemon=True))
+        for thread in self._threads:
+            thread.start()
+        weakref.finalize(self, _leave, self._over, client, self._consumer)  # also when the program ends
+
+    def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
+        indices = np.array([item.index for item in items], dtype=np.int64)
+        parts = by_shard(self._edges, indices)
+        chunk = _RemoteChunk(number, items[0].epoch if items else 0, indices, len(parts), [None] * len(items))
+        self.under_way += 1
+        for shard, places in parts:
+            with self._lock:
+                self._open.setdefault(shard, set()).add(number)
+                after, self._last[shard] = self._last.get(shard), number
+            self._asks.put(_Ask(chunk, shard, places, after, items[0].seed))
+        if not parts:
+            self._finish(chunk)
+
+    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
+        indices = order().astype(np.int64)
+        for shard, places in by_shard(self._edges, indices):
+            self._client.shard(
+                shard, "foresee", {"job": self._job, "epoch": epoch, "seed": seed, "ordered": ordered}, [indices[places]]
+            )  # fmt: skip
+
+    def result(self) -> ChunkDone:
+        self._waiting_since = time.monotonic()
+        try:
+            found = self._results.get()
+        finally:
+            self._waiting_since = None
+        if isinstance(found, BaseException):
+            raise found
+        self.under_way -= 1
+        return found
+
+    def close(self) -> None:
+        if self._over.is_set():
+            return
+        self._over.set()
+        for _ in self._threads:
+            self._asks.put(None)
+        if not sys.is_finalizing():
+            self._client.say_leave(self._consumer)
+
+    # -- threads ------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._over.is_set() and (ask := self._asks.get()) is not None:
+            try:
+                self._read(ask)
+            except Cancelled:
+                return
+            except BaseException as e:  # noqa: BLE001 - it is raised where people see it
+                self._results.put(e)
+                return
+
+    def _read(self, ask: _Ask) -> None:
+        chunk, shard = ask.chunk, ask.shard
+        params = {
+            "consumer": self._consumer, "job": self._job, "ticket": chunk.number, "after": ask.after,
+            "received": self._received(shard), "epoch": chunk.epoch, "seed": ask.seed, "once": "",
+        }  # fmt: skip
+        reply, buffers = self._client.shard(
+            shard, "read", params, [chunk.indices[ask.places]], over=self._over.is_set
+        )  # fmt: skip
+        for place, parts in zip(ask.places, samples_in(reply["counts"], buffers), strict=True):
+            chunk.parts[place] = parts
+        with self._lock:
+            self._open[shard].discard(chunk.number)
+            for stage, seconds in reply["seconds"].items():
+                chunk.seconds.add(stage, seconds)
+            chunk.seconds.samples += len(ask.places)
+            chunk.nbytes += sum(memoryview(b).nbytes for b in buffers)
+            chunk.failed |= bool(reply["failed"])
+            chunk.missing -= 1
+            complete = chunk.missing == 0
+        if complete:
+            del buffers
+            self._finish(chunk)
+        if self._asks.empty():
+            # No later call is there to say that this one's answer has come, and what it holds may stop all the others.
+            self._attend(shard)
+
+    def _received(self, shard: int) -> int:
+        """The last chunk of those that are all here."""
+        with self._lock:
+            still_open = self._open.get(shard)
+            return min(still_open) - 1 if still_open else self._last.get(shard, -1)
+
+    def _attend(self, shard: int) -> None:
+        since = self._waiting_since
+        waiting = since is not None and time.monotonic() - since > WAITING_S
+        params = {"consumer": self._consumer, "waiting": waiting, "received": self._received(shard)}
+        self._client.shard(shard, "attend", params, over=self._over.is_set)
+
+    def _finish(self, chunk: _RemoteChunk) -> None:
+        samples: Any = [unpack(parts) for parts in chunk.parts]
+        chunk.parts.clear()
+        if self._collate is not None and samples and not chunk.failed:
+            try:
+                samples = Collated(self._collate.in_place(samples), len(samples))
+            except Exception:  # noqa: BLE001 - it is raised again where people see it
+                pass
+        self._results.put(ChunkDone(chunk.number, samples, chunk.seconds, chunk.nbytes))
+
+    def _beat(self) -> None:
+        while not self._over.wait(HEARTBEAT_S):
+            try:
+                found = self._client.router(
+                    "attend", {"reader": self._consumer}, timeout_s=HEARTBEAT_S, over=self._over.is_set
+                )
+                self._client.noticed(found["generation"], over=self._over.is_set)
+                for shard in range(len(self._edges) - 1):
+                    self._attend(shard)
+            except (EphemeronError, Cancelled):
+                continue  # those who read find out what is wrong
+
+
+def _leave(over: threading.Event, client: FlowClient, consumer: str) -> None:
+    if not over.is_set():
+        over.set()
+        client.say_leave(consumer)
+
+
+__all__ = ["RemoteLoaders", "RemoteLoading", "RemotePool", "Sampling", "by_shard"]

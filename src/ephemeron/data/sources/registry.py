@@ -1,0 +1,109 @@
+"""From `data` of a job to two sets of samples. One reader per source; what all have in common is here.
+
+A reader returns the training samples and, if its source has them, the test samples. Where it has none, a seeded
+share of the training samples is held out. Readers are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ephemeron.config.typed import near
+from ephemeron.data.samples import DataSets, Samples
+from ephemeron.data.shuffle import Indices, Purpose, permutation
+from ephemeron.data.sources.options import read_options
+from ephemeron.data.spec import DataSpec
+from ephemeron.errors import JobError, MissingExtra
+
+SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz")
+"""Sources by name; any other is `module:function`."""
+
+
+def load(spec: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> DataSets:
+    """Reads the samples of a job.
+
+    Args:
+        spec: where they come from.
+        seed: decides which samples are held out, where the source brings no test set of its own.
+        code: folders in which `module:function` is looked for.
+
+    Raises:
+        JobError: the source is unknown, or a path, an option, a file or the user's code is wrong.
+        MissingExtra: the source needs a package that is not installed.
+    """
+    if not 0 <= spec.test_fraction < 1:
+        raise JobError(f"data.test_fraction = {spec.test_fraction} is not in [0, 1)")
+    train, test = _read(spec, code)
+    if len(train) == 0:
+        raise JobError(f"source {spec.source!r} has no training samples")
+    if test is None:
+        return hold_out(train, spec.test_fraction, seed=seed)
+    _check_same_shapes(spec.source, train, test)
+    return DataSets(train, test)
+
+
+def hold_out(samples: Samples, fraction: float, *, seed: int) -> DataSets:
+    """Splits off a seeded share for testing, rounded to whole samples. At least one sample stays for training.
+
+    Both parts keep the order of `samples`.
+    """
+    train, test = held_out(len(samples), fraction, seed=seed)
+    return DataSets(train=samples.take(train), test=samples.take(test))
+
+
+def held_out(count: int, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
+    """Which of `count` samples are for training and which for testing, each in ascending order. See `hold_out`."""
+    size = min(round(count * fraction), max(count - 1, 0))
+    order = permutation(count, seed=seed, purpose=Purpose.HOLDOUT)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
+    if ":" in spec.source:
+        from ephemeron.data.sources import datasets
+
+        return datasets.read(spec, code)
+    if spec.source == "digits":
+        return _digits(spec), None
+    if spec.source == "idx":
+        from ephemeron.data.sources import idx
+
+        return idx.read(spec)
+    if spec.source in ("cifar10", "cifar100"):
+        from ephemeron.data.sources import cifar
+
+        return cifar.read(spec)
+    if spec.source == "npz":
+        from ephemeron.data.sources import npz
+
+        return npz.read(spec)
+    remedy = near(spec.source, SOURCES, what="known sources")
+    raise JobError(f"data.source = {spec.source!r} is not known", remedy=f"{remedy} (or write module:function)")
+
+
+def _digits(spec: DataSpec) -> Samples:
+    """scikit-learn's 1797 digits: inputs float32 (N, 1, 8, 8) in [0, 1], targets int64."""
+    read_options(spec, {})
+    if spec.path is not None:
+        raise JobError(
+            f"source 'digits' reads no file, but data.path = {str(spec.path)!r}", remedy="leave data.path out"
+        )
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtra("scikit-learn", "digits") from None
+    images, labels = load_digits(return_X_y=True)
+    inputs = (np.asarray(images).reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    return Samples(inputs, np.asarray(labels).astype(np.int64))
+
+
+def _check_same_shapes(source: str, train: Samples, test: Samples) -> None:
+    for name, a, b in (("inputs", train.inputs, test.inputs), ("targets", train.targets, test.targets)):
+        if a.shape[1:] != b.shape[1:]:
+            raise JobError(
+                f"source {source!r}: {name} have shape {a.shape[1:]} for training but {b.shape[1:]} for testing",
+                remedy="bring both to one shape",
+            )

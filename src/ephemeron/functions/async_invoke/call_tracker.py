@@ -1,0 +1,312 @@
+"""What is known of every call, and when and how each has ended: records and log lines in, ends out, no I/O.
+
+A *delivery* is one run of a call's code; a call has one, or more when the cloud delivers it again. It ends
+
+1. by its outcome, as soon as its REPORT line is here, or `REPORT_S` after the outcome without one;
+2. by a log line that tells of its death, `DEATH_S` after the line and after another look into the store, which
+   might still hold an outcome;
+3. `LATE_S` after its lifetime, if neither came: then nobody knows how;
+4. if it never began: at once when it could not be sent or was cancelled, else `NOT_BEGUN_S` after it was sent.
+
+Times are the collector's own, of the moment when it learned something: clocks of functions are not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ephemeron.events import Invoked, Status, Traffic
+from ephemeron.functions.async_invoke.log_source import Death, LogReport
+from ephemeron.functions.async_invoke.records import Record, invocation_of
+from ephemeron.functions.base import Call, Outcome
+
+REPORT_S = 4.0
+DEATH_S = 1.0
+LATE_S = 30.0
+EVENT_AGE_S = 60.0
+"""AWS Lambda drops calls that have waited for so long; the least that it can be told."""
+NOT_BEGUN_S = EVENT_AGE_S + 60.0
+"""The age, and a minute in which a large image may start."""
+CANCELLED_S = 5.0
+ORPHANED_S = 5.0
+"""After the end of whoever was about to send it: by then it would have begun, or a cold start takes longer."""
+_LATE = 1_000
+"""Numbers of deliveries that begin after they were given up; they are billed all the same."""
+_REMEMBERED = 10_000
+"""Requests of which logs have told, and nobody else: other runs may share the log group."""
+
+
+@dataclass(kw_only=True)
+class CallDelivery:
+    """One run of a call's code."""
+
+    request: str
+    stream: str
+    seen_at: float
+    outcome: Record | None = None
+    outcome_at: float = 0.0
+    billed_by: str = ""
+    """Who measures it, where it is not the cloud: then no report is waited for."""
+    report: LogReport | None = None
+    death: Death | None = None
+    death_at: float = math.inf
+    """When the logs first told that it is over."""
+    ended: bool = False
+
+
+@dataclass(kw_only=True)
+class CallState:
+    """One call."""
+
+    id: str
+    call: Call
+    seen_at: float
+    requests: set[str] = field(default_factory=set)
+    unsent: str = ""
+    cancelled_at: float = math.inf
+    copies: int = 1
+    by: str = ""
+    """The invocation that sends it; empty for clients."""
+    deliveries: dict[int, CallDelivery] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Whether something of it may still run, or begin."""
+        begun = self.deliveries
+        return len(begun) < self.copies or any(not delivery.ended for delivery in begun.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """The end of one delivery."""
+
+    id: str
+    delivery: int
+    call: Call
+    outcome: Outcome
+    request: str
+    stream: str
+    billed_by: str
+    """`report`, `handler`, `nobody` (then what it cost is not known), or whoever measures it elsewhere than on AWS."""
+    traffic: Traffic
+    """Of its reporting."""
+
+    @property
+    def invocation(self) -> str:
+        """As events call it."""
+        return invocation_of(self.id, self.delivery)
+
+
+class CallTracker:
+    """Everything known of a run's calls. Feeding a record twice changes nothing."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, CallState] = {}
+        self._heard: dict[str, list[tuple[LogReport | Death, float]]] = {}
+        """Per request, log lines of which no delivery is known: not yet begun, or of another run."""
+        self._of_request: dict[str, list[CallDelivery]] = {}
+        self._ended_at: dict[str, float] = {}
+        """Per invocation, when its end was learned of."""
+
+    @property
+    def open(self) -> list[str]:
+        """Ids of calls that have not ended."""
+        return [sent.id for sent in self.sent.values() if sent.open]
+
+    @property
+    def running(self) -> int:
+        """Calls that occupy, or will occupy, a place."""
+        return len(self.open)
+
+    def feed(self, record: Record, *, now: float) -> list[Invoked]:
+        """Takes in what a voice says."""
+        kind, id = record["record"], record.get("id", "")
+        if kind == "sending":
+            return self._sending(record, now)
+        sent = self.sent.get(id)
+        if sent is None:
+            return []  # of a client that never said what it was about to send
+        if kind == "sent":
+            sent.requests.add(record["request"])
+        elif kind == "unsent":
+            sent.unsent = record["error"] or "refused"
+        elif kind == "cancelled":
+            sent.cancelled_at = min(sent.cancelled_at, now)
+        elif kind == "begun":
+            return self._begun(sent, record, now)
+        elif kind == "outcome" and (number := _number(sent, record["delivery"])) in sent.deliveries:
+            delivery = sent.deliveries[number]
+            if delivery.outcome is None:
+                delivery.outcome, delivery.outcome_at = record, now
+        elif kind == "final":
+            self._final(sent, record, now)
+        return []
+
+    def hear(self, said: LogReport | Death, *, now: float) -> None:
+        """Takes in what the logs say."""
+        self._heard.setdefault(said.request, []).append((said, now))
+        if len(self._heard) > _REMEMBERED:
+            del self._heard[next(iter(self._heard))]
+        self._settle(said.request)
+
+    def due(self, *, now: float) -> list[CallResult]:
+        """What has ended by now. Each end is returned once."""
+        out: list[CallResult] = []
+        for sent in self.sent.values():
+            if sent.deliveries:
+                if now >= sent.seen_at + NOT_BEGUN_S:
+                    sent.copies = min(sent.copies, len(sent.deliveries))
+            elif (delivery := self._dead_unbegun(sent, now)) is not None:
+                sent.deliveries[0] = delivery
+            elif (final := _never_begun(sent, now, self._orphaned_at(sent, now))) is not None:
+                sent.deliveries[0], sent.copies = CallDelivery(request="", stream="", seen_at=now, ended=True), 1
+                out.append(final)
+            for number, delivery in sent.deliveries.items():
+                if not delivery.ended and (end := _end_of(sent, number, delivery, now)) is not None:
+                    delivery.ended = True
+                    self._ended_at[end.invocation] = now
+                    out.append(end)
+        return out
+
+    def _orphaned_at(self, sent: CallState, now: float) -> float:
+        """When whoever was about to send a call ended without having said that it did; infinity if it may still."""
+        if not sent.by or sent.requests:
+            return math.inf
+        return self._ended_at.get(sent.by, math.inf)
+
+    def _sending(self, record: Record, now: float) -> list[Invoked]:
+        id = record["id"]
+        if id in self.sent:
+            return []
+        call = Call(
+            run=record["run"], rank=record["rank"], attempt=record["attempt"], memory_mb=record["memory_mb"],
+            lifetime_s=record["lifetime_s"], channel="", reason=record["reason"], options={"origin": record["origin"]},
+        )  # fmt: skip
+        self.sent[id] = CallState(id=id, call=call, seen_at=now, copies=record["copies"], by=record["by"])
+        t = record["at"] - record["origin"]
+        return [Invoked(t=t, rank=call.rank, attempt=call.attempt, invocation=id, reason=call.reason)]
+
+    def _begun(self, sent: CallState, record: Record, now: float) -> list[Invoked]:
+        number = _number(sent, record["delivery"])
+        if number in sent.deliveries:
+            return []
+        request = record["request"]
+        delivery = CallDelivery(
+            request=request, stream=record["stream"], seen_at=now, billed_by=record.get("billed_by", "")
+        )
+        sent.deliveries[number] = delivery
+        self._of_request.setdefault(request, []).append(delivery)
+        self._settle(request)
+        if number == 0:
+            return []
+        t = record["at"] - float(sent.call.options["origin"])
+        return [Invoked(t=t, rank=sent.call.rank, attempt=sent.call.attempt,
+                        invocation=invocation_of(sent.id, number), reason="duplicate")]  # fmt: skip
+
+    def _final(self, sent: CallState, record: Record, now: float) -> None:
+        """An end that was decided by an earlier collector."""
+        number = record["delivery"]
+        blank = CallDelivery(request="", stream="", seen_at=now)
+        sent.deliveries.setdefault(number, blank).ended = True
+        self._ended_at.setdefault(invocation_of(sent.id, number), now)
+        if not record["request"]:
+            sent.copies = 1
+
+    def _settle(self, request: str) -> None:
+        """Gives log lines to the deliveries that they are about."""
+        deliveries = self._of_request.get(request)
+        if not deliveries:
+            return
+        for said, at in self._heard.pop(request, ()):
+            for delivery in deliveries:
+                if delivery.stream == said.stream and (isinstance(said, Death) or delivery.report is None):
+                    if isinstance(said, LogReport):
+                        delivery.report = said
+                    else:
+                        delivery.death = delivery.death or said
+                    delivery.death_at = min(delivery.death_at, at)
+                    break
+
+    def _dead_unbegun(self, sent: CallState, now: float) -> CallDelivery | None:
+        """A call of which only the logs have ever told: its process died while it was still importing."""
+        for request in sent.requests:
+            for said, at in self._heard.get(request, ()):
+                if now < at + DEATH_S:
+                    continue
+                delivery = CallDelivery(request=request, stream=said.stream, seen_at=at)
+                self._of_request.setdefault(request, []).append(delivery)
+                self._settle(request)
+                return delivery
+        return None
+
+
+def _end_of(sent: CallState, number: int, delivery: CallDelivery, now: float) -> CallResult | None:
+    if delivery.outcome is not None:
+        if delivery.report is None and not delivery.billed_by and now < delivery.outcome_at + REPORT_S:
+            return None
+        return _by_outcome(sent, number, delivery, delivery.outcome)
+    if now >= delivery.death_at + DEATH_S:
+        return _dead(sent, number, delivery)
+    if now >= delivery.seen_at + sent.call.lifetime_s + LATE_S:
+        error = f"no word of it {LATE_S:g} s after its lifetime of {sent.call.lifetime_s:g} s"
+        return _final(sent, number, delivery, "lost", error, billed_s=sent.call.lifetime_s, billed_by="nobody")
+    return None
+
+
+def _by_outcome(sent: CallState, number: int, delivery: CallDelivery, said: Record) -> CallResult:
+    report = None if delivery.billed_by else delivery.report
+    billed = report.billed_s if report is not None else math.ceil(said["took_s"] * 1000 - 1e-6) / 1000
+    peak = report.used_mb if report is not None else said["peak_mb"]
+    return _final(
+        sent, number, delivery, said["status"], said["error"], value=said["value"], billed_s=billed, peak_mb=peak,
+        billed_by=delivery.billed_by or ("handler" if report is None else "report"),
+    )  # fmt: skip
+
+
+def _dead(sent: CallState, number: int, delivery: CallDelivery) -> CallResult:
+    """The witness's own words: over its time, over its memory, or gone."""
+    report, death = delivery.report, delivery.death
+    text = death.text if death is not None else "it ended without an outcome"
+    status: Status = "lost"
+    if death is not None and death.timed_out:
+        status = "timed_out"
+    elif report is not None and report.used_mb >= report.size_mb:
+        status, text = "out_of_memory", f"killed at its memory quota of {report.size_mb:g} MB"
+    billed, peak = (0.0, 0.0) if report is None else (report.billed_s, report.used_mb)
+    by = "nobody" if report is None else "report"
+    return _final(sent, number, delivery, status, text, billed_s=billed, peak_mb=peak, billed_by=by)
+
+
+def _number(sent: CallState, number: int) -> int:
+    """A delivery's number, or another one if it had been given up before it began."""
+    known = sent.deliveries.get(number)
+    return number + _LATE if known is not None and known.ended and not known.request else number
+
+
+def _never_begun(sent: CallState, now: float, orphaned_at: float) -> CallResult | None:
+    blank = CallDelivery(request="", stream="", seen_at=now)
+    if sent.unsent:
+        return _final(sent, 0, blank, "lost", f"it could not be sent: {sent.unsent}", billed_by="handler")
+    if now >= orphaned_at + ORPHANED_S:
+        text = f"{sent.by} ended before it had sent it"
+        return _final(sent, 0, blank, "lost", text, billed_by="nobody")
+    if now >= sent.cancelled_at + CANCELLED_S:
+        return _final(sent, 0, blank, "cancelled", "cancelled before it began", billed_by="nobody")
+    if now >= sent.seen_at + NOT_BEGUN_S:
+        return _final(sent, 0, blank, "lost", f"it has not begun within {NOT_BEGUN_S:g} s", billed_by="nobody")
+    return None
+
+
+def _final(
+    sent: CallState, number: int, delivery: CallDelivery, status: Status, error: str, *, value: Record | None = None,
+    billed_s: float = 0.0, peak_mb: float = 0.0, billed_by: str,
+) -> CallResult:  # fmt: skip
+    outcome = Outcome(
+        status=status, value=value or {}, error=error, billed_s=billed_s,
+        gb_seconds=sent.call.memory_mb / 1024 * billed_s, peak_memory_mb=peak_mb,
+    )  # fmt: skip
+    return CallResult(
+        id=sent.id, delivery=number, call=sent.call, outcome=outcome, request=delivery.request, stream=delivery.stream,
+        billed_by=billed_by, traffic=Traffic(**(delivery.outcome or {}).get("traffic", {})),
+    )  # fmt: skip

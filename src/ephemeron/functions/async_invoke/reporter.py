@@ -1,0 +1,288 @@
+"""A function's voice: a thread of its own that reports, looks whether the call is cancelled, and minds the lifetime.
+
+Apart from the worker's event loop, so that whatever the user's code does to that one, what was emitted still
+reaches the store, and a call that is cancelled or too old still ends. (Code that never lets go of the interpreter
+lock stops this thread, too; the cloud's own time limit remains.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.channels.wrappers import Metered
+from ephemeron.errors import ChannelError, ChannelUnreachable, KeyExists
+from ephemeron.events import Traffic
+from ephemeron.functions.async_invoke.records import (
+    EVERYTHING,
+    InvokeRequest,
+    Record,
+    RecordKeys,
+    cancelled_ids,
+    decode,
+    encode,
+    invocation_of,
+    line_of,
+    record_of,
+)
+
+_START_S = 60.0
+_CLOSE_S = 30.0
+_LAST_WORD_S = 5.0
+_PAUSE_S = 0.5
+
+
+class InvocationReporter:
+    """Reports for one delivery of one call.
+
+    Args:
+        envelope: what was delivered.
+        open_channel: makes this thread's own connection; called in the thread.
+        begun: more for the record that says so: request and log stream.
+        lifetime_s: from now; then the process ends.
+        leave: ends the process; for tests.
+    """
+
+    def __init__(
+        self, envelope: InvokeRequest, open_channel: Callable[[], Channel], begun: Record, *, lifetime_s: float,
+        leave: Callable[[int], Any] = os._exit,
+    ) -> None:  # fmt: skip
+        self.delivery = 0
+        self._policy, self._rng = RetryPolicy(), random.Random(envelope.id)
+        self._envelope, self._open_channel, self._begun_with = envelope, open_channel, begun
+        self._names = RecordKeys(envelope.calls)
+        self._leave = leave
+        self._began = time.monotonic()
+        self._deadline = self._began + lifetime_s
+        self._lifetime_s = lifetime_s
+        self._pending: deque[str] = deque()
+        self._waiting: deque[Future[None]] = deque()
+        """Whoever wants to know when everything so far is in the store."""
+        self._number = 1
+        self._urgent = threading.Event()
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._begun: Future[dict[str, Any] | None] = Future()
+        self._channel: Metered | None = None
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> dict[str, Any] | None:
+        """Says that the call has begun. Returns its payload, if that lies in the store.
+
+        Raises:
+            ChannelError: the store does not answer.
+        """
+        self._thread.start()
+        return self._begun.result(_START_S)
+
+    @property
+    def name(self) -> str:
+        """Of this delivery, as events call it."""
+        return invocation_of(self._envelope.id, self.delivery)
+
+    @property
+    def took_s(self) -> float:
+        """Since the handler was called."""
+        return time.monotonic() - self._began
+
+    @property
+    def traffic(self) -> Traffic:
+        """What reporting has cost so far."""
+        return Traffic() if self._channel is None else self._channel.traffic
+
+    def say(self, line: str) -> None:
+        """Adds a line; it leaves within the usual time. Any thread; never blocks, never fails."""
+        self._pending.append(line)
+
+    async def announce(self, record: Record) -> None:
+        """Adds a record, and returns when it is in the store. What cannot be put stays, and is put with the next try.
+
+        Raises:
+            ChannelError: the store has not taken it for as long as requests are repeated.
+        """
+        loop = asyncio.get_running_loop()
+        self.say(line_of(record))
+        tries, first = 0, 0.0
+        while True:
+            try:
+                return await asyncio.wrap_future(self._flushed())
+            except ChannelUnreachable as e:
+                tries, first = tries + 1, first or loop.time()
+                pause_s = self._policy.pause_s(e, tries=tries, failing_s=loop.time() - first, rng=self._rng)
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s)
+
+    def flush(self, limit_s: float = _LAST_WORD_S) -> None:
+        """Waits, but not for ever, until everything said is in the store."""
+        with contextlib.suppress(TimeoutError, ChannelError):
+            self._flushed().result(limit_s)
+
+    def close(self, outcome: Record) -> None:
+        """The last word; returns when it is in the store, or cannot be put there."""
+        self._closing = True  # from here on neither the lifetime nor a cancellation ends us
+        self._say_outcome(outcome)
+        end = time.monotonic() + _CLOSE_S
+        while self._thread.is_alive() and time.monotonic() < end:
+            try:
+                self._flushed().result(end - time.monotonic())
+                break
+            except (TimeoutError, ChannelError):
+                pass  # it is tried again
+        self._stop()
+        self._thread.join(_CLOSE_S)
+
+    def _say_outcome(self, outcome: Record) -> None:
+        traffic = dataclasses.asdict(self.traffic)  # reporting is paid for, too
+        more = {"record": "outcome", "id": self._envelope.id, "delivery": self.delivery, "traffic": traffic}
+        self.say(line_of({**outcome, **more}))
+
+    def _stop(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._main.cancel)
+
+    def _flushed(self) -> Future[None]:
+        done: Future[None] = Future()
+        self._waiting.append(done)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._wake.set)
+        return done
+
+    # -- in the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._main = task
+        try:
+            async with self._open_channel() as channel:
+                self._channel = Metered(channel)
+                # Later on nothing is repeated here: reports go with the next ones, and the lifetime is minded meanwhile.
+                steady = Retrying(self._channel, policy=RetryPolicy(total_s=0.75 * _START_S), rng=self._rng)
+                if EVERYTHING in await self._cancelled(steady):
+                    self._leave(1)  # delivered again when the run was over: not even a word about it
+                await self._begin(steady)
+                payload = await self._payload(steady)
+                if await self._is_cancelled(steady):
+                    await self._end(self._channel, "cancelled", "cancelled before it began")
+                self._begun.set_result(payload)
+                await self._report(self._channel)
+        except Exception as e:
+            if self._begun.done():
+                raise
+            self._begun.set_exception(e)
+
+    async def _begin(self, channel: Channel) -> None:
+        """Takes the first free number: a second delivery of the same call goes by another one."""
+        mark = secrets.token_hex(8)
+        while True:
+            record = {**self._begun_with, "record": "begun", "id": self._envelope.id, "delivery": self.delivery,
+                      "at": round(time.time(), 3), "mark": mark}  # fmt: skip
+            key = self._names.segment(self._envelope.id, self.delivery, 0)
+            try:
+                await channel.put(key, [encode([line_of(record)])], create=True)
+                return
+            except KeyExists:
+                there = await channel.fetch(key)
+                first = None if there is None else record_of(decode(there)[0])
+                if first is not None and first.get("mark") == mark:
+                    return  # our own: the answer to an earlier try was lost
+                self.delivery += 1
+
+    async def _payload(self, channel: Channel) -> dict[str, Any] | None:
+        if self._envelope.call is not None:
+            return None
+        import json
+
+        deadline = asyncio.get_running_loop().time() + _START_S
+        data = (await channel.get(self._names.payload(self._envelope.id), deadline=deadline)).data
+        value: dict[str, Any] = json.loads(bytes(data))
+        return value
+
+    async def _report(self, channel: Channel) -> None:
+        every_s = self._envelope.every_s
+        look_at = time.monotonic() + every_s
+        while True:
+            left = min(look_at, self._deadline) - time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, left))
+            self._wake.clear()
+            await self._flush(channel)
+            now = time.monotonic()
+            if now >= look_at:
+                look_at = now + every_s
+                if not self._closing and await self._is_cancelled(channel):
+                    await self._end(channel, "cancelled", "cancelled")
+            if now >= self._deadline and not self._closing:
+                text = f"killed at its lifetime limit of {self._lifetime_s:g} s"
+                await self._end(channel, "timed_out", text)
+
+    async def _flush(self, channel: Channel) -> None:
+        """Puts what waits, as one object; what cannot be put waits for the next time."""
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        lines = [self._pending.popleft() for _ in range(len(self._pending))]
+        try:
+            if lines:
+                key = self._names.segment(self._envelope.id, self.delivery, self._number)
+                await channel.put(key, [encode(lines)])
+                self._number += 1
+        except ChannelError as e:
+            self._pending.extendleft(reversed(lines))
+            for done in waiting:
+                if not done.done():
+                    done.set_exception(e)
+            sys.stderr.write(f"ephemeron: cannot report: {e}\n")
+            await asyncio.sleep(_PAUSE_S)
+            return
+        for done in waiting:
+            if not done.done():
+                done.set_result(None)
+
+    async def _is_cancelled(self, channel: Channel) -> bool:
+        try:
+            return not {self._envelope.id, EVERYTHING}.isdisjoint(await self._cancelled(channel))
+        except ChannelError:
+            return False
+
+    async def _cancelled(self, channel: Channel) -> frozenset[str]:
+        return cancelled_ids(await channel.fetch(self._names.cancel))
+
+    async def _end(self, channel: Channel, status: str, error: str) -> None:
+        """Ends the process, after a last word that may fail but not hang."""
+        said = {"status": status, "value": {}, "error": error, "took_s": self.took_s, "peak_mb": peak_mb()}
+        self._say_outcome(said)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._flush(channel)
+        sys.stdout.write(f"ephemeron: {error}\n")
+        sys.stdout.flush()
+        self._leave(1)
+
+
+def peak_mb() -> float:
+    """Most memory that this process has ever held, MiB: of a warm one, by any of its invocations."""
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage / (1024 if sys.platform == "linux" else 1024 * 1024)

@@ -1,0 +1,61 @@
+"""Sends calls to Lambda: patient where throttled. The same for a client and for a function that invokes its successor."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ephemeron.errors import InvocationRefused
+from ephemeron.functions.async_invoke.invoker import RecordedSender, pauses
+from ephemeron.functions.aws.settings import THROTTLED, UNANSWERED, AwsSettings, code_of, explain
+from ephemeron.functions.base import Call
+
+INLINE_BYTES = 1_000_000
+"""Largest event that is sent itself. AWS allows 1 MB (1,048,576 bytes) since October 2025, 256 KB before."""
+
+
+class Sender(RecordedSender):
+    """Sends to AWS Lambda.
+
+    Args:
+        settings: which function.
+        client: makes the boto3 client; called once, in a thread.
+        rng: of the pauses.
+        inline_bytes: larger events go through the store.
+        voice: see `RecordedSender`.
+    """
+
+    def __init__(
+        self, settings: AwsSettings, client: Callable[[], Any], *, rng: random.Random | None = None,
+        inline_bytes: int = INLINE_BYTES, **voice: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(every_s=settings.every_s, inline_bytes=inline_bytes, **voice)
+        self._settings, self._make_client, self._rng = settings, client, rng or random.Random()
+        self._client: Any = None
+        self._first = asyncio.Lock()
+
+    async def request(self, event: bytes, call: Call) -> str:
+        waits = pauses(self._rng)
+        client = await self._known_client()
+        while True:
+            try:
+                answer = await asyncio.to_thread(
+                    client.invoke, FunctionName=self._settings.function, InvocationType="Event", Payload=event
+                )
+                return str(answer["ResponseMetadata"]["RequestId"])
+            except Exception as e:
+                # A request that was heard although nobody answered starts the call twice, which does no harm.
+                pause = next(waits, None) if code_of(e) in THROTTLED | UNANSWERED else None
+                if pause is None:
+                    problem, remedy = explain(e, self._settings, doing="lambda:InvokeFunction")
+                    binding = "concurrency" if code_of(e) in THROTTLED else "authorisation"
+                    raise InvocationRefused(f"{problem}; {remedy}", binding=binding) from e
+            await asyncio.sleep(pause)
+
+    async def _known_client(self) -> Any:
+        async with self._first:
+            if self._client is None:
+                self._client = await asyncio.to_thread(self._make_client)
+        return self._client

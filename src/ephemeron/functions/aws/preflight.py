@@ -1,0 +1,165 @@
+"""Everything about the account and the function that can be refused before a run begins, each in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
+from ephemeron.functions.aws.platform import LIMITS
+from ephemeron.functions.aws.settings import AwsSettings, client, code_of, refused
+from ephemeron.functions.base import Limits
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedLambda:
+    """The function as it is."""
+
+    memory_mb: int
+    timeout_s: int
+    concurrency: int
+    """At once: reserved for it, or else what the account has left unreserved."""
+    digest: str
+    """Of its code; empty if nobody said."""
+
+    @property
+    def limits(self) -> Limits:
+        """What calls are held to."""
+        return dataclasses.replace(
+            LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, lifetime_s=float(self.timeout_s),
+            concurrency=self.concurrency,
+        )  # fmt: skip
+
+
+def inspect(settings: AwsSettings) -> DeployedLambda:
+    """Asks AWS, without starting anything.
+
+    Args:
+        settings: located.
+
+    Raises:
+        JobError: no credentials, expired or unknown ones, a permission that is missing, no such function, or one
+            that is set up so that runs would break. Names what, and what to do.
+    """
+    api = client(settings, "lambda", tries=6)
+    name = settings.function
+
+    def ask(action: str, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except Exception as e:
+            raise refused(e, settings, doing=f"lambda:{action}") from e
+
+    function = ask("GetFunctionConfiguration", lambda: api.get_function_configuration(FunctionName=name))
+    events = ask("GetFunctionEventInvokeConfig", lambda: _events(api, name))
+    recursion = ask("GetFunctionRecursionConfig", lambda: api.get_function_recursion_config(FunctionName=name))
+    reserved = ask("GetFunctionConcurrency", lambda: api.get_function_concurrency(FunctionName=name))
+    account = ask("GetAccountSettings", api.get_account_settings)["AccountLimit"]
+    ask("InvokeFunction", lambda: api.invoke(FunctionName=name, InvocationType="DryRun", Payload=b"{}"))
+    _check_settings(settings, function, events, recursion)
+    return DeployedLambda(
+        memory_mb=int(function["MemorySize"]), timeout_s=int(function["Timeout"]),
+        concurrency=int(reserved.get("ReservedConcurrentExecutions", account["UnreservedConcurrentExecutions"])),
+        digest=str(function.get("Environment", {}).get("Variables", {}).get("EPHEMERON_CODE", "")),
+    )  # fmt: skip
+
+
+def check_fit(
+    deployed: DeployedLambda, settings: AwsSettings, *, workers: int, memory_mb: int, lifetime_s: float
+) -> None:
+    """Whether a run fits the function: memory and time limit are the function's, not a call's.
+
+    Raises:
+        JobError: other memory, or a longer life.
+        PlanInfeasible: binding is `concurrency`.
+    """
+    if memory_mb != deployed.memory_mb:
+        raise JobError(
+            f"function {settings.function!r} has {deployed.memory_mb} MB, the run wants {memory_mb} MB",
+            remedy=f"run: ephemeron deploy aws --memory-mb {memory_mb}, or leave --memory-mb out",
+        )
+    if lifetime_s > deployed.timeout_s:
+        raise JobError(
+            f"function {settings.function!r} ends after {deployed.timeout_s} s, the run wants {lifetime_s:g} s",
+            remedy=f"use --lifetime-s {deployed.timeout_s}, or: ephemeron deploy aws --timeout-s {int(lifetime_s)}",
+        )
+    if workers > deployed.concurrency:
+        raise PlanInfeasible(
+            f"{workers} workers are wanted, the quota of concurrent functions in {settings.region} is "
+            f"{deployed.concurrency}; use fewer workers, or ask AWS for more (Service Quotas, Lambda)",
+            binding="concurrency",
+        )
+
+
+def check_code(deployed: DeployedLambda, settings: AwsSettings, digest: str) -> None:
+    """Whether client and function are of the same release. A function of which nobody said is trusted.
+
+    Raises:
+        JobError: they are not.
+    """
+    if deployed.digest and deployed.digest != digest:
+        raise JobError(
+            f"function {settings.function!r} runs code {deployed.digest}, this is {digest}",
+            remedy="run `ephemeron deploy aws` again, so that both are of one release",
+        )
+
+
+def check_channel(channel: str, settings: AwsSettings, secrets: dict[str, str]) -> None:
+    """Whether functions elsewhere can reach it.
+
+    Raises:
+        JobError: it is on this machine, or needs credentials that functions do not have.
+    """
+    parts = urlsplit(channel)
+    here = channel in ("folder", "parameter_server") or parts.scheme == "file" or parts.hostname in _LOOPBACK
+    if here and not is_local(settings):
+        raise JobError(
+            f"channel {channel!r} is on this machine, where AWS Lambda cannot reach it",
+            remedy="use s3://bucket/prefix, or redis:// in a VPC of the function",
+        )
+    if channel in ("folder", "parameter_server"):
+        raise JobError(f"channel {channel!r} has no address that functions could be told", remedy="give a URL")
+    if secrets:
+        raise JobError(
+            "functions do not get credentials from an address",
+            remedy="give the function's role access to the bucket, or its environment the password (deploy aws)",
+        )
+
+
+def is_local(settings: AwsSettings) -> bool:
+    """Whether the service is on loopback: then everything of this machine can be reached."""
+    import os
+
+    endpoint = settings.endpoint or os.environ.get("AWS_ENDPOINT_URL_LAMBDA") or os.environ.get("AWS_ENDPOINT_URL")
+    return endpoint is not None and urlsplit(endpoint).hostname in _LOOPBACK
+
+
+def _events(api: Any, name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = api.get_function_event_invoke_config(FunctionName=name)
+        return found
+    except Exception as e:
+        if code_of(e) != "ResourceNotFoundException":
+            raise
+        return {}  # the function exists, so it is its configuration that does not: AWS's defaults hold
+
+
+def _check_settings(settings: AwsSettings, function: Any, events: Any, recursion: Any) -> None:
+    wrong = []
+    if events.get("MaximumRetryAttempts", 2) != 0:
+        wrong.append(f"retries failed calls {events.get('MaximumRetryAttempts', 2)} times")
+    if events.get("MaximumEventAgeInSeconds", 21_600) > EVENT_AGE_S:
+        wrong.append(f"keeps calls for {events.get('MaximumEventAgeInSeconds', 21_600)} s")
+    if recursion.get("RecursiveLoop") != "Allow":
+        wrong.append("ends chains of functions after 16 links")
+    if wrong:
+        raise JobError(f"function {settings.function!r} {', '.join(wrong)}", remedy="run: ephemeron deploy aws")
+    if function.get("State", "Active") in ("Pending", "Failed"):
+        raise JobError(f"function {settings.function!r} is {function['State'].lower()}: {function.get('StateReason', '')}",
+                       remedy="wait, or deploy again")  # fmt: skip

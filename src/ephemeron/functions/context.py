@@ -1,0 +1,74 @@
+"""What a platform hands to the code of a function: everything a worker may touch, as arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.events import Event
+from ephemeron.functions.base import Call
+
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    """Runs a piece of computation; the clock moves by what it takes."""
+
+    async def __call__(self, work: Callable[[], T], *, samples: float) -> T: ...
+
+
+class ThreadCompute:
+    """On one thread beside the event loop, so that transfers go on meanwhile.
+
+    Args:
+        threads: for PyTorch's operators; more than the CPU share brings would cost a multiple in time.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
+
+    def _prepare(self) -> None:
+        torch: Any = sys.modules.get("torch")  # what computes with it has imported it
+        if torch is not None:
+            torch.set_num_threads(self.threads)
+
+    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """One invocation, as its code sees it."""
+
+    call: Call
+    invocation: str
+    channel: Channel
+    """Unmetered; the worker meters it."""
+    emit: Callable[[Event], None]
+    """Hands an event to the platform. Never blocks, never fails."""
+    invoke: Callable[[Call], Awaitable[None]]
+    """Starts another function of this run: a successor or a replacement."""
+    compute: Compute
+    origin: float
+    """Loop time at the run's t = 0; may be negative."""
+    deadline: float
+    """Loop time at which the platform will kill this invocation."""
+    die: Callable[[], NoReturn]
+    """Injected death: does not return, and nothing of this invocation runs after it."""
+    cpu_time: Callable[[], float] = lambda: 0.0
+    """CPU seconds of this process since some moment; 0 where time is virtual."""
+    scratch: Path | None = None
+    """Empty folder of this invocation; None where there is no file system to use."""
+    cold: bool = True
+    own_process: bool = True
+    """Whether this invocation has its process to itself: it may start processes and threads, and ends them."""

@@ -1,0 +1,98 @@
+"""Hears from the queue-worker how calls ended, where this machine can be reached: deaths of which no handler could tell.
+
+The queue-worker posts to X-Callback-Url when a call has ended, or has been given up: X-Call-Id, X-Function-Status,
+X-Duration-Seconds. 2xx tells nothing that the store does not; anything else says that there may be no
+outcome in the store. The path holds a token of this listener's own, so that nobody else can tell of deaths.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from ephemeron.communication.rpc.http import HttpRequest, Listener, Response, listen
+from ephemeron.functions.async_invoke.log_source import Death, LogReport
+from ephemeron.functions.openfaas.settings import OpenFaasSettings
+
+NOT_RUN = frozenset({429, 503})
+"""Busy, or no replica: what says that a call has not been run."""
+_SAID = 200
+
+
+class Callbacks:
+    """A listener for one client. A `Witness`; open it with `open`.
+
+    Args:
+        settings: `callback` is where the queue-worker finds it.
+    """
+
+    def __init__(self, settings: OpenFaasSettings) -> None:
+        self.problem = ""
+        self._base = settings.callback
+        self._token = secrets.token_urlsafe(16)
+        self._heard: list[LogReport | Death] = []
+        self._listener: Listener | None = None
+
+    @property
+    def url(self) -> str:
+        """What X-Callback-Url is to say."""
+        return f"{self._base}/{self._token}"
+
+    async def open(self) -> None:
+        """Begins to listen: on loopback if that is where the URL points, else on all addresses; port 0: a free one.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        parts = urlsplit(self._base)
+        here = parts.hostname in ("127.0.0.1", "localhost", "::1")
+        self._listener = await listen(self._answer, host="127.0.0.1" if here else "0.0.0.0", port=parts.port or 0)
+        if parts.port == 0:
+            self._base = f"{parts.scheme}://{parts.hostname}:{self._listener.port}"
+
+    async def close(self) -> None:
+        """Ends listening."""
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def poll(self) -> list[LogReport | Death]:
+        """What is new."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    async def tail(self, stream: str, request: str) -> list[str]:
+        """None: the cluster keeps the functions' output (`faas-cli logs`)."""
+        return []
+
+    async def _answer(self, request: HttpRequest) -> Response:
+        if request.path.strip("/").rpartition("/")[2] != self._token:
+            return Response(status=404)
+        self._heard += heard(request.headers, request.body)
+        return Response()
+
+
+def heard(headers: Mapping[str, str], body: bytes) -> list[LogReport | Death]:
+    """What a call-back tells; nothing if the call ended well, or if it is no call-back.
+
+    Args:
+        headers: names in lower case.
+        body: what the function, or whoever answered instead of it, said.
+    """
+    try:
+        request, status = headers["x-call-id"], int(headers["x-function-status"])
+        seconds = float(headers.get("x-duration-seconds", "0"))
+    except (KeyError, ValueError):
+        return []
+    if 200 <= status < 300 or not math.isfinite(seconds):
+        return []
+    said = " ".join(body.decode(errors="replace").split())[:_SAID]
+    text = f"the gateway answered {status}" + (f": {said}" if said else "")
+    if status in NOT_RUN:
+        text = f"no replica was free, and the queue gave up ({status}): let it retry, or deploy more replicas"
+    # Seconds from the queue: an upper bound of what it cost, and the only figure for a replica that is gone.
+    report = LogReport(request=request, stream="", billed_s=math.ceil(seconds * 1000) / 1000, size_mb=1.0, used_mb=0.0)
+    if status in NOT_RUN:
+        return [Death(request=request, stream="", timed_out=False, text=text)]
+    return [report, Death(request=request, stream="", timed_out=status == 504, text=text)]

@@ -1,0 +1,116 @@
+"""The function as a run needs it: its memory, its timeouts, its replicas, and retries of what has not been run.
+
+Timeouts, from the inside out; each has to be longer than the one before, or somebody gives up on a call that goes on:
+
+    lifetime_s      the handler kills the call's process                         wanted
+    exec_timeout    of-watchdog answers 504, and frees the replica for others    lifetime + LAST_WORD_S
+    write_timeout   of-watchdog cuts the connection; grace when a replica goes   exec_timeout + 5 s
+    upstream_timeout, write_timeout of the gateway, upstreamTimeout of the queue-worker   not ours to set: `gateway_values` says to what
+
+Retries: a call that failed has ended, and the run replaces it from where it stood; started again by the queue it would
+only be told that it is a duplicate. What is retried is 429 (busy) and 503 (no replica), which say that a call has not been run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ephemeron.errors import JobError
+from ephemeron.functions.openfaas.gateway import FunctionSpec
+from ephemeron.functions.openfaas.platform import LIMITS
+from ephemeron.functions.openfaas.preflight import CODE, LIFETIME, MEMORY, REPLICAS, VCPUS
+from ephemeron.functions.openfaas.settings import INSIDE, OpenFaasSettings
+
+LAST_WORD_S = 30.0
+"""For an outcome to reach a slow store."""
+_THEN_S = 5.0
+_RETRY = {
+    "com.openfaas.retry.attempts": "100", "com.openfaas.retry.codes": "429,503", "com.openfaas.retry.min_wait": "1s",
+    "com.openfaas.retry.max_wait": "4s",
+}  # fmt: skip
+_READY = {"com.openfaas.ready.http.path": "/_/ready", "com.openfaas.ready.http.periodSeconds": "2s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSpec:
+    """The function as it is to be."""
+
+    image: str
+    memory_mb: int
+    """Of a replica; the handler's own 60 MB are part of it."""
+    lifetime_s: float = 900.0
+    replicas: int = 5
+    """At most. A worker takes one, and a successor another one for a moment."""
+    cpus: float = 0.0
+    """0: in proportion to memory, as on AWS Lambda."""
+    inside: str = INSIDE
+    """The gateway's URL, as functions reach it."""
+    secrets: Sequence[str] = ()
+    """Names of OpenFaaS secrets, of those that the handler knows."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More of its environment. Nothing secret: a gateway shows it to whoever asks."""
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.image.strip():
+            raise JobError("a function needs an image", remedy="build the recipe and give --image REGISTRY/NAME:TAG")
+        if not 128 <= self.memory_mb <= LIMITS.memory_max_mb:
+            raise JobError(f"memory of {self.memory_mb} MB is outside 128 to {LIMITS.memory_max_mb} MB")
+        if not 1 <= self.lifetime_s <= LIMITS.lifetime_s:
+            raise JobError(f"a lifetime of {self.lifetime_s:g} s is outside 1 to {LIMITS.lifetime_s:g} s")
+        if not 1 <= self.replicas <= LIMITS.concurrency:
+            raise JobError(f"{self.replicas} replicas are outside 1 to {LIMITS.concurrency}")
+        if self.cpus < 0 or not math.isfinite(self.cpus):
+            raise JobError(f"{self.cpus} CPUs cannot be had")
+
+    @property
+    def vcpus(self) -> float:
+        """CPU limit of a replica, in cores, to the millicore."""
+        return max(0.001, round(self.cpus or LIMITS.vcpus(self.memory_mb), 3))
+
+    @property
+    def exec_timeout_s(self) -> float:
+        """After which of-watchdog gives a call up."""
+        return self.lifetime_s + LAST_WORD_S
+
+
+def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
+    """What the gateway is told."""
+    exec_s = wanted.exec_timeout_s
+    told = {
+        "EPHEMERON_MEMORY_MB": str(wanted.memory_mb), "EPHEMERON_VCPUS": f"{wanted.vcpus:g}",
+        "EPHEMERON_LIFETIME_S": f"{wanted.lifetime_s:g}", "EPHEMERON_CODE": wanted.digest,
+        "EPHEMERON_GATEWAY": wanted.inside, "EPHEMERON_FUNCTION": settings.function,
+        "EPHEMERON_NAMESPACE": settings.namespace, "exec_timeout": duration(exec_s),
+        "write_timeout": duration(exec_s + _THEN_S), "read_timeout": duration(exec_s + _THEN_S),
+        "healthcheck_interval": "5s",
+    }  # fmt: skip
+    notes = {
+        MEMORY: str(wanted.memory_mb), VCPUS: f"{wanted.vcpus:g}", LIFETIME: f"{wanted.lifetime_s:g}",
+        REPLICAS: str(wanted.replicas), CODE: wanted.digest, **_RETRY, **_READY,
+    }  # fmt: skip
+    labels = {
+        "com.openfaas.scale.min": "1", "com.openfaas.scale.max": str(wanted.replicas),
+        "com.openfaas.scale.type": "capacity", "com.openfaas.scale.target": "1",
+    }  # fmt: skip
+    return FunctionSpec(
+        service=settings.function, image=wanted.image, namespace=settings.namespace, labels=labels, annotations=notes,
+        variables={**wanted.variables, **told}, secrets=tuple(wanted.secrets), memory_mb=wanted.memory_mb, cpus=wanted.vcpus,
+    )  # fmt: skip
+
+
+def gateway_values(wanted: DeploymentSpec) -> str:
+    """Values of the OpenFaaS chart under which such a call is not given up on before its end."""
+    upstream = wanted.exec_timeout_s + _THEN_S
+    outer = duration(upstream + _THEN_S)
+    return (
+        f"gateway:\n  upstreamTimeout: {duration(upstream)}\n  readTimeout: {outer}\n  writeTimeout: {outer}\n"
+        f"jetstreamQueueWorker:\n  maxInflight: {wanted.replicas}\n"
+    )
+
+
+def duration(seconds: float) -> str:
+    """As Go writes it: whole seconds, rounded up."""
+    return f"{math.ceil(seconds)}s"

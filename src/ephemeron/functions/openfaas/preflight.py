@@ -1,0 +1,206 @@
+"""Everything about the gateway and the function that can be refused before a run begins, each in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.functions.base import Limits
+from ephemeron.functions.openfaas.gateway import Gateway, GatewayError, refused
+from ephemeron.functions.openfaas.platform import LIMITS
+from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
+
+MEMORY, LIFETIME, REPLICAS, CODE, VCPUS = (
+    "ephemeron.memory-mb", "ephemeron.lifetime-s", "ephemeron.replicas", "ephemeron.code", "ephemeron.vcpus",
+)  # fmt: skip
+"""Annotations by which `deploy` says what the function is."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SETTLE_S, _POLL_S = 180.0, 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedFunction:
+    """The function as it is."""
+
+    image: str
+    memory_mb: int
+    vcpus: float
+    lifetime_s: float
+    replicas: int
+    """As many as it may have: calls that can run at once."""
+    running: int
+    """Replicas wanted at this moment."""
+    available: int
+    digest: str
+
+    @property
+    def limits(self) -> Limits:
+        """What calls are held to."""
+        return dataclasses.replace(
+            LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, lifetime_s=self.lifetime_s,
+            mb_per_vcpu=self.memory_mb / self.vcpus, concurrency=self.replicas,
+        )  # fmt: skip
+
+
+def gateway_of(settings: OpenFaasSettings) -> Gateway:
+    """A client with the credentials of the environment."""
+    return Gateway(settings, credentials())
+
+
+def inspect(settings: OpenFaasSettings) -> DeployedFunction:
+    """Asks the gateway, without starting anything.
+
+    Args:
+        settings: located.
+
+    Raises:
+        JobError: the gateway cannot be reached, refuses the password, does not know the function, or the function is not
+            one of ours. Names what, and what to do.
+    """
+    gateway = gateway_of(settings)
+    try:
+        gateway.info()
+        status = gateway.function()
+    except GatewayError as e:
+        raise refused(e, settings, doing="asking about") from e
+    notes = status.annotations
+    try:
+        return DeployedFunction(
+            image=status.image, memory_mb=int(notes[MEMORY]), vcpus=float(notes[VCPUS]), lifetime_s=float(notes[LIFETIME]),
+            replicas=int(notes[REPLICAS]), running=status.replicas, available=status.available, digest=notes.get(CODE, ""),
+        )  # fmt: skip
+    except (KeyError, ValueError):
+        raise JobError(
+            f"function {settings.function!r} (image {status.image}) was not deployed by ephemeron",
+            remedy="give another --openfaas-function, or run: ephemeron deploy openfaas",
+        ) from None
+
+
+def check_fit(
+    deployed: DeployedFunction,
+    settings: OpenFaasSettings,
+    *,
+    workers: int,
+    memory_mb: int,
+    lifetime_s: float,
+    digest: str,
+) -> None:
+    """Whether a run fits the function: memory, time limit and replicas are the function's, not a call's.
+
+    Raises:
+        JobError: other memory, a longer life, or code of another release.
+        PlanInfeasible: binding is `concurrency`.
+    """
+    name = settings.function
+    if memory_mb != deployed.memory_mb:
+        raise JobError(
+            f"function {name!r} has {deployed.memory_mb} MB, the run wants {memory_mb} MB",
+            remedy=f"run: ephemeron deploy openfaas --memory-mb {memory_mb}, or leave --memory-mb out",
+        )
+    if lifetime_s > deployed.lifetime_s:
+        raise JobError(
+            f"function {name!r} ends after {deployed.lifetime_s:g} s, the run wants {lifetime_s:g} s",
+            remedy=f"use --lifetime-s {deployed.lifetime_s:g}, or: ephemeron deploy openfaas --lifetime-s {lifetime_s:g}",
+        )
+    if deployed.digest and deployed.digest != digest:
+        raise JobError(
+            f"function {name!r} runs code {deployed.digest}, this is {digest}",
+            remedy="build the image again and run `ephemeron deploy openfaas`, so that both are of one release",
+        )
+    if workers > deployed.replicas:
+        raise PlanInfeasible(
+            f"{workers} workers are wanted, function {name!r} may have {deployed.replicas} replicas, and each runs one call; "
+            f"use fewer workers, or run: ephemeron deploy openfaas --replicas {workers + 1}",
+            binding="concurrency",
+        )
+
+
+def check_channel(channel: str, settings: OpenFaasSettings, secrets: dict[str, str]) -> None:
+    """Whether functions elsewhere can reach it.
+
+    Raises:
+        JobError: it is on this machine, or needs credentials that functions do not have.
+    """
+    parts = urlsplit(channel)
+    if channel in ("folder", "parameter_server"):
+        raise JobError(f"channel {channel!r} has no address that functions could be told", remedy="give a URL")
+    here = parts.scheme == "file" or parts.hostname in _LOOPBACK
+    if here and urlsplit(settings.gateway).hostname not in _LOOPBACK:
+        raise JobError(
+            f"channel {channel!r} is on this machine, where functions of the cluster cannot reach it",
+            remedy="use s3://bucket/prefix, or redis://HOST:PORT of a service that the cluster can reach",
+        )
+    if secrets:
+        raise JobError(
+            "functions do not get credentials from an address",
+            remedy="set EPHEMERON_CHANNEL_PASSWORD and run: ephemeron deploy openfaas",
+        )
+
+
+def make_ready(
+    settings: OpenFaasSettings, deployed: DeployedFunction, *, replicas: int, limit_s: float = _SETTLE_S,
+    clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep,
+) -> None:  # fmt: skip
+    """Scales up to what a run needs, waits until all are there, and looks whether they are ours.
+
+    Args:
+        deployed: as `inspect` found it.
+        replicas: wanted at least.
+        limit_s: longest wait.
+
+    Raises:
+        JobError: replicas do not come up (the image is wrong, or the cluster is full), or what answers is not our handler.
+    """
+    gateway = gateway_of(settings)
+    wanted = min(replicas, deployed.replicas)
+    end = clock() + limit_s
+    try:
+        if deployed.running < wanted:
+            gateway.scale(wanted)
+        while (status := gateway.function()).available < wanted:
+            if clock() >= end:
+                raise _not_there(settings, deployed, status.available, wanted, limit_s)
+            pause(_POLL_S)
+        _check_about(gateway, settings, deployed)
+    except GatewayError as e:
+        raise refused(e, settings, doing="preparing") from e
+
+
+def _not_there(
+    settings: OpenFaasSettings, deployed: DeployedFunction, available: int, wanted: int, limit_s: float
+) -> JobError:
+    if available:
+        return JobError(
+            f"only {available} of {wanted} replicas of function {settings.function!r} have started within {limit_s:g} s",
+            remedy="the cluster may lack room: use fewer workers or less memory, or see: kubectl get events -n openfaas-fn",
+        )
+    return JobError(
+        f"no replica of function {settings.function!r} has started within {limit_s:g} s; is its image right? ({deployed.image})",
+        remedy="see: kubectl describe pod -n openfaas-fn; then build, push and run `ephemeron deploy openfaas` again",
+    )
+
+
+def _check_about(gateway: Gateway, settings: OpenFaasSettings, deployed: DeployedFunction) -> None:
+    reply = gateway.invoke(b"", path="/about", method="GET")
+    try:
+        about = json.loads(reply.body)
+    except ValueError:
+        about = None
+    if reply.status == 429:
+        return  # busy with a call of ours, as only our handler is: somebody else trains here
+    if not isinstance(about, dict) or about.get("ephemeron") != 1:
+        raise JobError(
+            f"image {deployed.image} of function {settings.function!r} does not hold ephemeron's handler: it answers "
+            f"{reply.status}{': ' + reply.text() if reply.text() else ''}",
+            remedy="build the recipe that `ephemeron deploy openfaas` writes, push it, and deploy with --image",
+        )
+    if deployed.digest and about.get("code") != deployed.digest:
+        raise JobError(
+            f"a replica of function {settings.function!r} still runs code {about.get('code')}, deployed is {deployed.digest}",
+            remedy="wait until the update is through, or deploy again",
+        )

@@ -1,0 +1,74 @@
+"""OpenFaaS, as runs take hold of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+
+from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle
+from ephemeron.functions.base import Limits
+from ephemeron.functions.openfaas import preflight
+from ephemeron.functions.openfaas.platform import LIMITS, OpenFaasPlatform
+from ephemeron.functions.openfaas.settings import OpenFaasSettings
+from ephemeron.functions.source_bundle import digest
+
+SPARE = 1
+"""Replicas beside those of the workers, for a successor that comes while its predecessor still runs."""
+
+
+class OpenFaas(Provider[OpenFaasSettings]):
+    name, title, settings = "openfaas", "OpenFaaS", OpenFaasSettings
+    cold_start_s = 5.0
+    """Replicas wait with their imports made; what the queue takes to try again is in it."""
+    needs = "a cluster; then: ephemeron deploy openfaas"
+    limits_from = "only against mistakes; the deployed function's hold"
+
+    @property
+    def limits(self) -> Limits:
+        return LIMITS
+
+    def inspect(self, settings: OpenFaasSettings, channel: str, secrets: dict[str, str]) -> Iterator[str]:
+        yield f"gateway {settings.gateway}"
+        if channel:
+            preflight.check_channel(channel, settings, secrets)
+            yield f"channel {channel} can be reached from there, by its address"
+        found = preflight.inspect(settings)
+        yield (
+            f"function {settings.function}: {found.memory_mb} MB, {found.lifetime_s:g} s, image {found.image}; "
+            f"{found.available} of at most {found.replicas} replicas run"
+        )
+        preflight.check_fit(
+            found, settings, workers=1, memory_mb=found.memory_mb, lifetime_s=found.lifetime_s, digest=digest()
+        )
+        yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
+
+    def logs(self, settings: OpenFaasSettings) -> str:
+        return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
+
+    def admit(
+        self, c: CapacityRequest, settings: OpenFaasSettings, secrets: dict[str, str]
+    ) -> tuple[CapacityRequest, Limits]:
+        preflight.check_channel(c.channel, settings, secrets)
+        deployed = preflight.inspect(settings)
+        c = dataclasses.replace(
+            c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or deployed.lifetime_s
+        )
+        _check_fit(deployed, settings, c)
+        return c, deployed.limits
+
+    async def open(self, hold: RunHandle, settings: OpenFaasSettings) -> OpenFaasPlatform:
+        deployed = await asyncio.to_thread(preflight.inspect, settings)
+        if hold.starting:
+            _check_fit(deployed, settings, hold.capacity)
+            replicas = hold.capacity.workers + SPARE
+            await asyncio.to_thread(preflight.make_ready, settings, deployed, replicas=replicas)
+        return await OpenFaasPlatform.open(
+            hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=deployed.limits
+        )
+
+
+def _check_fit(deployed: preflight.DeployedFunction, settings: OpenFaasSettings, c: CapacityRequest) -> None:
+    preflight.check_fit(
+        deployed, settings, workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, digest=digest()
+    )

@@ -1,0 +1,110 @@
+"""The platform itself: one client's hold on the calls of one run. See the package for how it works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.channels.address import open_channel
+from ephemeron.communication.channels.base import Channel
+from ephemeron.errors import ChannelError
+from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
+from ephemeron.functions.async_invoke.records import Record, RecordKeys, calls_prefix
+from ephemeron.functions.base import Limits
+from ephemeron.functions.ray.actor_monitor import ActorWatch
+from ephemeron.functions.ray.cluster import connect, disconnect, ray_module
+from ephemeron.functions.ray.invoker import RaySender, WorkerSettings, namespace_of
+from ephemeron.functions.ray.settings import RaySettings
+
+LIMITS = Limits(memory_max_mb=1_048_576, lifetime_s=604_800.0, payload_bytes=16_000_000)
+"""Ray has none of its own: these only keep mistakes out; `preflight.inspect` knows what the cluster has."""
+
+
+class RayPlatform(AsyncInvokePlatform):
+    """Functions of one run on a Ray cluster. Made by `open`.
+
+    Args:
+        run_dir: folder of the run, for `events.jsonl` and `calls.jsonl`.
+        settings: which cluster; located.
+        limits: what it allows.
+        channel: the run's, one's own connection; the platform closes it.
+        run: its name.
+    """
+
+    name = "ray"
+
+    def __init__(self, run_dir: Path, settings: RaySettings, limits: Limits, channel: Channel, run: str) -> None:
+        self.settings = settings
+        self.unenforced = (
+            "CPU time is reserved by Ray and not limited; a function gets as many threads as its share has whole CPUs.",
+            "Memory is watched every 30 ms: a burst between two looks can exceed the quota before its function is killed.",
+            f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
+        )
+        self._told = WorkerSettings(
+            namespace=namespace_of(run), mb_per_vcpu=settings.mb_per_vcpu, variables=dict(settings.variables)
+        )  # fmt: skip
+        self._watch = ActorWatch(self._told.namespace)
+        super().__init__(run_dir, limits, channel, RecordKeys(calls_prefix(run)), every_s=settings.every_s)
+
+    def sender(self) -> RaySender:
+        return RaySender(
+            self._told, channel=self._channel, names=self._names, announce=self._announce, every_s=self._every_s
+        )
+
+    @classmethod
+    async def open(
+        cls, run_dir: Path, settings: RaySettings, *, channel: str, run: str, limits: Limits = LIMITS
+    ) -> RayPlatform:
+        """Takes hold of a run's calls, earlier ones included.
+
+        Args:
+            run_dir: made when missing.
+            settings: which cluster.
+            channel: address of the run's channel, which all nodes reach.
+            run: its name.
+            limits: see `preflight.inspect`.
+
+        Raises:
+            JobError: no cluster, or no channel at that address.
+            MissingExtra: Ray, or what the channel needs.
+        """
+        settings = settings.located()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(connect, settings.address, namespace_of(run))
+        self = cls(run_dir, settings, limits, open_channel(channel), run)
+        self._stack.push_async_callback(asyncio.to_thread, disconnect)
+        try:
+            await self.hold(channel, self._watch)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def shutdown(self) -> None:
+        """Ends all functions, also those that no node has had room for yet, and detaches. Nothing once closed."""
+        if self._closed:
+            return
+        try:
+            with contextlib.suppress(ChannelError):
+                await self.cancel_all("")
+            await asyncio.to_thread(_kill_actors, self._told.namespace)
+        finally:
+            await super().shutdown()
+
+    def _learn(self, record: Record) -> None:
+        if record["record"] in ("sent", "begun"):
+            self._watch.expect(record.get("request", ""))
+        super()._learn(record)
+
+
+def _kill_actors(namespace: str) -> None:
+    ray = ray_module()
+    named: list[dict[str, Any]] = ray.util.list_named_actors(all_namespaces=True)
+    for actor in named:
+        if actor["namespace"] == namespace:
+            try:
+                ray.kill(ray.get_actor(actor["name"], namespace=namespace))
+            except ValueError:
+                pass  # it has ended meanwhile

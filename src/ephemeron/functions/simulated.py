@@ -1,0 +1,256 @@
+"""Functions in virtual time: the same worker code, with modelled compute, network, starts, lifetimes and faults.
+
+Real gradients are computed if the trainer computes them; only the clock is imagined. Nothing is random but what is
+drawn from seeds, so the same run gives the same events to the last digit. Memory is not measured here.
+
+Run everything inside `ephemeron.functions.simulation.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+from ephemeron.communication.channels.wrappers import Throttled
+from ephemeron.errors import InvocationRefused
+from ephemeron.events import Event, Invoked, to_json
+from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, ended_event
+from ephemeron.functions.context import Context
+from ephemeron.functions.validation import check_call
+from ephemeron.functions.world import Simulation
+
+T = TypeVar("T")
+Entry = Callable[[Context], Awaitable[dict[str, Any]]]
+
+
+MEASURED = (
+    "computing is measured as CPU seconds of one thread of this machine, scaled by each function's CPU share; "
+    "give [simulation] compute for another machine's"
+)
+
+
+def simulated_limits(world: Simulation) -> Limits:
+    """AWS Lambda's limits, with the concurrency of the job's `[simulation]`."""
+    return Limits(concurrency=world.concurrency, more="set [simulation] concurrency")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps PyTorch to one thread meanwhile: with several, steps take as long as the machine is busy."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # synthetic trainers need none
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class SimulatedPlatform(Platform):
+    """A cloud made of tasks.
+
+    Args:
+        world: latencies, bandwidth, start times, compute.
+        entry: what a function runs.
+        limits: what the cloud allows.
+        seed: of stragglers.
+        log: file to which events are appended as JSON lines.
+    """
+
+    name = "simulated"
+    unenforced: tuple[str, ...] = (
+        "time is virtual: seconds and costs are simulated",
+        "memory quotas are not enforced in the simulator",
+    )
+
+    def __init__(
+        self, world: Simulation, entry: Entry, *, limits: Limits | None = None, seed: int = 0, log: Path | None = None
+    ) -> None:
+        self.world, self.entry, self.seed = world, entry, seed
+        self.limits = limits or simulated_limits(world)
+        if world.compute is None:
+            self.unenforced = (*self.unenforced, MEASURED)
+        self.store: Channel = MemoryParameterServer()
+        self._log = log.open("a") if log is not None else None
+        self._events: list[Event] = []
+        self._new = asyncio.Event()
+        self._running: dict[str, SimulatedInvocation] = {}
+        self._started = 0
+        self._warm: dict[int, int] = {}
+
+    async def invoke(self, call: Call) -> SimulatedInvocation:
+        self._refuse(call)
+        invocation = self._start(call, call.reason)
+        if call.options.get("duplicate"):
+            self._start(call, "duplicate")
+        return invocation
+
+    def _refuse(self, call: Call) -> None:
+        limits = self.limits
+        check_call(call, limits)
+        if len(self._running) >= limits.concurrency:
+            raise InvocationRefused(f"{limits.concurrency} functions run already: the concurrency limit")
+
+    def _start(self, call: Call, reason: Any) -> SimulatedInvocation:
+        self._started += 1
+        invocation = SimulatedInvocation(self, f"i{self._started}", call)
+        self._running[invocation.id] = invocation
+        self.record(
+            Invoked(
+                t=self.run_time(call), rank=call.rank, attempt=call.attempt, invocation=invocation.id, reason=reason
+            )
+        )
+        return invocation
+
+    def take_environment(self, memory_mb: int) -> bool:
+        """Whether a warm environment was free (and is taken now)."""
+        free = self._warm.get(memory_mb, 0)
+        self._warm[memory_mb] = max(0, free - 1)
+        return free > 0
+
+    def ended(self, invocation: SimulatedInvocation, outcome: Outcome, *, reusable: bool) -> None:
+        """An invocation is over: its bill is an event, its environment may be used again."""
+        del self._running[invocation.id]
+        if reusable:
+            self._warm[invocation.call.memory_mb] = self._warm.get(invocation.call.memory_mb, 0) + 1
+        self.record(ended_event(invocation.call, invocation.id, outcome, t=self.run_time(invocation.call)))
+
+    @staticmethod
+    def run_time(call: Call) -> float:
+        return asyncio.get_running_loop().time() - float(call.options.get("origin", 0.0))
+
+    def record(self, event: Event) -> None:
+        self._events.append(event)
+        if self._log is not None:
+            self._log.write(to_json(event) + "\n")
+        self._new.set()
+
+    async def emit(self, run: str, event: Event) -> None:
+        self.record(event)
+
+    async def events(self, run: str) -> AsyncIterator[Event]:
+        seen = 0
+        while True:
+            while seen < len(self._events):
+                seen += 1
+                yield self._events[seen - 1]
+            self._new.clear()
+            await self._new.wait()
+
+    async def cancel_all(self, run: str) -> None:
+        for invocation in list(self._running.values()):
+            await invocation.cancel()
+
+    async def close(self) -> None:
+        if self._log is not None:
+            self._log.flush()
+
+
+class SimulatedInvocation(Invocation):
+    """One task that lives as long as a function would."""
+
+    def __init__(self, platform: SimulatedPlatform, id: str, call: Call) -> None:
+        self.id, self.call = id, call
+        self._platform = platform
+        self._why: Outcome | None = None
+        self._body: asyncio.Task[dict[str, Any]] | None = None
+        self._task = asyncio.get_running_loop().create_task(self._live())
+
+    async def wait(self) -> Outcome:
+        return await asyncio.shield(self._task)
+
+    async def cancel(self) -> None:
+        self._kill(Outcome(status="cancelled"))
+        await asyncio.wait([self._task])
+
+    def _kill(self, outcome: Outcome) -> None:
+        if self._why is None and not self._task.done():
+            self._why = outcome
+            if self._body is not None:
+                self._body.cancel()
+
+    def _die(self) -> NoReturn:
+        self._kill(Outcome(status="lost", error="killed by an injected fault"))
+        raise asyncio.CancelledError
+
+    async def _live(self) -> Outcome:
+        platform, loop = self._platform, asyncio.get_running_loop()
+        accepted = loop.time()
+        warm = platform.take_environment(self.call.memory_mb)
+        if self._why is None:
+            self._body = loop.create_task(self._run(cold=not warm))
+            await asyncio.wait([self._body])
+        outcome = self._why or self._judge(self._body)
+        billed = math.ceil((loop.time() - accepted) * 1000 - 1e-6) / 1000
+        final = Outcome(
+            status=outcome.status, value=outcome.value, error=outcome.error, billed_s=billed,
+            gb_seconds=billed * self.call.memory_mb / 1024,
+        )  # fmt: skip
+        platform.ended(self, final, reusable=final.status == "ok")
+        return final
+
+    def _judge(self, body: asyncio.Task[dict[str, Any]] | None) -> Outcome:
+        if body is None or body.cancelled():
+            return Outcome(status="cancelled")
+        error = body.exception()
+        if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() >= self._deadline:
+            return Outcome(status="timed_out", error=f"killed after {self.call.lifetime_s} s")
+        if error is not None:
+            return Outcome(status="error", error=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Outcome(status="ok", value=body.result())
+
+    async def _run(self, *, cold: bool) -> dict[str, Any]:
+        platform, call, world, loop = self._platform, self.call, self._platform.world, asyncio.get_running_loop()
+        await asyncio.sleep(world.cold_start_s if cold else world.warm_start_s)
+        self._deadline = loop.time() + call.lifetime_s
+        context = Context(
+            call=call, invocation=self.id,
+            channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
+            emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
+            compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
+            origin=float(call.options.get("origin", 0.0)), deadline=self._deadline,
+        )  # fmt: skip
+        async with asyncio.timeout_at(self._deadline):
+            return await platform.entry(context)
+
+    async def _invoke(self, call: Call) -> None:
+        await self._platform.invoke(call)
+
+
+class SimulatedCompute:
+    """Runs the work now and lets the clock pass by what the model says it would have taken."""
+
+    def __init__(self, world: Simulation, call: Call, limits: Limits, *, seed: str) -> None:
+        self._world, self._memory_mb = world, call.memory_mb
+        self._vcpus = limits.vcpus(call.memory_mb)
+        self._random = random.Random(seed)
+
+    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+        began = time.thread_time()
+        with one_thread():
+            result = work()
+        await asyncio.sleep(self._seconds(samples, time.thread_time() - began))
+        return result
+
+    def _seconds(self, samples: float, measured_s: float) -> float:
+        model = self._world.compute
+        if model is None:
+            seconds = measured_s / self._vcpus
+        elif samples > 0:
+            seconds = model["a"] * (samples + model["b"]) / (self._memory_mb + model["m"])  # FasDL, equation 3-12
+        else:
+            seconds = 0.0
+        sigma = self._world.straggler_sigma
+        return seconds * self._random.lognormvariate(0.0, sigma) if sigma > 0 and seconds > 0 else seconds

@@ -1,0 +1,43 @@
+"""This package's own code, as a function needs it, and what has to be installed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+REQUIREMENTS = (
+    "numpy>=1.26", "obstore>=0.6", "psutil>=5.9", "safetensors>=0.4.3", "xxhash>=3.4", "click>=8.1", "rich>=13.7",
+    "redis>=5.0", "hiredis>=2.3",
+)  # fmt: skip
+"""Of every function: the core, and channels in a cache."""
+TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3")
+"""Of one that trains: the framework, and what data flows decode with."""
+_UNNEEDED = (
+    ("cli",),
+    ("testing",),
+    ("rendering",),
+    ("functions", "simulation"),
+    ("partition", "report"),
+    ("training", "report"),
+)
+"""Packages that no function imports."""
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Every file of this package that a function may need, by its name below `ephemeron/`."""
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        if path.is_file() and "__pycache__" not in parts and not any(parts[: len(u)] == u for u in _UNNEEDED):
+            yield "/".join(parts), path
+
+
+def digest() -> str:
+    """Of the code that is deployed: client and function have to be of the same release."""
+    hashed = xxhash.xxh3_64()
+    for name, path in sources():
+        hashed.update(name.encode() + b"\0")
+        hashed.update(path.read_bytes())
+    return str(hashed.hexdigest())

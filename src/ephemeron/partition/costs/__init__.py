@@ -1,0 +1,9 @@
+"""Costs of a real model and real links, as the values that placing takes (NetSplit, sections 4.2 to 4.4).
+
+`times`, `optimizer` and `profile` need torch and are imported by name; links do not.
+"""
+
+from ephemeron.partition.costs.fitting import Fitted, fit_link
+from ephemeron.partition.costs.links import Measured, Throttle, measure_here, measure_links
+
+__all__ = ["Fitted", "Measured", "Throttle", "fit_link", "measure_here", "measure_links"]

@@ -1,0 +1,173 @@
+"""Latency and bandwidth of every ordered pair of devices, measured between processes (NetSplit, section 4.2).
+
+One pair at a time, so that none is slowed down by another: what pairs that share a bus get when all send is less, and has to be
+measured by whoever plans for it. Here the processes are on this machine, over loopback; a throttle makes links of them that are
+unequal in a known way. Peers elsewhere are measured by the same calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.communication.rpc import Client
+from ephemeron.errors import JobError
+from ephemeron.partition.costs.fitting import Fitted, fit_link
+from ephemeron.partition.graph.topology import Device, Link, Topology
+
+SIZES = (0, 4096, 65536, 1 << 20, 8 << 20)
+Pair = tuple[str, str]
+_TRIALS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttle:
+    """What a link is slowed down by, on top of what it is."""
+
+    latency_s: float = 0.0
+    bandwidth_bytes_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Devices with measured links, and how well a line describes each."""
+
+    topology: Topology
+    fits: Mapping[Pair, Fitted]
+
+
+async def measure_links(
+    peers: Mapping[str, tuple[str, int]],
+    *,
+    token: str,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 5,
+    throttles: Mapping[Pair, Throttle] | None = None,
+    timeout_s: float = 120.0,
+) -> dict[Pair, Fitted]:
+    """Times messages between every ordered pair of peers, one pair after the other.
+
+    Args:
+        peers: host and port by device.
+        token: shared by all.
+        sizes: bytes of messages.
+        repeats: messages of each size.
+        throttles: by (source, target).
+        timeout_s: for each pair.
+
+    Raises:
+        JobError: a throttle for an unknown pair, or times from which no link follows; named.
+        ConnectionError: a peer does not answer.
+        TimeoutError: a pair took longer than its limit.
+    """
+    pairs = [(a, b) for a in peers for b in peers if a != b]
+    for pair in throttles or {}:
+        if pair not in pairs:
+            raise JobError(
+                f"throttle for {pair[0]} → {pair[1]}, which is no pair of devices", remedy="name two of them"
+            )
+    made = {}
+    for a, b in pairs:
+        limit = (throttles or {}).get((a, b), Throttle())
+        client = await Client.connect_tcp(*peers[a], token=token)
+        try:
+            host, port = peers[b]
+            order = {
+                "host": host,
+                "port": port,
+                "sizes": list(sizes),
+                "repeats": repeats,
+                "latency_s": limit.latency_s,
+                "bandwidth_bytes_s": limit.bandwidth_bytes_s,
+            }
+            async with asyncio.timeout(timeout_s):
+                made[a, b] = await _one_link(client, order, limit, f"{a} → {b}")
+        finally:
+            await client.close()
+    return made
+
+
+async def _one_link(client: Client, order: Mapping[str, Any], limit: Throttle, where: str) -> Fitted:
+    """Measures again, up to `_TRIALS` times, where the machine was too busy for a line to be seen."""
+    samples: dict[int, list[float]] = {}
+    for trial in range(1, _TRIALS + 1):
+        reply, _ = await client.call("send", order)
+        for nbytes, times in zip(order["sizes"], reply["samples"], strict=True):
+            samples.setdefault(nbytes, []).extend(times)
+        try:
+            return _fitted(samples, limit, where)
+        except JobError:
+            if trial == _TRIALS:
+                raise
+    raise AssertionError("the last trial returns or raises")
+
+
+async def measure_here(
+    devices: Iterable[Device],
+    *,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 5,
+    throttles: Mapping[Pair, Throttle] | None = None,
+    name: str = "measured",
+) -> Measured:
+    """A process of this machine for each device, and the links between them.
+
+    Raises:
+        JobError: as with `measure_links`.
+    """
+    devices = tuple(devices)
+    token = secrets.token_hex(16)
+    async with _started([d.name for d in devices], token) as peers:
+        fits = await measure_links(peers, token=token, sizes=sizes, repeats=repeats, throttles=throttles)
+    links = tuple(
+        Link(source=a, target=b, latency_s=f.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s)
+        for (a, b), f in fits.items()
+    )
+    return Measured(topology=Topology(name=name, devices=devices, links=links), fits=fits)
+
+
+def _fitted(samples: Mapping[int, Sequence[float]], limit: Throttle, where: str) -> Fitted:
+    """A throttle holds back one way only, so it is no part of what is halved between the ways."""
+    try:
+        plain = {n: [t - limit.latency_s for t in times] for n, times in samples.items()}
+        f = fit_link(plain)
+    except JobError as e:
+        raise JobError(f"link {where}: {e.problem}", remedy=e.remedy) from None
+    return Fitted(
+        latency_s=f.latency_s + limit.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s, worst_error=f.worst_error
+    )
+
+
+@asynccontextmanager
+async def _started(names: Sequence[str], token: str) -> AsyncIterator[dict[str, tuple[str, int]]]:
+    processes = []
+    try:
+        peers = {}
+        for name in names:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "ephemeron.partition.costs.peer_process",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            processes.append(process)
+            assert process.stdout is not None
+            assert process.stdin is not None
+            process.stdin.write(f"{token}\n".encode())
+            async with asyncio.timeout(60):
+                line = (await process.stdout.readline()).decode().split()
+            if len(line) != 2:
+                raise ConnectionError(f"the process of device {name} ended instead of listening")
+            peers[name] = (line[0], int(line[1]))
+        yield peers
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()

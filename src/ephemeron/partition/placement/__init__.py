@@ -1,0 +1,1 @@
+"""Placement of operators on devices: baselines, heuristics, exact solvers and bounds (NetSplit, chapter 5)."""

@@ -1,0 +1,182 @@
+"""A graph and a topology in the one order and unit that all their relabellings and rescalings share.
+
+Searches that are cut off depend on the order of what they are given and on the last bits of numbers. So they are given neither: operators,
+tensors and devices are ordered by what they are (refinement of colours, after Weisfeiler and Leman: equal are those with equal costs among
+equal neighbours), and times are divided by their sum, with 40 bits kept. Names stay, and decide nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ephemeron.partition.graph.graph import Graph
+from ephemeron.partition.graph.topology import Topology
+
+BITS = 40
+SAME = 1e-9
+"""Relative; numbers closer than this are one when they are ranked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canonical:
+    """The same problem."""
+
+    graph: Graph
+    topology: Topology
+    unit_s: float
+    """What a second there is here: times there are multiplied by this."""
+
+
+def canonical(graph: Graph, topology: Topology) -> Canonical:
+    """Orders and scales. Times of all operators on all kinds add up to one, whatever devices there are."""
+    unit_s = math.fsum(s for n in graph.nodes for table in (n.forward_s, n.backward_s) for s in table.values()) or 1.0
+    return Canonical(graph=_graph(graph, unit_s), topology=_topology(graph, topology, unit_s), unit_s=unit_s)
+
+
+def _graph(graph: Graph, unit_s: float) -> Graph:
+    number = {n.name: i for i, n in enumerate(graph.nodes)}
+    times = _ranks([s for n in graph.nodes for table in (n.forward_s, n.backward_s) for s in table.values()])
+    kinds = _order_of_kinds(graph)
+    groups: dict[str, list[int]] = {}
+    for i, n in enumerate(graph.nodes):
+        if n.group is not None:
+            groups.setdefault(n.group, []).append(i)
+    made = [(number[t.producer], [number[c] for c in t.consumers]) for t in graph.tensors]
+    colours = _numbered([
+        (
+            tuple(times[n.forward_s[k]] for k in kinds), tuple(times[n.backward_s[k]] for k in kinds),
+            n.parameter_bytes, n.gradient_bytes, n.optimizer_bytes, len(groups.get(n.group or "", ())),
+        )
+        for n in graph.nodes
+    ])  # fmt: skip
+    count = 0
+    while len(set(colours)) > count:
+        count = len(set(colours))
+        around: list[list[Hashable]] = [[] for _ in colours]
+        for t, (u, readers) in zip(graph.tensors, made, strict=True):
+            size = (t.nbytes, t.gradient_bytes)
+            around[u].append((0, size, tuple(sorted(colours[v] for v in readers))))
+            for v in readers:
+                around[v].append((1, size, (colours[u], len(readers))))
+        for own in groups.values():
+            together = tuple(sorted(colours[i] for i in own))
+            for i in own:
+                around[i].append((2, (0, 0), together))
+        colours = _numbered([(c, tuple(sorted(a))) for c, a in zip(colours, around, strict=True)])  # type: ignore[type-var]
+    place = _topological(made, colours)
+    nodes = sorted(graph.nodes, key=lambda n: place[number[n.name]])
+    tensors = [replace(t, consumers=tuple(sorted(t.consumers, key=lambda c: place[number[c]]))) for t in graph.tensors]
+    tensors.sort(
+        key=lambda t: (
+            place[number[t.producer]], tuple(place[number[c]] for c in t.consumers), t.nbytes, t.gradient_bytes,
+        )
+    )  # fmt: skip
+
+    def scaled(table: Mapping[str, float]) -> dict[str, float]:
+        return {k: _kept(s / unit_s) for k, s in table.items()}
+
+    return replace(
+        graph,
+        nodes=tuple(replace(n, forward_s=scaled(n.forward_s), backward_s=scaled(n.backward_s)) for n in nodes),
+        tensors=tuple(tensors),
+    )
+
+
+def _topology(graph: Graph, topology: Topology, unit_s: float) -> Topology:
+    """Devices by speed, memory and links; of equal ones in the order given."""
+    devices = topology.devices
+    number = {d.name: i for i, d in enumerate(devices)}
+    totals = [
+        sum(n.forward_s.get(d.kind, 0.0) + n.backward_s.get(d.kind, 0.0) for n in graph.nodes) / d.speed
+        for d in devices
+    ]
+    speeds = _ranks(totals)
+    kind = {k: i for i, k in enumerate(_order_of_kinds(graph))}
+    colours = _numbered(
+        [(speeds[s], d.memory_bytes, kind.get(d.kind, -1)) for s, d in zip(totals, devices, strict=True)]
+    )
+    latency, bandwidth = (
+        _ranks([k.latency_s for k in topology.links]),
+        _ranks([k.bandwidth_bytes_s for k in topology.links]),
+    )
+    links = [
+        (number[k.source], number[k.target], (latency[k.latency_s], bandwidth[k.bandwidth_bytes_s]))
+        for k in topology.links
+    ]
+    count = 0
+    while len(set(colours)) > count:
+        count = len(set(colours))
+        around: list[list[tuple[int, tuple[int, int], int]]] = [[] for _ in devices]
+        for a, b, cost in links:
+            around[a].append((0, cost, colours[b]))
+            around[b].append((1, cost, colours[a]))
+        colours = _numbered([(c, tuple(sorted(x))) for c, x in zip(colours, around, strict=True)])
+    order = sorted(devices, key=lambda d: colours[number[d.name]])
+    place = {d.name: i for i, d in enumerate(order)}
+    scaled = [
+        replace(k, latency_s=_kept(k.latency_s / unit_s), bandwidth_bytes_s=_kept(k.bandwidth_bytes_s * unit_s))
+        for k in topology.links
+    ]
+    return replace(
+        topology, devices=tuple(order), links=tuple(sorted(scaled, key=lambda k: (place[k.source], place[k.target])))
+    )
+
+
+def _topological(made: Sequence[tuple[int, list[int]]], colours: Sequence[int]) -> list[int]:
+    """Place of each node: after what it reads; among those, what follows the latest node first, then by colour."""
+    waits = [0] * len(colours)
+    feeds: list[dict[int, None]] = [{} for _ in colours]
+    for u, readers in made:
+        for v in readers:
+            if v not in feeds[u]:
+                feeds[u][v] = None
+                waits[v] += 1
+    sources: list[list[int]] = [[] for _ in colours]
+    place = [-1] * len(colours)
+    free = [(0, colours[i], (), i) for i, w in enumerate(waits) if w == 0]
+    heapq.heapify(free)
+    count = 0
+    while free:
+        *_, u = heapq.heappop(free)
+        place[u] = count
+        count += 1
+        for v in feeds[u]:
+            sources[v].append(place[u])
+            waits[v] -= 1
+            if waits[v] == 0:
+                heapq.heappush(free, (-max(sources[v]), colours[v], tuple(sorted(sources[v])), v))  # type: ignore[misc]
+    return place
+
+
+def _order_of_kinds(graph: Graph) -> list[str]:
+    """Kinds of devices by their times, of equal ones by name."""
+    totals = {k: sum(n.forward_s[k] + n.backward_s[k] for n in graph.nodes) for k in graph.nodes[0].forward_s}
+    ranks = _ranks(totals.values())
+    return sorted(totals, key=lambda k: (ranks[totals[k]], k))
+
+
+def _ranks(values: Iterable[float]) -> dict[float, int]:
+    """Numbers in ascending order; one for all that are nearly equal."""
+    made: dict[float, int] = {}
+    last = -math.inf
+    rank = -1
+    for v in sorted(set(values)):
+        if v - last > SAME * abs(v):
+            rank, last = rank + 1, v
+        made[v] = rank
+    return made
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    """Equal keys get one number, in the order of the keys."""
+    number = {key: k for k, key in enumerate(sorted(set(keys)))}  # type: ignore[type-var]
+    return [number[key] for key in keys]
+
+
+def _kept(value: float) -> float:
+    """With 40 bits: what a change of units does to the last bits is gone."""
+    fraction, exponent = math.frexp(value)
+    return math.ldexp(round(math.ldexp(fraction, BITS)), exponent - BITS)

@@ -1,0 +1,339 @@
+"""The best chain of downsets by dynamic programming, over how many devices of each class are used: all orders of devices at once.
+
+From the last stage to the first: for each number of devices used of each class, the class of the stage that was added last, and
+the downset that is left for the stages before, the least bottleneck. A stage is the difference of two downsets. From the last stage on,
+because micro-batches in flight are counted from there. Devices that are not used cost nothing, so fewer stages are tried as well.
+
+What a table over downsets cannot know is which of the earlier stages made a tensor. So there are two readings:
+
+- `least`: a link carries what must cross it whatever the stages around it are, and memory holds what a stage makes itself. No pipeline
+  is faster, so what is not found below a value proves it.
+- `most`: every link carries all that crosses the cut, and memory holds it. Where no tensor skips a stage, it is exact; the chain found
+  is a plan whose true bottleneck is no greater.
+
+On chains of layers both are equal. Only chains below a known value are followed, and only downsets that the devices left could still
+bring to an end below it: with a good plan known, few are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ephemeron.partition.costs.table import Costs
+from ephemeron.partition.placement.device_classes import Classes
+from ephemeron.partition.placement.downsets import Downsets
+from ephemeron.partition.placement.search_budget import Timer
+from ephemeron.partition.placement.stages import in_flight
+from ephemeron.partition.schedule_simulator.schedule import Schedule
+
+Reading = Literal["least", "most"]
+SLACK = 1e-10
+"""Relative; sums of the same times in another order differ by less."""
+MOST_CELLS = 1_500_000_000
+"""Pairs of downsets that are compared, in all."""
+MOST_STATE_BYTES = 512 << 20
+CHUNK = 1 << 21
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownsetChain:
+    """Stages as classes of devices and downsets."""
+
+    value_s: float
+    """Bottleneck by the reading."""
+    classes: tuple[int, ...]
+    """First stage first."""
+    stage: tuple[int, ...]
+    """By node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainSearchResult:
+    """What there is below the value that was asked for."""
+
+    chain: DownsetChain | None
+    """The best; None: there is none."""
+    complete: bool
+    """Whether nothing was left out; if not, nothing is proved."""
+
+
+@dataclass(slots=True)
+class _ChainRow:
+    """One number of devices of each class, with the class of the first stage so far."""
+
+    value: Any
+    """By downset that is left; infinite: none."""
+    next_downset: Any
+    next_class: Any
+    alive: Any = field(default=None)
+    """Downsets with a value."""
+
+
+class ChainSearch:
+    """Tables of one model on classes of devices."""
+
+    def __init__(self, costs: Costs, schedule: Schedule, downsets: Downsets, classes: Classes) -> None:
+        self.costs, self.downsets, self.classes = costs, downsets, classes
+        size = len(costs.devices)
+        self._flight = in_flight(schedule, size + 1)[::-1]  # by stages that follow
+        self._recompute = schedule.recompute
+        units = downsets.units
+        heads = [own[0] for own in classes.members]
+        both = np.array(costs.forward) + np.array(costs.backward)
+        by_unit = np.zeros((len(units.nodes), len(heads)))
+        np.add.at(by_unit, list(units.unit), both[:, heads])
+        total = by_unit.sum(axis=0)
+        self._speed = np.array([1.0 / t if t > 0 else 1.0 for t in total])
+        self._work = self._summed(by_unit)
+        self._progress = self._summed((by_unit * self._speed).min(axis=1, keepdims=True))[:, 0]
+        self._by_progress = np.argsort(self._progress, kind="stable")
+        self._sorted_progress = self._progress[self._by_progress]
+        self._floor_s = 1.0 / max(1e-300, sum(c * s for c, s in zip(classes.counts, self._speed, strict=True)))
+        """No bottleneck is less, so links that take less never decide."""
+        self._floor_s *= float(self._progress[-1])
+        self._capacity = [min(costs.capacity[d] for d in own) for own in classes.members]
+        self._largest = [max(costs.capacity[d] for d in own) for own in classes.members]
+        self._memory: dict[Reading, tuple[Any, Any, Any]] = {}
+        self._links: dict[Reading, Any] = {}
+
+    def below(self, value_s: float, reading: Reading, timer: Timer) -> ChainSearchResult:
+        """The best chain below a value.
+
+        Args:
+            value_s: nothing that is not less is looked at; infinite: whatever there is.
+            reading: of what cannot be known, see the module.
+            timer: ends earlier.
+        """
+        counts, full = self.classes.counts, len(self.downsets.masks) - 1
+        vectors = math.prod(c + 1 for c in counts)
+        if vectors * len(counts) * (full + 1) * 13 > MOST_STATE_BYTES:
+            return ChainSearchResult(chain=None, complete=False)
+        self.prepare(reading)
+        least = self.limit_s(value_s, reading)
+        rows: dict[tuple[tuple[int, ...], int], _ChainRow] = {}
+        start = self._empty()
+        start.value[full], start.alive = 0.0, np.array([full])
+        rows[(0,) * len(counts), -1] = start
+        best: tuple[float, tuple[int, ...], int] | None = None
+        cells = 0
+        for used in sorted(itertools.product(*(range(c + 1) for c in counts)), key=lambda v: (sum(v), v)):
+            for y in range(-1, len(counts)):
+                row = rows.get((used, y))
+                if row is None:
+                    continue
+                alive = np.nonzero(row.value < least)[0] if row.alive is None else row.alive
+                if not len(alive):
+                    continue
+                for x, c in enumerate(counts):
+                    if used[x] == c:
+                        continue
+                    more = tuple(u + (k == x) for k, u in enumerate(used))
+                    into = rows.get((more, x))
+                    if into is None:
+                        into = rows[more, x] = self._empty()
+                    cells += self._extended(row, alive, into, x, y, more, least, reading)
+                    if into.value[0] < least:
+                        least = float(into.value[0]) * (1 - SLACK)
+                        best = (float(into.value[0]), more, x)
+                    if cells > MOST_CELLS or timer.left_s() <= 0:
+                        return ChainSearchResult(chain=self._traced(rows, best), complete=False)
+        return ChainSearchResult(chain=self._traced(rows, best), complete=True)
+
+    def _extended(
+        self,
+        row: _ChainRow,
+        alive: Any,
+        into: _ChainRow,
+        x: int,
+        y: int,
+        more: tuple[int, ...],
+        least: float,
+        reading: Reading,
+    ) -> int:
+        """One stage more, on class x before one of class y; returns how many pairs were compared."""
+        follow = sum(more) - 1
+        last = int(np.searchsorted(self._sorted_progress, self._left(more, least), side="right"))
+        value = row.value[alive]
+        if y >= 0:
+            value = np.maximum(value, self._links[reading][x, y, alive])
+        fits = value < least
+        alive, value = alive[fits], value[fits]
+        order = np.argsort(self._progress[alive], kind="stable")
+        alive, value = alive[order], value[order]
+        work, cells, at = self._work[:, x], 0, 0
+        while at < len(alive):
+            low = self._progress[alive[at]] - self._speed[x] * least * (1 + SLACK) - SLACK
+            first = int(np.searchsorted(self._sorted_progress, low, side="left"))
+            count = min(len(alive) - at, max(1, CHUNK // max(1, last - first)))
+            upper, below = alive[at : at + count], self._by_progress[first:last]
+            highest = self._progress[upper[-1]] + SLACK
+            below = below[: int(np.searchsorted(self._progress[below], highest, side="right"))]
+            cells += len(upper) * len(below)
+            taken = work[upper][:, None] - work[below][None, :]
+            a, b = np.nonzero((taken < least) & (taken > -SLACK * least))
+            j, k = upper[a], below[b]
+            keep = j != k
+            a, j, k, taken = a[keep], j[keep], k[keep], taken[a[keep], b[keep]]
+            for w in range(self.downsets.packed.shape[1]):
+                inside = (self.downsets.packed[k, w] & ~self.downsets.packed[j, w]) == 0
+                a, j, k, taken = a[inside], j[inside], k[inside], taken[inside]
+            keep = self.fits(j, k, x, follow, reading)
+            a, j, k, taken = a[keep], j[keep], k[keep], taken[keep]
+            total = np.maximum(value[at : at + count][a], taken)
+            keep = (total < least) & (total < into.value[k])
+            j, k, total = j[keep], k[keep], total[keep]
+            rank = np.argsort(-total, kind="stable")  # of several ways to one downset, the least is written last
+            j, k, total = j[rank], k[rank], total[rank]
+            into.value[k], into.next_downset[k], into.next_class[k] = total, j, y
+            at += count
+        return cells
+
+    def limit_s(self, value_s: float, reading: Reading) -> float:
+        """What is looked at has to be below this; no chain takes as long as that of an infinite value."""
+        if value_s == math.inf:
+            return float(self._work[-1].max()) * 2 + float(np.max(self._links[reading], initial=0.0)) + 1.0
+        return value_s * (1 - SLACK)
+
+    def candidates(self, j: int, x: int, more: tuple[int, ...], least: float) -> tuple[Any, Any]:
+        """Downsets that may lie below j by their sums: a stage of class x between takes less than `least`, and what is left can be done
+        by the devices that are not among `more`; and what that stage computes."""
+        last = int(np.searchsorted(self._sorted_progress, self._left(more, least), side="right"))
+        low = self._progress[j] - self._speed[x] * least * (1 + SLACK) - SLACK
+        first = int(np.searchsorted(self._sorted_progress, low, side="left"))
+        found = self._by_progress[first:last]
+        taken = self._work[j, x] - self._work[found, x]
+        keep = (taken < least) & (taken > -SLACK * least)
+        return found[keep], taken[keep]
+
+    def stages(self, ends: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """Stage by node, of stages from downset to downset, first stage first."""
+        stage = [0] * len(self.costs.nodes)
+        for number, (k, j) in enumerate(ends):
+            inside = self.downsets.masks[j] & ~self.downsets.masks[k]
+            for u, own in enumerate(self.downsets.units.nodes):
+                if inside >> u & 1:
+                    for i in own:
+                        stage[i] = number
+        return tuple(stage)
+
+    def _left(self, more: tuple[int, ...], least: float) -> float:
+        """Progress that the devices not among `more` can make."""
+        left = sum((c - m) * s for c, m, s in zip(self.classes.counts, more, self._speed, strict=True)) * least
+        return float(left * (1 + SLACK) + SLACK)
+
+    def fits(self, j: Any, k: Any, x: int, follow: int, reading: Reading) -> Any:
+        """Whether stages from downsets k to j have memory on class x, with so many stages that follow."""
+        state, made, crossing = self._memory[reading]
+        flight, before = self._flight[follow], self._flight[min(follow + 1, len(self._flight) - 1)]
+        if reading == "least":
+            times = 1 if self._recompute else flight
+            return state[j] - state[k] + times * (made[j] - made[k]) <= self._largest[x]
+        return state[j] - state[k] + flight * (made[j] - made[k]) + before * crossing[k] <= self._capacity[x]
+
+    def prepare(self, reading: Reading) -> None:
+        """Makes the tables of a reading."""
+        if reading in self._links:
+            return
+        costs, units = self.costs, self.downsets.units
+        count, table = len(units.nodes), self.downsets.table
+        ignored = units.followers if reading == "least" else frozenset()
+        state, made = np.zeros((count, 1)), np.zeros((count, 1))
+        for i, u in enumerate(units.unit):
+            if i not in ignored:
+                state[u] += costs.state[i]
+        crossing = np.zeros(len(table))
+        kinds = len(self.classes.members)
+        there, back = np.zeros((kinds, kinds, len(table))), np.zeros((kinds, kinds, len(table)))
+        pairs: dict[tuple[int, int], tuple[Any, Any]] = {}
+        for t, i in enumerate(costs.producer):
+            u = units.unit[i]
+            readers = sorted({units.unit[v] for v in costs.consumers[t]} - {u})
+            if i not in ignored:
+                made[u] += costs.held[t]
+            if not readers:
+                continue
+            send, gradient = self.between(costs.send[t], reading), self.between(costs.back[t], reading).T
+            if not costs.returns[t]:
+                gradient = np.zeros_like(gradient)
+            if reading == "most":
+                crosses = table[:, u] & ~table[:, readers].all(axis=1)
+                there += send[:, :, None] * crosses
+                back += gradient[:, :, None] * crosses
+                crossing += costs.held[t] * crosses
+            else:
+                for v in readers:
+                    a, b = pairs.get((u, v), (0.0, 0.0))
+                    pairs[u, v] = a + send, b + gradient
+        if reading == "least" and any(max(a.max(), b.max()) > self._floor_s for a, b in pairs.values()):
+            self._adjacent(pairs, there, back)
+        self._links[reading] = np.maximum(there, back)
+        self._memory[reading] = (self._summed(state)[:, 0], self._summed(made)[:, 0], crossing)
+
+    def _adjacent(self, pairs: dict[tuple[int, int], tuple[Any, Any]], there: Any, back: Any) -> None:
+        """What crosses from one stage to the next for certain: the stage before a cut has one of the last units before it at least, the
+        stage behind it one of the first behind it; of all such pairs, the least that one sends the other."""
+        units, table = self.downsets.units, self.downsets.table
+        final = table.copy()
+        for u, after in enumerate(units.after):
+            if after:
+                final[:, u] &= ~table[:, list(after)].any(axis=1)
+        ends = final.sum(axis=1)
+        for j in range(1, len(table) - 1):
+            ready = self.downsets.ready[j]
+            if ends[j] * ready.bit_count() > 16:
+                continue
+            found = [
+                pairs.get((int(u), v))
+                for u in np.nonzero(final[j])[0]
+                for v in range(ready.bit_length())
+                if ready >> v & 1
+            ]
+            if any(f is None for f in found):
+                continue
+            there[:, :, j] = np.minimum.reduce([f[0] for f in found if f is not None])
+            back[:, :, j] = np.minimum.reduce([f[1] for f in found if f is not None])
+
+    def between(self, seconds: Sequence[Sequence[float]], reading: Reading) -> Any:
+        """Classes × classes: of any two different devices."""
+        choose, members = (min if reading == "least" else max), self.classes.members
+        if self.classes.exact:
+            ends = [(own[0], own[-1]) for own in members]
+            return np.array([[seconds[a][b2] if a != b2 else 0.0 for _, b2 in ends] for a, _ in ends])
+        return np.array(
+            [[choose((seconds[a][b] for a in p for b in q if a != b), default=0.0) for q in members] for p in members]
+        )
+
+    def _summed(self, by_unit: Any) -> Any:
+        """By downset, what its units have together."""
+        table = self.downsets.table
+        step = max(1, (1 << 22) // max(1, table.shape[1]))
+        parts = [table[i : i + step].astype(np.float64) @ by_unit for i in range(0, len(table), step)]
+        return np.concatenate(parts)
+
+    def _empty(self) -> _ChainRow:
+        size = len(self.downsets.masks)
+        return _ChainRow(
+            value=np.full(size, math.inf), next_downset=np.zeros(size, dtype=np.int32),
+            next_class=np.full(size, -1, dtype=np.int8),
+        )  # fmt: skip
+
+    def _traced(
+        self, rows: dict[tuple[tuple[int, ...], int], _ChainRow], best: tuple[float, tuple[int, ...], int] | None
+    ) -> DownsetChain | None:
+        if best is None:
+            return None
+        value, used, x = best
+        at, classes, ends = 0, [], []
+        while x >= 0:
+            row = rows[used, x]
+            ends.append((at, int(row.next_downset[at])))
+            classes.append(x)
+            used = tuple(n - (k == x) for k, n in enumerate(used))
+            at, x = int(row.next_downset[at]), int(row.next_class[at])
+        return DownsetChain(value_s=value, classes=tuple(classes), stage=self.stages(ends))

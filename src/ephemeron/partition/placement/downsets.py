@@ -1,0 +1,203 @@
+"""Where a model can be cut in two so that tensors only go forward: its downsets (ideals), of which each pipeline is a chain.
+
+Nodes that have to lie on one stage are one *unit*: clusters, and whatever lies on a way from a cluster back to itself. A chain of n
+units has n + 1 downsets, a residual network little more, parallel branches the product of theirs. So they are counted up to a limit,
+and a graph with more has no table of them ("Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ephemeron.partition.costs.table import Costs
+
+MOST_DOWNSETS = 80_000
+MOST_BYTES = 256 << 20
+"""Of the table, units × downsets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """Nodes that lie on one stage in every pipeline, in topological order."""
+
+    nodes: tuple[tuple[int, ...], ...]
+    """By unit, ascending."""
+    unit: tuple[int, ...]
+    """By node."""
+    before: tuple[int, ...]
+    """By unit: a mask of units whose tensors it reads."""
+    after: tuple[tuple[int, ...], ...]
+    """By unit: those that read its tensors."""
+    followers: frozenset[int] = frozenset()
+    """Nodes that take no time and were merged with their only neighbour: no plan is faster without, but one may need less memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Downsets:
+    """All sets of units that hold with each unit what it reads; ascending by number of units, the empty one first, the full one last."""
+
+    units: Units
+    masks: tuple[int, ...]
+    table: Any
+    """Downsets × units, bool."""
+    packed: Any
+    """The same as downsets × words of 64 bits."""
+    ready: tuple[int, ...]
+    """By downset: a mask of the units that may come next."""
+
+
+def units_of(costs: Costs) -> Units:
+    """Clusters, merged with all that lies on cycles through them."""
+    count = len(costs.clusters)
+    cluster = [0] * len(costs.nodes)
+    for g, own in enumerate(costs.clusters):
+        for i in own:
+            cluster[i] = g
+    edges: list[dict[int, None]] = [{} for _ in range(count)]
+    for t, u in enumerate(costs.producer):
+        for v in costs.consumers[t]:
+            if cluster[u] != cluster[v]:
+                edges[cluster[u]][cluster[v]] = None
+    component = _components(edges)  # numbered in reverse topological order
+    number = [max(component) - c for c in component] if component else []
+    size = max(number, default=-1) + 1
+    nodes: list[list[int]] = [[] for _ in range(size)]
+    for i, g in enumerate(cluster):
+        nodes[number[g]].append(i)
+    before, after = [0] * size, [dict[int, None]() for _ in range(size)]
+    for g, readers in enumerate(edges):
+        for h in readers:
+            a, b = number[g], number[h]
+            if a != b:
+                before[b] |= 1 << a
+                after[a][b] = None
+    unit = tuple(number[g] for g in cluster)
+    return Units(nodes=tuple(map(tuple, nodes)), unit=unit, before=tuple(before), after=tuple(map(tuple, after)))
+
+
+def without_idle_ends(costs: Costs, units: Units) -> Units:
+    """Units that take no time and have tensors to or from one other unit only are merged with it, again and again.
+
+    Moved to their neighbour's stage they add no time there and spare a transfer, so the least bottleneck is the same but for memory.
+    """
+    idle = [
+        all(max(costs.forward[i]) + max(costs.backward[i]) == 0 for i in own) and len(own) > 0 for own in units.nodes
+    ]
+    around: list[set[int]] = [set(readers) for readers in units.after]
+    for u, readers in enumerate(units.after):
+        for v in readers:
+            around[v].add(u)
+    home = list(range(len(units.nodes)))
+    todo = [u for u in home if idle[u] and len(around[u]) == 1]
+    while todo:
+        u = todo.pop()
+        if len(around[u]) != 1:
+            continue
+        (v,) = around[u]
+        home[u] = v
+        around[u].clear()
+        around[v].discard(u)
+        if idle[v] and len(around[v]) == 1:
+            todo.append(v)
+
+    def settled(u: int) -> int:
+        while home[u] != u:
+            u = home[u]
+        return u
+
+    kept = [u for u in range(len(home)) if home[u] == u]
+    number = {u: k for k, u in enumerate(kept)}
+    nodes: list[list[int]] = [[] for _ in kept]
+    followers: set[int] = set()
+    for u, own in enumerate(units.nodes):
+        nodes[number[settled(u)]].extend(own)
+        if home[u] != u:
+            followers.update(own)
+    after = tuple(tuple(number[v] for v in units.after[u] if home[v] == v) for u in kept)
+    before = [0] * len(kept)
+    for a, following in enumerate(after):
+        for b in following:
+            before[b] |= 1 << a
+    unit = tuple(number[settled(u)] for u in units.unit)
+    merged = tuple(tuple(sorted(own)) for own in nodes)
+    return Units(nodes=merged, unit=unit, before=tuple(before), after=after, followers=frozenset(followers))
+
+
+def downsets_of(units: Units, *, most: int = MOST_DOWNSETS) -> Downsets | None:
+    """All of them; None: there are more than `most`, or their table would be too large."""
+    size = len(units.nodes)
+    most = min(most, MOST_BYTES // max(size, 1))
+    first = sum(1 << i for i in range(size) if not units.before[i])
+    ready = {0: first}
+    level = [0]
+    while level:
+        following: list[int] = []
+        for mask in level:
+            left = ready[mask]
+            while left:
+                bit = left & -left
+                left ^= bit
+                larger = mask | bit
+                if larger in ready:
+                    continue
+                may = ready[mask] ^ bit
+                for w in units.after[bit.bit_length() - 1]:
+                    if not units.before[w] & ~larger:
+                        may |= 1 << w
+                ready[larger] = may
+                following.append(larger)
+                if len(ready) > most:
+                    return None
+        level = following
+    masks = tuple(ready)
+    width = max(1, -(-size // 64)) * 8
+    raw = np.frombuffer(b"".join(m.to_bytes(width, "little") for m in masks), dtype=np.uint8).reshape(len(masks), width)
+    table = np.unpackbits(raw, axis=1, bitorder="little")[:, :size].astype(bool)
+    return Downsets(
+        units=units, masks=masks, table=table, packed=raw.copy().view(np.uint64), ready=tuple(ready[m] for m in masks)
+    )
+
+
+def _components(edges: Sequence[dict[int, None]]) -> list[int]:
+    """Tarjan's strongly connected components, without recursion."""
+    found: list[int] = [-1] * len(edges)
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on: set[int] = set()
+    count = 0
+    for root in range(len(edges)):
+        if root in index:
+            continue
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on.add(root)
+        work = [(root, iter(edges[root]))]
+        while work:
+            at, readers = work[-1]
+            for w in readers:
+                if w not in index:
+                    index[w] = low[w] = len(index)
+                    stack.append(w)
+                    on.add(w)
+                    work.append((w, iter(edges[w])))
+                    break
+                if w in on:
+                    low[at] = min(low[at], index[w])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[at])
+                if low[at] == index[at]:
+                    while True:
+                        w = stack.pop()
+                        on.discard(w)
+                        found[w] = count
+                        if w == at:
+                            break
+                    count += 1
+    return found

@@ -1,0 +1,215 @@
+"""List scheduling by the longest way to go, again and again with other weights: the best beginning for one iteration.
+
+The node with the longest way to go comes next, on the device where both its passes would end first, with transfers one after the other on
+each link (HEFT, Topcuoglu et al. 2002, for training: a node stands for both passes, a tensor for itself and its gradient). m-ETF asks
+instead which pair can *begin* first, and leaves long ways for the end: on a branching graph of 1,000 operators it takes 10 % longer.
+
+Greedy choices depend on weights that nobody knows: how much a byte of memory is worth in seconds where memory is tight, how dear
+transfers are, ties. So first a grid of weights is tried, then random ones near the best; in between all but a stretch of nodes keep their
+devices, and the stretch is placed again. A run takes about 5 µs per node and device.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ephemeron.partition.costs.table import Costs
+from ephemeron.partition.placement.annealing import AnnealingResult
+from ephemeron.partition.placement.list_dispatch import bounced, mirrored
+from ephemeron.partition.placement.search_budget import Timer
+from ephemeron.partition.placement.sequencing import makespan_s, ranked_order
+
+PRICES = (0.0, 1.0, 3.0, 10.0, 30.0)
+"""Of memory: seconds of all work on all devices' whole memory."""
+LINKS = (0.5, 1.0, 2.0)
+"""Factors on transfers."""
+NOISE = (0.0, 0.5, 1.0, 2.0)
+"""Of ranks, in mean times of a node."""
+NEAR = 1.03
+"""Only what is so near the best is dispatched to and fro, and the less often the less that has helped."""
+STRETCH = (0.02, 0.3)
+"""Shortest and longest stretch that is placed again, as a share of all nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    price: float
+    link: float
+    noise: float
+
+
+def list_search(
+    costs: Costs, *, rng: Random, steps: int, timer: Timer, known: Sequence[Sequence[int]] = ()
+) -> AnnealingResult:
+    """Places and orders all nodes, again and again.
+
+    Args:
+        costs: the model.
+        rng: draws.
+        steps: most runs.
+        timer: ends earlier.
+        known: placements to begin from, too.
+
+    Returns:
+        The best that was met: least overfull, then shortest.
+    """
+    search = _Search(costs, rng)
+    for where in known:
+        search.take(list(where), None)
+    grid = [_Weights(price=p, link=k, noise=0.0) for p in PRICES for k in LINKS]
+    done = 0
+    while done < steps and (timer.left_s() > 0 or search.best is None):
+        fresh = done < len(grid)
+        weights = grid[done] if fresh else search.near()
+        keep = None if fresh or search.best is None or rng.random() < 0.1 else search.stretch()
+        search.run(weights, keep)
+        done += 1
+    assert search.best is not None
+    over, total_s = search.best
+    return AnnealingResult(
+        where=tuple(search.where), order=tuple(search.order), makespan_s=total_s, over_bytes=over, steps=done
+    )
+
+
+class _Search:
+    def __init__(self, costs: Costs, rng: Random) -> None:
+        self.costs, self.rng, self.mirror = costs, rng, mirrored(costs)
+        self.best: tuple[int, float] | None = None
+        """Bytes over, and seconds."""
+        self.bounced = self.helped = 0
+        self.where: list[int] = []
+        self.order: list[int] = []
+        self.weights = _Weights(price=0.0, link=1.0, noise=0.0)
+        n, size = len(costs.nodes), len(costs.devices)
+        self.work = [sum(f) / size + sum(b) / size for f, b in zip(costs.forward, costs.backward, strict=True)]
+        self.price_s = sum(self.work) / size / max(1, sum(costs.capacity))
+        self.cluster = [0] * n
+        for g, cluster in enumerate(costs.clusters):
+            for i in cluster:
+                self.cluster[i] = g
+        self.tensors = [{t for i in c for t in (*costs.inputs[i], *costs.outputs[i])} for c in costs.clusters]
+        self.state = [sum(costs.state[i] for i in c) for c in costs.clusters]
+        self.waits = [len({costs.producer[t] for t in costs.inputs[i]}) for i in range(n)]
+        self.after = [list(dict.fromkeys(v for t in costs.outputs[i] for v in costs.consumers[t])) for i in range(n)]
+        self.rank = self._ranks()
+
+    def _ranks(self) -> list[float]:
+        costs, pairs = self.costs, max(1, len(self.costs.devices) ** 2)
+        rank = [0.0] * len(costs.nodes)
+        for i in reversed(range(len(rank))):
+            after = 0.0
+            for t in costs.outputs[i]:
+                sent = (sum(map(sum, costs.send[t])) + sum(map(sum, costs.back[t])) * costs.returns[t]) / pairs
+                after = max([after, *(rank[v] + sent for v in costs.consumers[t])])
+            rank[i] = self.work[i] + after
+        return rank
+
+    def near(self) -> _Weights:
+        """Weights near the best's."""
+        draw, w = self.rng, self.weights
+        price = draw.choice(PRICES) if draw.random() < 0.3 else w.price * draw.uniform(0.5, 2.0)
+        link = draw.choice(LINKS) if draw.random() < 0.3 else w.link * draw.uniform(0.7, 1.4)
+        return _Weights(price=price, link=link, noise=draw.choice(NOISE))
+
+    def stretch(self) -> list[int]:
+        """The best's devices, with -1 for clusters that begin in a stretch of its order."""
+        n = len(self.costs.nodes)
+        forward = [op for op in self.order if op < n]
+        length = max(1, int(n * self.rng.uniform(*STRETCH)))
+        first = self.rng.randrange(n)
+        keep = self.where[:]
+        for i in forward[first : first + length]:
+            for j in self.costs.clusters[self.cluster[i]]:
+                keep[j] = -1
+        return keep
+
+    def run(self, weights: _Weights, keep: Sequence[int] | None) -> None:
+        """One list schedule; taken over if it is better."""
+        mean = sum(self.work) / len(self.work)
+        rank = [r + weights.noise * mean * self.rng.uniform(-1, 1) for r in self.rank] if weights.noise else self.rank
+        where, order = self._placed(rank, weights, keep)
+        if self.take(where, order):
+            self.weights = weights
+
+    def take(self, where: list[int], forward: list[int] | None) -> bool:
+        """Whether it is better than the best, under the mirrored order or what dispatching makes of it."""
+        costs, n = self.costs, len(where)
+        over = costs.over(where)
+        if self.best is not None and over > self.best[0]:
+            return False
+        order = ranked_order(costs, where) if forward is None else [*forward, *(n + i for i in reversed(forward))]
+        total_s = makespan_s(costs, where, order)
+        near = self.best is None or (over, total_s) < (self.best[0], self.best[1] * NEAR)
+        if near and self.rng.random() < (self.helped + 2) / (self.bounced + 2) + 0.05:
+            shorter_s, shorter = bounced(costs, self.mirror, where, order)
+            self.bounced += 1
+            self.helped += shorter_s < total_s
+            total_s, order = shorter_s, shorter
+        if self.best is not None and (over, total_s) >= self.best:
+            return False
+        self.best, self.where, self.order = (over, total_s), where, order
+        return True
+
+    def _placed(
+        self, rank: Sequence[float], weights: _Weights, keep: Sequence[int] | None
+    ) -> tuple[list[int], list[int]]:
+        costs = self.costs
+        n, size = len(costs.nodes), len(costs.devices)
+        left, there = list(costs.capacity), [set[int]() for _ in range(size)]
+        free, end = [0.0] * size, [0.0] * n
+        link = [[0.0] * size for _ in range(size)]
+        arrived: dict[tuple[int, int], float] = {}
+        where, order = [-1] * n, list[int]()
+        waits = self.waits[:]
+        ready = [(-rank[i], i) for i in range(n) if waits[i] == 0]
+        heapq.heapify(ready)
+        price, factor = weights.price * self.price_s, weights.link
+
+        def start_s(i: int, d: int, commit: bool) -> float:
+            """When all inputs could be there; commits their transfers if asked to."""
+            at = free[d]
+            taken: dict[int, float] = {}
+            for t in costs.inputs[i]:
+                u = costs.producer[t]
+                p = where[u]
+                if p == d:
+                    there_s = end[u]
+                elif (t, d) in arrived:
+                    there_s = arrived[t, d]
+                else:
+                    sent_s = costs.send[t][p][d] + (costs.back[t][d][p] if costs.returns[t] else 0.0)
+                    there_s = max(taken.get(p, link[p][d]), end[u]) + factor * sent_s
+                    taken[p] = there_s
+                    if commit:
+                        arrived[t, d] = link[p][d] = there_s
+                if there_s > at:
+                    at = there_s
+            return at
+
+        while ready:
+            _, i = heapq.heappop(ready)
+            g = self.cluster[i]
+            tensors = self.tensors[g]
+            home = where[i]
+            if home < 0:
+                best: tuple[bool, float] | None = None
+                for d in range(size) if keep is None or keep[i] < 0 else (keep[i],):
+                    need = self.state[g] + sum(costs.held[t] for t in tensors if t not in there[d])
+                    ends = start_s(i, d, False) + costs.forward[i][d] + costs.backward[i][d]
+                    key = (need > left[d], ends + price * need)
+                    if best is None or key < best:
+                        best, home = key, d
+                left[home] -= self.state[g] + sum(costs.held[t] for t in tensors if t not in there[home])
+                there[home] |= tensors
+                for j in costs.clusters[g]:
+                    where[j] = home
+            end[i] = free[home] = start_s(i, home, True) + costs.forward[i][home] + costs.backward[i][home]
+            order.append(i)
+            for v in self.after[i]:
+                waits[v] -= 1
+                if waits[v] == 0:
+                    heapq.heappush(ready, (-rank[v], v))
+        return where, order

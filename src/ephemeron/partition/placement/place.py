@@ -1,0 +1,395 @@
+"""Placement: baselines, search, solvers, and the judge over all of them.
+
+Everything that any method proposes is replayed by the judge, and the best that fits is taken. So the result is never worse than
+any baseline, whatever the solvers do, and a bound that they prove is set against a value that none of them computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from ephemeron.errors import JobError
+from ephemeron.partition.costs.table import Costs, costs_of
+from ephemeron.partition.graph.graph import Graph
+from ephemeron.partition.graph.topology import Topology
+from ephemeron.partition.placement.annealing import AnnealingResult, anneal
+from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo, netsplit, pesto
+from ephemeron.partition.placement.canonical import canonical
+from ephemeron.partition.placement.cp_sat import improve
+from ephemeron.partition.placement.energetic_bound import energy_bound_s
+from ephemeron.partition.placement.list_search import list_search
+from ephemeron.partition.placement.memory import no_plan_found, refuse_what_cannot_fit
+from ephemeron.partition.placement.milp_model import iteration_program, load_program, path_bound_s
+from ephemeron.partition.placement.pipeline import best_pipeline, staging
+from ephemeron.partition.placement.plan import Objective, PlacementCandidate, PlacementPlan
+from ephemeron.partition.placement.search_budget import SearchBudget, Timer, timer
+from ephemeron.partition.placement.sequencing import orders_of
+from ephemeron.partition.placement.stages import Staged, in_flight
+from ephemeron.partition.schedule_simulator.replay import Replay
+from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Schedule
+from ephemeron.partition.schedule_simulator.simulator import check_placement, replay
+
+DEFAULTS: dict[str, Schedule] = {
+    "throughput": Schedule(kind="1f1b", micro_batches=8),
+    "iteration": Schedule(),
+}
+REMEDY_S = 10.0
+"""For finding what would fit where nothing does."""
+TIGHT = 1e-4
+"""Relative gap at which a plan counts as proved."""
+SERIAL = 0.9
+"""From this share of the bound on, the longest way decides: the relaxed program finds and proves more there than annealing."""
+FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
+"""How hot annealing begins: with more nodes it is cut off too early for heat to be of use."""
+PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
+"""Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
+SEARCHED = 0.8
+"""Share of the time for searching a pipeline, before the baselines."""
+SPARED = 0.3
+"""Share of the time for searching one iteration with a device less."""
+ROUNDED = 1e-11
+"""Relative; more than what a change of units does to a sum of times."""
+ROOM = (1.0, 0.98, 0.95, 0.9, 0.8)
+"""Shares of devices' memory within which nodes are divided: made whole again, they need more of it."""
+
+
+def place(
+    graph: Graph,
+    topology: Topology,
+    *,
+    objective: Objective = "throughput",
+    schedule: Schedule | None = None,
+    effort: SearchBudget | None = None,
+    seeds: Sequence[Mapping[str, str]] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> PlacementPlan:
+    """Places a model's operators on devices.
+
+    Args:
+        graph: the model.
+        topology: the devices and links.
+        objective: `throughput`: the least bottleneck of a pipeline of stages; `iteration`: the shortest iteration, of any
+            placement, which is searched for in earnest with the batch whole.
+        schedule: of the micro-batches; None: 1F1B with 8 of them, or the batch whole.
+        effort: limits and seed.
+        seeds: placements that are known, e.g. of yesterday's topology; the result is no worse than any that fits.
+        clock: seconds, for the time limit.
+
+    Returns:
+        The best that was found, with a proved lower bound.
+
+    Raises:
+        JobError: graph, topology, schedule and seeds do not agree.
+        PlanInfeasible: memory does not suffice; says how much is missing and what would fit.
+        MissingExtra: SciPy or OR-tools is not installed.
+    """
+    effort = effort or SearchBudget()
+    schedule = schedule or DEFAULTS[objective]
+    if objective == "throughput" and schedule.kind == "plain":
+        raise JobError(
+            "objective throughput does not go with a plain schedule, which has nothing to overlap",
+            remedy="take gpipe or 1f1b, or the objective iteration",
+        )
+    form = canonical(graph, topology)
+    plan = _placed(form.graph, form.topology, objective, schedule, effort, seeds, clock)
+    return _as_given(plan, graph, topology, form.unit_s)
+
+
+def _as_given(plan: PlacementPlan, graph: Graph, topology: Topology, unit_s: float) -> PlacementPlan:
+    """The plan in the caller's order and seconds, replayed there."""
+    placement = {n.name: plan.placement[n.name] for n in graph.nodes}
+    done = replay(graph, topology, placement, schedule=plan.schedule, orders=plan.orders)
+    value_s = done.iteration_s if plan.objective == "iteration" else done.bottleneck_s
+    return replace(
+        plan,
+        placement=placement,
+        value_s=value_s,
+        bound_s=min(plan.bound_s * unit_s * (1 - ROUNDED) if plan.bound_s < plan.value_s else value_s, value_s),
+        iteration_s=done.iteration_s,
+        reserved_bytes=done.reserved_bytes,
+        peak_bytes=done.peak_bytes,
+        candidates=tuple(
+            replace(
+                c,
+                value_s=_same(c.value_s * unit_s, value_s),
+                iteration_s=_same(c.iteration_s * unit_s, done.iteration_s),
+            )
+            for c in plan.candidates
+        ),
+    )
+
+
+def _same(seconds: float, known_s: float) -> float:
+    """What is known exactly, where the two differ by the bits that the canonical form drops only."""
+    return known_s if abs(seconds - known_s) <= ROUNDED * known_s else seconds
+
+
+def _placed(
+    graph: Graph, topology: Topology, objective: Objective, schedule: Schedule, effort: SearchBudget,
+    seeds: Sequence[Mapping[str, str]], clock: Callable[[], float],
+) -> PlacementPlan:  # fmt: skip
+    begun_s = clock()
+    limit = timer(effort.time_limit_s, clock)
+    costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
+    devices = {d.name: d for d in topology.devices}
+    for seed in seeds:
+        check_placement(graph, devices, seed)
+    remedy_s = None if effort.time_limit_s is None else REMEDY_S
+    refuse_what_cannot_fit(graph, topology, costs, schedule, timer(remedy_s, clock))
+    trial = _PlacementTrial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
+    for k, seed in enumerate(seeds):
+        trial.judge(f"seed {k}", costs.where(seed))
+    if objective == "throughput":
+        # the programs of some baselines take longer to write down than most pipelines to prove
+        bound_s = _throughput(trial, effort, limit.part(SEARCHED))
+        _judge_baselines(trial, effort, limit)
+    else:
+        _judge_baselines(trial, effort, limit)
+        spare = len(topology.devices) > 1 and schedule.micro_batches == 1
+        bound_s = _iteration(trial, effort, limit.part(1 - SPARED) if spare else limit)
+        if spare and not trial.proved(bound_s):
+            _without_least_used(trial, effort, limit)
+    best = trial.best
+    if best is None or best.replay is None:
+        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(remedy_s, clock))
+    value_s = best.candidate.value_s
+    assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is replayed"
+    return PlacementPlan(
+        graph=graph.name,
+        topology=topology.name,
+        objective=objective,
+        schedule=schedule,
+        placement=costs.placement(best.where),
+        orders=best.replay.orders() if schedule.micro_batches == 1 else None,
+        method=best.candidate.name,
+        value_s=value_s,
+        bound_s=min(bound_s, value_s),
+        iteration_s=best.replay.iteration_s,
+        solver_s=clock() - begun_s,
+        reserved_bytes=best.replay.reserved_bytes,
+        peak_bytes=best.replay.peak_bytes,
+        candidates=tuple(j.candidate for j in trial.judged),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    candidate: PlacementCandidate
+    where: tuple[int, ...]
+    replay: Replay | None
+    """None: the schedule cannot run it, because it recomputes and this is no pipeline."""
+
+
+@dataclass(slots=True)
+class _PlacementTrial:
+    """Everything that was judged so far."""
+
+    graph: Graph
+    topology: Topology
+    schedule: Schedule
+    objective: Objective
+    costs: Costs
+    judged: list[_Judged] = field(default_factory=list)
+
+    def judge(self, name: str, where: Sequence[int], orders: DeviceOrders | None = None) -> _Judged:
+        if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
+            candidate = PlacementCandidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
+            self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=None))
+            return self.judged[-1]
+        done = replay(self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders)
+        if self.objective == "iteration":
+            value_s = done.iteration_s
+        else:
+            value_s = done.bottleneck_s if done.stages else float("inf")
+        candidate = PlacementCandidate(
+            name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values())
+        )
+        self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=done))
+        return self.judged[-1]
+
+    @property
+    def best(self) -> _Judged | None:
+        admitted = [j for j in self.judged if j.candidate.admitted]
+        return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
+
+    def least_over_bytes(self) -> dict[str, int] | None:
+        """By device, of the least overfull of what could be run."""
+        found = [j for j in self.judged if j.candidate.value_s < float("inf") and j.replay is not None]
+        best = min(found, key=lambda j: j.candidate.over_bytes, default=None)
+        return None if best is None or best.replay is None else dict(best.replay.over_bytes)
+
+    def proved(self, bound_s: float) -> bool:
+        best = self.best
+        return best is not None and bound_s >= best.candidate.value_s * (1 - TIGHT)
+
+
+def _judge_baselines(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
+    """They know one batch. For a pipeline they are asked twice, the second time with the memory of what is in flight."""
+    flight = max(in_flight(trial.schedule, len(trial.costs.devices)))
+    full = replace(trial.costs, held=tuple(flight * h for h in trial.costs.held))
+    trial.judge("even split by nodes", even_split(trial.costs))
+    trial.judge("even split by time", even_split(trial.costs, by="time"))
+    for costs in (trial.costs, full) if flight > 1 else (trial.costs,):
+        trial.judge("m-TOPO", m_topo(costs))
+        trial.judge("m-ETF", m_etf(costs))
+        trial.judge("m-ETF, both passes and true links", m_etf(costs, passes="both", true_links=True))
+        limit_s = limit.part(0.03).left_s()
+        trial.judge("m-SCT", m_sct(costs, time_limit_s=limit_s))
+        better = m_sct(costs, passes="both", true_links=True, time_limit_s=limit_s)
+        trial.judge("m-SCT, both passes and true links", better)
+        for name, method in (("Pesto", pesto), ("NetSplit", netsplit)):
+            where = method(costs, time_limit_s=limit.part(0.05).left_s(), node_limit=effort.program_nodes)
+            trial.judge(name, where)
+
+
+def _throughput(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
+    costs, schedule = trial.costs, trial.schedule
+    known: list[Staged] = []
+    for j in trial.judged:
+        as_stages = staging(costs, schedule, j.where) if j.candidate.admitted else None
+        if as_stages is not None:
+            known.append(as_stages)
+    searched = best_pipeline(costs, schedule, effort=effort, timer=limit, least=known)
+    for found in searched.found:
+        trial.judge("pipeline search", found.where)
+    return searched.bound_s
+
+
+def _iteration(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
+    costs, parts = trial.costs, trial.schedule.micro_batches
+    divided = load_program(costs, costs.clusters, repeats=parts)
+    solution = divided.program.solve(time_limit_s=limit.part(0.1).left_s(), node_limit=effort.program_nodes, gap=1e-5)
+    way_s = path_bound_s(costs)
+    bound_s = max(way_s, solution.bound * divided.scale_s) * (1 - 1e-7)
+    if trial.proved(bound_s) or len(costs.devices) == 1:
+        return bound_s
+    if trial.schedule.recompute:  # pipelines only
+        _throughput(trial, effort, limit)
+        return bound_s
+    if parts > 1:
+        _throughput(trial, effort, limit.part(0.5))
+        _annealed(trial, effort, limit, Random(effort.seed))
+        return bound_s
+    energy_s = energy_bound_s(costs, moments=8 if len(costs.nodes) > PROGRAM_NODES else 32)
+    bound_s = max(bound_s, energy_s)
+    _listed(trial, effort, limit)
+    serial = way_s > SERIAL * bound_s
+    if len(costs.nodes) <= PROGRAM_NODES:
+        bound_s = max(bound_s, _relaxed(trial, effort, limit.part(0.65 if serial else 0.1)))
+    elif serial:
+        bound_s = max(bound_s, _divided(trial, limit.part(0.65)))
+    if trial.proved(bound_s):
+        return bound_s
+    constraint = len(costs.nodes) <= CONSTRAINT_NODES
+    found = _annealed(trial, effort, limit.part(0.5 if constraint else 0.97), Random(effort.seed))
+    if trial.proved(bound_s) or found.over_bytes or not constraint:
+        return bound_s
+    proved = improve(
+        costs, costs.clusters, found.where, found.order, bound_s=bound_s, effort=effort, timer=limit.part(0.97)
+    )
+    if proved.where is not None:
+        trial.judge("CP-SAT", proved.where, proved.orders)
+    return max(bound_s, proved.bound_s)
+
+
+def _without_least_used(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
+    """The same search without the device that the best plan has least work for: a device too many can only be in its way."""
+    best = trial.best
+    if best is None or best.replay is None:
+        return
+    busy: dict[str, float] = dict.fromkeys((d.name for d in trial.topology.devices), 0.0)
+    for span in best.replay.spans:
+        if isinstance(span.resource, str):
+            busy[span.resource] += span.end_s - span.start_s
+    least = min(reversed(busy), key=lambda name: busy[name])
+    fewer = Topology(
+        name=trial.topology.name,
+        devices=tuple(d for d in trial.topology.devices if d.name != least),
+        links=tuple(k for k in trial.topology.links if least not in (k.source, k.target)),
+    )
+    costs = costs_of(trial.graph, fewer)
+    inner = _PlacementTrial(
+        graph=trial.graph, topology=fewer, schedule=trial.schedule, objective=trial.objective, costs=costs
+    )
+    _judge_baselines(inner, effort, limit)
+    _iteration(inner, effort, limit)
+    if inner.best is not None and inner.best.replay is not None:
+        where = trial.costs.where(costs.placement(inner.best.where))
+        trial.judge(inner.best.candidate.name, where, inner.best.replay.orders())
+
+
+def _listed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
+    """List schedules, under the orders that were found with them and under the judge's own rule."""
+    costs = trial.costs
+    known = sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
+    found = list_search(
+        costs, rng=Random(effort.seed), steps=max(1, effort.annealing_steps // 100),
+        timer=limit.part(0.4 if len(costs.nodes) > CONSTRAINT_NODES else 0.1), known=[j.where for j in known],
+    )  # fmt: skip
+    trial.judge("list search", found.where, orders_of(costs, found.where, found.order))
+    trial.judge("list search", found.where)
+
+
+def _relaxed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
+    """The published program with all nodes apart, as a bound and as one more candidate."""
+    costs = trial.costs
+    formulated = iteration_program(costs, costs.clusters)
+    solution = formulated.program.solve(time_limit_s=limit.left_s(), node_limit=effort.program_nodes, gap=TIGHT / 2)
+    where = formulated.where(solution)
+    if where is not None:
+        trial.judge("relaxed program", where)
+    return solution.bound * formulated.scale_s * (1 - 1e-7)
+
+
+def _divided(trial: _PlacementTrial, limit: Timer) -> float:
+    """The same program with nodes divisible, for graphs that are too large for it: a bound, and, rounded, a candidate."""
+    costs, bound_s = trial.costs, 0.0
+    for share in ROOM:
+        within = replace(costs, capacity=tuple(int(share * c) for c in costs.capacity))
+        formulated = iteration_program(within, costs.clusters)
+        solution = formulated.program.solve(time_limit_s=limit.left_s(), relaxed=True)
+        if share == 1.0:
+            bound_s = solution.bound * formulated.scale_s * (1 - 1e-7)
+        where = formulated.where(solution)
+        if where is None or not trial.judge("relaxed program, rounded", where).candidate.over_bytes:
+            break
+    return bound_s
+
+
+def _annealed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer, rng: Random) -> AnnealingResult:
+    """Short runs from the two best candidates, cooler and hotter (heavy tensors want it hotter), then a long one from the best."""
+    costs = trial.costs
+    starts: dict[tuple[int, ...], _Judged] = {}
+    for j in sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
+        starts.setdefault(j.where, j)
+    runs: list[tuple[AnnealingResult, float]] = []
+    for j in list(starts.values())[:2]:
+        assert j.replay is not None
+        for heat in COOL if len(costs.nodes) > FEW_NODES else WARM:
+            found = anneal(
+                costs, costs.clusters, j.where, _order(costs, j.replay),
+                rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
+            )  # fmt: skip
+            runs.append((found, heat))
+    best, heat = min(runs, key=lambda run: (run[0].over_bytes, run[0].makespan_s))
+    long = anneal(
+        costs, costs.clusters, best.where, best.order,
+        rng=rng, steps=effort.annealing_steps // 2, timer=limit, heat=heat,
+    )  # fmt: skip
+    for found in (best, long):
+        whole = trial.schedule.micro_batches == 1
+        trial.judge("annealing", found.where, orders_of(costs, found.where, found.order) if whole else None)
+    return min((best, long), key=lambda f: (f.over_bytes, f.makespan_s))
+
+
+def _order(costs: Costs, done: Replay) -> list[int]:
+    """All passes as they ended under the judge's own rule, see `sequencing`: what ends first is sent first."""
+    number = {name: i for i, name in enumerate(costs.nodes)}
+    return [
+        number[s.what] + (len(costs.nodes) if s.direction == "backward" else 0)
+        for s in sorted(done.spans, key=lambda s: s.end_s)
+        if isinstance(s.resource, str) and s.micro_batch == 0
+    ]

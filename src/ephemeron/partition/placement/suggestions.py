@@ -1,0 +1,153 @@
+"""What would fit where a model does not: more micro-batches, recomputation, a smaller batch. Each is tried, none is estimated.
+
+A remedy is named only if a placement was found for it that fits by the judge's own sum. What is not named may fit all the same: the
+search for a placement is a quick one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from ephemeron.partition.costs.table import Costs, costs_of
+from ephemeron.partition.graph.graph import Graph
+from ephemeron.partition.graph.topology import Topology
+from ephemeron.partition.placement.pipeline import feasible_pipeline
+from ephemeron.partition.placement.search_budget import Timer
+from ephemeron.partition.placement.stages import in_flight
+from ephemeron.partition.schedule_simulator.schedule import Schedule
+from ephemeron.partition.schedule_simulator.simulator import reserved_bytes
+from ephemeron.units import human_bytes
+
+MOST_MICRO_BATCHES = 1024
+SHARES = 128
+"""Parts of a batch whose number of samples is not known."""
+
+
+def least_copies(costs: Costs, schedule: Schedule) -> int:
+    """How often a tensor is held at least, by a device that touches it."""
+    return 1 if schedule.recompute else min(in_flight(schedule, len(costs.devices)))
+
+
+def least_bytes(costs: Costs, schedule: Schedule) -> int:
+    """What all devices together need at least: states once, and each tensor as often as it is held at least."""
+    return sum(costs.state) + least_copies(costs, schedule) * sum(costs.held)
+
+
+def what_fits(graph: Graph, topology: Topology, schedule: Schedule, timer: Timer) -> str:
+    """The fewest micro-batches, recomputation, and the largest batch for which a placement was found, as a sentence."""
+    states = sum(n.state_bytes for n in graph.nodes)
+    if states > sum(d.memory_bytes for d in topology.devices):
+        return f"parameters, gradients and optimiser alone take {human_bytes(states)}: add devices, or take a smaller model"
+    trial = _SuggestionTrial(graph=graph, topology=topology, timer=timer)
+    found: list[str] = []
+    recomputed = False
+    if not schedule.recompute and schedule.kind != "plain":
+        recomputed = trial.fits(replace(schedule, recompute=True), timer.part(0.2))
+        if recomputed:
+            found.append("with recompute=True")
+    fewest = trial.fewest(schedule, timer.part(0.4))
+    if fewest is not None:
+        found.append(f"with {_words(fewest)}")
+    elif not recomputed and not schedule.recompute:
+        fewest = trial.fewest(replace(schedule, kind="1f1b", recompute=True), timer.part(0.5))
+        if fewest is not None:
+            found.append(f"with {_words(fewest)} and recompute=True")
+    smaller = trial.largest_batch(schedule, timer)
+    if smaller:
+        found.append(smaller)
+    if found:
+        return f"a plan fits {', or '.join(found)}"
+    most = trial.most_micro_batches
+    return f"up to {most} micro-batches nothing was found that fits, nor for a smaller batch: add devices or memory"
+
+
+def _words(schedule: Schedule) -> str:
+    shallow = "" if schedule.overlap else " and overlap=False"
+    return f"1f1b, micro_batches={schedule.micro_batches}{shallow}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SuggestionTrial:
+    graph: Graph
+    topology: Topology
+    timer: Timer
+
+    @property
+    def most_micro_batches(self) -> int:
+        """No micro-batch is less than a sample."""
+        return min(MOST_MICRO_BATCHES, self.graph.batch_size or MOST_MICRO_BATCHES)
+
+    def fits(self, schedule: Schedule, timer: Timer, *, share: float = 1.0) -> bool:
+        """Whether a placement is found, for a share of the batch."""
+        graph = self.graph if share == 1.0 else _smaller(self.graph, share)
+        costs = costs_of(graph, self.topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
+        if least_bytes(costs, schedule) > sum(costs.capacity):
+            return False
+        found = feasible_pipeline(costs, schedule, rng=Random(0), timer=timer)
+        if found is None:
+            return False
+        need = reserved_bytes(graph, self.topology, costs.placement(found.where), schedule=schedule)
+        return all(need[d.name] <= d.memory_bytes for d in self.topology.devices)
+
+    def fewest(self, schedule: Schedule, timer: Timer) -> Schedule | None:
+        """1F1B with the fewest micro-batches above the schedule's: doubled until it fits, then halved in between."""
+
+        def tried(parts: int) -> Schedule | None:
+            for overlap in (True, False):
+                trial = replace(schedule, kind="1f1b", micro_batches=parts, overlap=overlap)
+                if trial != schedule and self.fits(trial, timer.part(0.3)):
+                    return trial
+            return None
+
+        most = self.most_micro_batches
+        low, parts = schedule.micro_batches, max(2, 2 * schedule.micro_batches)
+        best: Schedule | None = None
+        if schedule.kind != "plain":
+            best = tried(low)  # the same number, but 1F1B, or shallower
+            if best is not None:
+                return best
+        while best is None and low < most and timer.left_s() > 0:
+            parts = min(parts, most)
+            best = tried(parts)
+            if best is None:
+                low, parts = parts, 2 * parts
+        while best is not None and best.micro_batches - low > 1 and timer.left_s() > 0:
+            middle = (low + best.micro_batches) // 2
+            found = tried(middle)
+            if found is None:
+                low = middle
+            else:
+                best = found
+        return best
+
+    def largest_batch(self, schedule: Schedule, timer: Timer) -> str:
+        """The largest part of the batch under the schedule as it is; empty: none was found."""
+        samples = self.graph.batch_size
+        steps = samples or SHARES
+        low, high = 0, steps
+        while high - low > 1 and timer.left_s() > 0:
+            middle = (low + high) // 2
+            if self.fits(schedule, timer.part(0.3), share=middle / steps):
+                low = middle
+            else:
+                high = middle
+        if not low or (samples and low < schedule.micro_batches):
+            return ""
+        return (
+            f"for a batch of {low} of {samples} samples"
+            if samples
+            else f"for a batch of {100 * low / steps:.0f} % of this one"
+        )
+
+
+def _smaller(graph: Graph, share: float) -> Graph:
+    """A graph whose tensors are of a part of the batch. Times do not matter here."""
+    tensors = tuple(
+        replace(t, nbytes=_part(t.nbytes, share), gradient_nbytes=_part(t.gradient_bytes, share)) for t in graph.tensors
+    )
+    return replace(graph, tensors=tensors)
+
+
+def _part(nbytes: int, share: float) -> int:
+    return -int(-nbytes * share // 1)

@@ -1,0 +1,178 @@
+"""A partition as one page and as documents: stages, the replayed schedule, every method, and where each operator lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from ephemeron.errors import JobError
+from ephemeron.partition.graph.graph import Graph
+from ephemeron.partition.graph.topology import Topology
+from ephemeron.partition.placement.summary import PlacementSummary
+from ephemeron.partition.report.gantt import gantt
+from ephemeron.partition.report.operators import MOST, operators_svg
+from ephemeron.partition.schedule_simulator.replay import Replay
+from ephemeron.partition.serialization.documents import graph_to_json, plan_to_json, topology_to_json
+from ephemeron.rendering.page import card, document, tiled
+from ephemeron.rendering.table import table
+from ephemeron.units import exact_seconds, human_bytes, human_count
+
+
+def write_partition_report(
+    graph: Graph, topology: Topology, outcome: PlacementSummary, done: Replay, out: Path
+) -> list[Path]:
+    """Writes placement.json (see `documents.parse_plan`), graph.json, topology.json, schedule.svg and report.html.
+
+    Args:
+        graph, topology: as placed.
+        outcome: the plan, explained.
+        done: its replay.
+        out: the folder; made if it is not there.
+
+    Raises:
+        JobError: it cannot be written to.
+    """
+    picture = _picture(graph, outcome, done)
+    texts = {
+        "placement.json": plan_to_json(outcome.plan),
+        "graph.json": graph_to_json(graph),
+        "topology.json": topology_to_json(topology),
+        "schedule.svg": f'<?xml version="1.0" encoding="UTF-8"?>\n{picture}\n',
+        "report.html": page(graph, outcome, done),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise JobError(f"{out} cannot be written to: {e.strerror}", remedy="name another folder") from None
+    return [out / name for name in texts]
+
+
+def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
+    """The report: one file that needs nothing else."""
+    p = outcome.plan
+    pipeline = any(r.stage is not None for r in outcome.stages)
+    devices = [r.device for r in outcome.stages]
+    title = f"{p.graph} on {p.topology}"
+    head = (
+        f'<header><p class="over">ephemeron partition</p><h1>{escape(title)}</h1>'
+        f'<p class="summary">{escape(_summary(outcome))}</p></header>'
+    )
+    parts = [
+        head,
+        _tiles(outcome),
+        card(
+            "One iteration, replayed",
+            f'<div class="scroll">{_picture(graph, outcome, done)}</div>',
+            "Devices in the order of the pipeline, then links; numbers are micro-batches. Hover for names, bytes and times."
+            if pipeline
+            else "Devices, then links. Hover for names, bytes and times.",
+        ),
+        card("Stages" if pipeline else "Devices", _stages(outcome, pipeline=pipeline), "Needed: parameters, gradients, optimiser, and "
+             "every tensor with its gradient for as many micro-batches as may be in flight. Held: the most at once in the replay."),
+    ]  # fmt: skip
+    if outcome.links:
+        parts.append(card("Links", _links(outcome)))
+    parts.append(
+        card(
+            "Compared",
+            _methods(outcome),
+            "Every method's placement is replayed under the same rules; the best that fits is the plan.",
+        )
+    )
+    many = len(graph.nodes) > MOST
+    parts.append(
+        card(
+            "Operators by device",
+            operators_svg(graph, p.placement, devices),
+            "Operators of one module on one device are one box; where modules are not known, those of like depth."
+            if many
+            else "",
+        )
+    )
+    parts.append(card("What the proof rests on", f"<p>{escape(outcome.rests_on)}</p>"))
+    return document(title, parts)
+
+
+def _picture(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
+    parts = outcome.plan.schedule.micro_batches
+    return gantt(done, nbytes={t.name: (t.nbytes // parts, t.gradient_bytes // parts) for t in graph.tensors})
+
+
+def _summary(outcome: PlacementSummary) -> str:
+    p = outcome.plan
+    pipelined = p.objective == "throughput"
+    what = f"A micro-batch takes {exact_seconds(p.value_s)}, held up by {outcome.bottleneck}"
+    what = what if pipelined else f"One iteration takes {exact_seconds(p.value_s)}"
+    proof = (
+        "proved to be the best for these times" if p.gap < 1e-4 else f"proved to be at most {p.gap:.2%} from the best"
+    )
+    return f"{what}; {proof}."
+
+
+def _tiles(outcome: PlacementSummary) -> str:
+    p, s = outcome.plan, outcome.plan.schedule
+    again = ", recomputing" if s.recompute else ""
+    return tiled([
+        ("Value", exact_seconds(p.value_s), "per micro-batch" if p.objective == "throughput" else "per iteration"),
+        ("Bound", exact_seconds(p.bound_s), f"gap {p.gap:.2%}"),
+        ("One iteration", exact_seconds(p.iteration_s), "replayed"),
+        ("Rate", "–" if outcome.samples_s is None else f"{outcome.samples_s:,.4g}/s", "samples"),
+        ("Schedule", s.kind, f"{human_count(s.micro_batches, 'micro-batch').replace('batchs', 'batches')}{again}"),
+        ("Busiest", outcome.bottleneck, "of devices and links"),
+        ("Method", p.method, f"one of {len(outcome.methods)}"),
+        ("Search", exact_seconds(p.solver_s), p.objective),
+    ])  # fmt: skip
+
+
+def _stages(outcome: PlacementSummary, *, pipeline: bool) -> str:
+    head = ["stage"] * pipeline + [
+        "device",
+        "operators",
+        "parameters",
+        "needed",
+        "held",
+        "of",
+        "busy per micro-batch",
+        "",
+    ]
+    rows = []
+    for r in outcome.stages:
+        share = r.needed_bytes / max(1, r.memory_bytes)
+        cells = [
+            r.device, str(r.operators), human_bytes(r.parameter_bytes), human_bytes(r.needed_bytes), human_bytes(r.peak_bytes),
+            f"{human_bytes(r.memory_bytes)} ({share:.0%})", exact_seconds(r.busy_s),
+        ]  # fmt: skip
+        rows.append([str(r.stage)] * pipeline + [*map(escape, cells), _mark(r.bottleneck)])
+    return table(head, rows, words=1 + pipeline)
+
+
+def _links(outcome: PlacementSummary) -> str:
+    rows = [
+        [
+            escape(f"{r.source} → {r.target}"),
+            str(r.transfers),
+            human_bytes(r.nbytes),
+            exact_seconds(r.busy_s),
+            _mark(r.bottleneck),
+        ]
+        for r in outcome.links
+    ]
+    return table(["", "transfers", "bytes per micro-batch", "busy per micro-batch", ""], rows)
+
+
+def _mark(bottleneck: bool) -> str:
+    return '<span class="bad">bottleneck</span>' if bottleneck else ""
+
+
+def _methods(outcome: PlacementSummary) -> str:
+    def told(s: float | None) -> str:
+        return "–" if s is None else exact_seconds(s)
+
+    rows: list[Sequence[str]] = [
+        [escape(r.method), told(r.value_s), told(r.iteration_s), escape(r.verdict)] for r in outcome.methods
+    ]
+    unit = "per micro-batch" if outcome.plan.objective == "throughput" else "value"
+    return table(["", unit, "one iteration", "against the plan"], rows)

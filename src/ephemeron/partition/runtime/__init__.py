@@ -1,0 +1,40 @@
+"""Split models in training: schedules, stages, devices, checkpoints. Needs torch (NetSplit, section 4.5).
+
+split(traced, plan.placement) → Pipeline(...) → step, step, ... → state_dict
+"""
+
+from ephemeron.partition.runtime.boundaries import StageBoundary, border_bytes, borders
+from ephemeron.partition.runtime.checking import StagesChecked, check_stages
+from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight, sequences
+from ephemeron.partition.runtime.errors import StageFailed
+from ephemeron.partition.runtime.micro_batches import cut, sizes
+from ephemeron.partition.runtime.pipeline import Pipeline, PipelineStep
+from ephemeron.partition.runtime.stage_costs import (
+    StageSamples,
+    StageTimes,
+    measure_stages,
+    stage_graph,
+    stage_placement,
+)
+
+__all__ = [
+    "Dispatcher",
+    "Operation",
+    "Pipeline",
+    "PipelineStep",
+    "StageBoundary",
+    "StageFailed",
+    "StageSamples",
+    "StageTimes",
+    "StagesChecked",
+    "border_bytes",
+    "borders",
+    "check_stages",
+    "cut",
+    "in_flight",
+    "measure_stages",
+    "sequences",
+    "sizes",
+    "stage_graph",
+    "stage_placement",
+]

@@ -1,0 +1,293 @@
+"""One device's part of an iteration: what arrives, what is computed, what is sent. Knows nothing of processes or
+transports.
+
+    begin → { feed | accept | turn } until `computed` → shares out, shares in → update
+
+`send` is given parcels for stages elsewhere; whoever drives the device hands it those that come for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ephemeron.partition.runtime.boundaries import StageBoundary, borders, results_of
+from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight
+from ephemeron.partition.runtime.errors import StageFailed, operator_of
+from ephemeron.partition.runtime.execution import LossSpec, MicroBatchLoss, StageRun, written_inputs
+from ephemeron.partition.runtime.optimizer_step import OptimizerShard
+from ephemeron.partition.runtime.training import Training
+from ephemeron.partition.schedule_simulator.replay import ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import Pass
+from ephemeron.partition.tracing.split import ModelSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMessage:
+    """Values for one pass of one stage: tensors, or gradients, that another stage made."""
+
+    iteration: int
+    source: int
+    """Stage; -1: from outside."""
+    target: int
+    direction: Pass
+    micro_batch: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchInput:
+    """What a device is given from outside for one micro-batch."""
+
+    iteration: int
+    micro_batch: int
+    values: Mapping[str, Any]
+    targets: Any = None
+    weight: float = 1.0
+    wanted: bool = True
+    """Whether any stage of the device is fed at all."""
+
+
+class DeviceRun:
+    """All stages of one device.
+
+    Args:
+        split: the model; of its stages those of this device are used, the others not touched.
+        device: name.
+        training: what is to be done.
+        send: takes parcels for stages of other devices; does not wait.
+        clock: seconds.
+        at: where tensors lie.
+    """
+
+    def __init__(
+        self,
+        split: ModelSplit,
+        device: str,
+        training: Training,
+        *,
+        send: Callable[[StageMessage], None],
+        clock: Callable[[], float],
+        at: torch.device,
+    ) -> None:
+        self.device, self.training, self.at = device, training, at
+        self._send, self._clock = send, clock
+        every = borders(split)
+        self._stage_devices = [b.device for b in every]
+        self._borders = {b.stage: b for b in every if b.device == device}
+        self._flight = in_flight(training.schedule, self._stage_devices)[device]
+        self._runs: dict[int, StageRun] = {}
+        for number, border in self._borders.items():
+            stage = split.stages[number]
+            stage.to(at).train()
+            goal = LossSpec(
+                traced=split.traced, results=results_of(split), loss=training.loss, metrics=training.metrics
+            )  # fmt: skip
+            self._runs[number] = StageRun(
+                stage,
+                border,
+                changed_inputs=written_inputs(stage, split.traced),
+                goal=goal if border.last else None,
+                seed=training.seed,
+                recompute=training.schedule.recompute and self._flight > 1,
+            )
+        for run in self._runs.values():
+            run.sum_apart([p for p in run.stage.parameters() if p.requires_grad and self._readers(p) > 1])
+        self.updates = OptimizerShard(device, dict(split.parameters(device)), split.shared, training.optimizer)
+        self._turns = Dispatcher((), schedule=training.schedule, in_flight=1)
+        self._mail: dict[Operation, dict[int, Mapping[str, Any]]] = {}
+        self._goals: dict[int, tuple[Any, float]] = {}
+        self.iteration = -1
+        self.at_work: Operation | None = None
+        self.scored: dict[int, MicroBatchLoss] = {}
+        self.spans: list[ReplaySpan] = []
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Numbers of the stages that are here."""
+        return tuple(self._runs)
+
+    @property
+    def partners(self) -> tuple[str, ...]:
+        """Devices to exchange gradients of shared parameters with."""
+        return self.updates.partners
+
+    @property
+    def computed(self) -> bool:
+        """Whether all passes of the iteration are over."""
+        return self._turns.done
+
+    @property
+    def ready(self) -> bool:
+        """Whether `turn` would do a pass."""
+        return self._turns.ready
+
+    @property
+    def under_way(self) -> int:
+        """Micro-batches kept, of the stage that keeps most."""
+        return max(run.under_way for run in self._runs.values())
+
+    def begin(self, iteration: int, micro_batches: int) -> None:
+        """A new iteration with so many micro-batches, at most as many as the schedule's."""
+        schedule = replace(self.training.schedule, micro_batches=micro_batches)
+        flight = in_flight(schedule, self._stage_devices)[self.device]
+        self._turns = Dispatcher(self.stages, schedule=schedule, in_flight=flight)
+        self._mail.clear()
+        self._goals.clear()
+        self.scored, self.spans, self.iteration = {}, [], iteration
+        for run in self._runs.values():
+            run.forget()
+        self.updates.clear()
+        for number, border in self._borders.items():
+            if not border.received and not border.fed:
+                for m in range(micro_batches):
+                    self._turns.arrived(Operation(stage=number, direction="forward", micro_batch=m))
+
+    def feed(self, feed: MicroBatchInput) -> None:
+        """Values from outside, for all stages here that want some."""
+        self._goals[feed.micro_batch] = (feed.targets, feed.weight)
+        for number, border in self._borders.items():
+            if border.fed:
+                own = {n: feed.values[n] for n in border.given}
+                self._deliver(number, "forward", feed.micro_batch, -1, own)
+
+    def accept(self, parcel: StageMessage) -> None:
+        """Values from another stage."""
+        self._deliver(parcel.target, parcel.direction, parcel.micro_batch, parcel.source, parcel.values)
+
+    def turn(self) -> bool:
+        """Does one pass, if one may begin.
+
+        Raises:
+            StageFailed: something in it raised; names the pass and, if it is known, the operator.
+        """
+        operation = self._turns.next()
+        if operation is None:
+            return False
+        begun_s = self._clock()
+        try:
+            (self._forward if operation.direction == "forward" else self._backward)(operation)
+        except Exception as e:
+            raise self.failure(e, operation) from e
+        self.spans.append(
+            ReplaySpan(
+                resource=self.device,
+                what=f"stage {operation.stage}",
+                direction=operation.direction,
+                micro_batch=operation.micro_batch,
+                start_s=begun_s,
+                end_s=self._clock(),
+            )
+        )
+        self._turns.ended(operation)
+        return True
+
+    def shares(self) -> dict[str, dict[str, torch.Tensor]]:
+        """After all passes: gradients of shared parameters by device that needs them."""
+        for number in reversed(self.stages):
+            self._runs[number].hand_in_own_sums()
+        return self.updates.shares()
+
+    def update(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """The optimiser's step.
+
+        Args:
+            received: gradients of shared parameters, by partner.
+
+        Raises:
+            StageFailed: the optimiser raised.
+        """
+        begun_s = self._clock()
+        try:
+            self.updates.sum_shared(received)
+            self.updates.step()
+        except Exception as e:
+            raise self.failure(e, None) from e
+        self.spans.append(
+            ReplaySpan(
+                resource=self.device,
+                what="update",
+                direction="backward",
+                micro_batch=0,
+                start_s=begun_s,
+                end_s=self._clock(),
+            )
+        )
+
+    def failure(self, error: Exception, operation: Operation | None) -> StageFailed:
+        """What an exception here amounts to."""
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return StageFailed(
+            text if operation is not None else f"in the optimiser's step: {text}",
+            device=self.device,
+            iteration=self.iteration,
+            operation=operation,
+            operator=operator_of(error.__traceback__),
+        )
+
+    def _forward(self, o: Operation) -> None:
+        border, parts = self._borders[o.stage], self._mail.pop(o, {})
+        values = {n: self._here(v) for part in parts.values() for n, v in part.items()}
+        targets, weight = self._goals.pop(o.micro_batch, (None, 1.0)) if border.last else (None, 1.0)
+        made, scored = self._runs[o.stage].forward(
+            self.iteration, o.micro_batch, values, targets=self._nested_here(targets), weight=weight
+        )
+        if scored is not None:
+            self.scored[o.micro_batch] = scored
+        for target, names in border.sent.items():
+            self._give(o, target, {n: made[n] for n in names})
+        if not border.sent:
+            self._turns.arrived(replace(o, direction="backward"))
+
+    def _backward(self, o: Operation) -> None:
+        border, parts = self._borders[o.stage], self._mail.pop(o, {})
+        gradients: dict[str, torch.Tensor] = {}
+        for source in sorted(parts, reverse=True):
+            for name, value in parts[source].items():
+                g = self._here(value)
+                gradients[name] = gradients[name] + g if name in gradients else g
+        found = self._runs[o.stage].backward(o.micro_batch, gradients)
+        for source, names in border.received.items():
+            self._give(o, source, {n: found[n] for n in names if n in found})
+
+    def _give(self, o: Operation, target: int, values: Mapping[str, Any]) -> None:
+        if target in self._runs:
+            self._deliver(target, o.direction, o.micro_batch, o.stage, values)
+        else:
+            self._send(
+                StageMessage(
+                    iteration=self.iteration,
+                    source=o.stage,
+                    target=target,
+                    direction=o.direction,
+                    micro_batch=o.micro_batch,
+                    values=values,
+                )
+            )
+
+    def _deliver(self, target: int, direction: Pass, micro_batch: int, source: int, values: Mapping[str, Any]) -> None:
+        o = Operation(stage=target, direction=direction, micro_batch=micro_batch)
+        parts = self._mail.setdefault(o, {})
+        parts[source] = values
+        border = self._borders[target]
+        wanted = len(border.received) + border.fed if direction == "forward" else len(border.sent)
+        if len(parts) == wanted:
+            self._turns.arrived(o)
+
+    def _here(self, value: Any) -> Any:
+        return value.to(self.at) if isinstance(value, torch.Tensor) else value
+
+    def _nested_here(self, targets: Any) -> Any:
+        return targets if self.at.type == "cpu" else torch.utils._pytree.tree_map(self._here, targets)
+
+    def _readers(self, p: nn.Parameter) -> int:
+        return sum(any(p is q for q in run.stage.parameters()) for run in self._runs.values())
+
+
+def devices_of(every: Sequence[StageBoundary]) -> tuple[str, ...]:
+    """In the order of their first stages."""
+    return tuple(dict.fromkeys(b.device for b in every))

@@ -1,0 +1,243 @@
+"""One stage at work: forward and backward of a micro-batch, with or without keeping what lies between.
+
+Tensors that come in are cut from autograd's graph, and their gradients go back by name, as in `tracing.relay`; that one
+passes a whole batch through all stages, this one has many micro-batches under way at one. The last stage computes the
+loss with its own results uncut.
+
+Recomputation repeats the forward pass from the inputs. Random steps draw the same again, because they draw by name;
+buffers (running statistics) are set to what they were, and afterwards back to what they are. All buffers are watched by
+value: batch norm changes its own without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ephemeron.partition.runtime.boundaries import StageBoundary
+from ephemeron.partition.runtime.training import Loss, Metrics, number_of
+from ephemeron.partition.tracing.sequential import leaf
+from ephemeron.partition.tracing.split import Stage
+from ephemeron.partition.tracing.traced import Traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec:
+    """What the last stage does with the model's result."""
+
+    traced: Traced
+    """Puts the result together."""
+    results: tuple[str, ...]
+    """Values of which it is made."""
+    loss: Loss
+    metrics: Metrics | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchLoss:
+    """A micro-batch's end."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    results: Mapping[str, Any]
+    """Values of which the model's result is made."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """A micro-batch between its passes."""
+
+    values: dict[str, Any]
+    """Inputs; leaves that collect gradients."""
+    made: dict[str, Any]
+    """Outputs with their graph; empty if they are to be computed again."""
+    loss: torch.Tensor | None = None
+    """Times its weight."""
+    buffers: dict[str, torch.Tensor]
+    """As they were before the forward pass; what has not changed between micro-batches is the same tensor in all of
+    them."""
+    key: tuple[int, int]
+    targets: Any
+    weight: float
+
+
+class StageRun:
+    """A stage, and its micro-batches under way.
+
+    Args:
+        stage: in training mode, on its device.
+        border: its.
+        changed_inputs: names of inputs that the stage writes into.
+        goal: of the last stage.
+        seed: of random steps.
+        recompute: whether to keep inputs only.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        border: StageBoundary,
+        *,
+        changed_inputs: frozenset[str] = frozenset(),
+        goal: LossSpec | None,
+        seed: int,
+        recompute: bool,
+    ) -> None:
+        self.stage, self.border, self.goal = stage, border, goal
+        self.seed, self.recompute, self.changed_inputs = seed, recompute, changed_inputs
+        self._buffers = dict(stage.named_buffers()) if recompute else {}
+        self._seen: dict[str, torch.Tensor] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._own_sums: dict[nn.Parameter, torch.Tensor | None] = {}
+
+    def sum_apart(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Gradients of these are summed here first, because another stage of this device has them too: the order stays
+        one."""
+        self._own_sums = dict.fromkeys(parameters)
+
+    @property
+    def under_way(self) -> int:
+        """Micro-batches that are kept."""
+        return len(self._kept)
+
+    def forget(self) -> None:
+        """A new iteration begins."""
+        self._kept.clear()
+        self._own_sums = dict.fromkeys(self._own_sums)
+
+    def forward(
+        self, iteration: int, micro_batch: int, values: Mapping[str, Any], *, targets: Any = None, weight: float = 1.0
+    ) -> tuple[dict[str, Any], MicroBatchLoss | None]:
+        """Computes, and keeps what the backward pass needs.
+
+        Args:
+            iteration, micro_batch: by which random steps draw.
+            values: inputs by name.
+            targets: of the last stage.
+            weight: of the micro-batch's loss.
+
+        Returns:
+            Outputs by name, without a graph; and the score, of the last stage.
+        """
+        kept = _Kept(
+            values={n: self._entered(n, v) for n, v in values.items()},
+            made={},
+            buffers=self._now(),
+            key=(iteration, micro_batch),
+            targets=targets,
+            weight=weight,
+        )
+        self._kept[micro_batch] = kept
+        if not self.recompute:
+            made, loss, scored = self._run(kept, score=True)
+            kept.made, kept.loss = made, loss
+        else:
+            with torch.no_grad():
+                made, _, scored = self._run(kept, score=True)
+        return {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in made.items()}, scored
+
+    def backward(self, micro_batch: int, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Adds to the parameters' gradients.
+
+        Args:
+            micro_batch: one whose forward pass is over; it is forgotten.
+            gradients: of outputs, by name.
+
+        Returns:
+            Gradients of inputs, by name.
+        """
+        kept = self._kept.pop(micro_batch)
+        made, loss = kept.made, kept.loss
+        if self.recompute:
+            made, loss = self._again(kept)
+        roots = [(t, gradients[n]) for n, t in made.items() if n in gradients and t.requires_grad]
+        tensors, given = [t for t, _ in roots], [g for _, g in roots]
+        if loss is not None and loss.requires_grad:
+            tensors, given = [*tensors, loss], [*given, torch.ones_like(loss)]
+        if tensors:
+            before = {p: p.grad for p in self._own_sums}
+            for p, total in self._own_sums.items():
+                p.grad = total
+            torch.autograd.backward(tensors, given)
+            for p, grad in before.items():
+                self._own_sums[p], p.grad = p.grad, grad
+        found = {n: t.grad for n, t in kept.values.items() if isinstance(t, torch.Tensor) and t.requires_grad}
+        return {n: g for n, g in found.items() if g is not None}
+
+    def hand_in_own_sums(self) -> None:
+        """Adds the sums that were kept apart to the parameters' gradients."""
+        for p, total in self._own_sums.items():
+            if total is not None:
+                p.grad = total if p.grad is None else p.grad + total
+
+    def _entered(self, name: str, value: Any) -> Any:
+        return leaf(value, name in self.border.differentiable)
+
+    def _run(self, kept: _Kept, *, score: bool) -> tuple[dict[str, Any], torch.Tensor | None, MicroBatchLoss | None]:
+        iteration, micro_batch = kept.key
+        self.stage.draw_from(self.seed, iteration=iteration, micro_batch=micro_batch)
+        given = kept.values
+        if self.recompute and self.changed_inputs:
+            given = {n: v.clone() if n in self.changed_inputs else v for n, v in given.items()}
+        made = self.stage(given)
+        if self.goal is None:
+            return made, None, None
+        goal, ends = self.goal, {**given, **made}
+        result = goal.traced.result(ends)
+        value = number_of(goal.loss(result, kept.targets), "loss")
+        if not score:
+            return made, value * kept.weight, None
+        metrics: dict[str, float] = {}
+        if goal.metrics is not None:
+            with torch.no_grad():
+                metrics = {n: float(v) for n, v in goal.metrics(result, kept.targets).items()}
+        return (
+            made,
+            value * kept.weight,
+            MicroBatchLoss(
+                loss=value.item(),
+                metrics=metrics,
+                results={n: _cut(ends[n]) for n in goal.results},
+            ),
+        )
+
+    def _again(self, kept: _Kept) -> tuple[dict[str, Any], torch.Tensor | None]:
+        now = self._now()
+        self._set(kept.buffers)
+        try:
+            made, loss, _ = self._run(kept, score=False)
+        finally:
+            self._set(now)
+        return made, loss
+
+    def _now(self) -> dict[str, torch.Tensor]:
+        """Values of all buffers; copied where they differ from what was seen last."""
+        for name, b in self._buffers.items():
+            if name not in self._seen or not torch.equal(self._seen[name], b):
+                self._seen[name] = b.detach().clone()
+        return dict(self._seen)
+
+    def _set(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Without autograd's notice: others may have saved these buffers for their backward passes, which do not read
+        them."""
+        for name, value in values.items():
+            if not torch.equal(self._buffers[name], value):
+                self._buffers[name].data.copy_(value)
+
+
+def written_inputs(stage: Stage, traced: Traced) -> frozenset[str]:
+    """Inputs that a stage writes into."""
+    seen = traced.observation
+    deeds = [seen.deeds[step.name] for step, _ in stage._box.steps[True] if step.name in seen.deeds]
+    storages = {x for d in deeds for x in d.changed}
+    return frozenset(
+        p.name for p in stage.spec.inputs if p.kind == "tensor" and seen.values[p.name].storage in storages
+    )
+
+
+def _cut(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value

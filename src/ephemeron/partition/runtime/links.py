@@ -1,0 +1,114 @@
+"""Links between stage processes: one thread for each, so that sending and computing go on at the same time.
+
+A link sends one message at a time, in order, and may be held back by a throttle as `measuring.peer` holds back: latency
+and bytes over bandwidth, on top of what sending takes. That makes a slow network of loopback, each way by itself, with
+the times that the judge supposes. A message without tensors is not held back: it only says that a micro-batch is
+through.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from ephemeron.communication.rpc import BlockingClient
+from ephemeron.partition.costs.links import Throttle
+from ephemeron.partition.costs.peer import wait_s
+from ephemeron.partition.schedule_simulator.replay import ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import Pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkMessage:
+    """One call at the other end."""
+
+    method: str
+    params: dict[str, Any]
+    buffers: Sequence[memoryview]
+    what: str
+    """For the span."""
+    direction: Pass
+    micro_batch: int
+
+
+class SendingLink:
+    """One direction between two devices.
+
+    Args:
+        source, target: devices.
+        client: to the target; owned.
+        throttle: what it is slowed down by.
+        failed: told once, from the link's thread, if a message cannot be delivered.
+        clock: seconds.
+        timeout_s: of one message.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        client: BlockingClient,
+        *,
+        throttle: Throttle,
+        failed: Callable[[str, Exception], None],
+        clock: Callable[[], float],
+        timeout_s: float,
+    ) -> None:
+        self.source, self.target = source, target
+        self._client, self._throttle, self._failed, self._clock = client, throttle, failed, clock
+        self._timeout_s = timeout_s
+        self._queue: SimpleQueue[LinkMessage] = SimpleQueue()
+        self._open = 0
+        self._changed = threading.Condition()
+        self._spans: list[ReplaySpan] = []
+        threading.Thread(target=self._work, name=f"link {source} → {target}", daemon=True).start()
+
+    def send(self, message: LinkMessage) -> None:
+        """Queues a message; its buffers must not change until it has left."""
+        with self._changed:
+            self._open += 1
+        self._queue.put(message)
+
+    def taken_spans(self) -> list[ReplaySpan]:
+        """Waits until everything has left; then what was sent since the last call."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, timeout=self._timeout_s)
+            spans, self._spans = self._spans, []
+        return spans
+
+    def _work(self) -> None:
+        while True:
+            message = self._queue.get()
+            begun_s = self._clock()
+            nbytes = sum(b.nbytes for b in message.buffers)
+            try:
+                if nbytes:
+                    self._hold(begun_s + wait_s(nbytes, self._throttle.latency_s, self._throttle.bandwidth_bytes_s))
+                self._client.call(message.method, message.params, message.buffers, timeout_s=self._timeout_s)
+            except Exception as e:  # noqa: BLE001 - whatever it is, the device that waits for it has to know
+                self._failed(self.target, e)
+                return
+            finally:
+                ended_s = self._clock()
+                with self._changed:
+                    if nbytes:
+                        self._spans.append(
+                            ReplaySpan(
+                                resource=(self.source, self.target),
+                                what=message.what,
+                                direction=message.direction,
+                                micro_batch=message.micro_batch,
+                                start_s=begun_s,
+                                end_s=ended_s,
+                            )
+                        )
+                    self._open -= 1
+                    self._changed.notify_all()
+
+    def _hold(self, until_s: float) -> None:
+        while (left_s := until_s - self._clock()) > 0:
+            time.sleep(left_s)

@@ -1,0 +1,370 @@
+"""`Pipeline`: trains a split model, micro-batch by micro-batch, on several devices at once.
+
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    with Pipeline(parts, schedule=plan.schedule, optimizer=sgd, loss=cross_entropy, where="processes") as pipe:
+        for inputs, targets in batches:
+            step = pipe.step(inputs, targets)
+        pipe.save(folder)
+        model.load_state_dict(pipe.state_dict())
+
+A step changes parameters as one step of the unsplit model over the same micro-batches with gradients accumulated would,
+to rounding; without statistics over a batch (BatchNorm), as one step over the whole batch would. Gradients are never
+stale: all pass, then all update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from ephemeron.errors import JobError
+from ephemeron.partition.costs.links import Pair, Throttle
+from ephemeron.partition.costs.optimizer import MakeOptimizer
+from ephemeron.partition.runtime.backend import Backend, DeviceState, InProcessBackend, StepResult, load_stage
+from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.checking import check_stages
+from ephemeron.partition.runtime.checkpoint import Checkpoint, OptimizerState, load, save
+from ephemeron.partition.runtime.device import MicroBatchInput
+from ephemeron.partition.runtime.execution import MicroBatchLoss
+from ephemeron.partition.runtime.micro_batches import MicroBatch, Weigh, cut
+from ephemeron.partition.runtime.training import Loss, Metrics, Training
+from ephemeron.partition.schedule_simulator.replay import ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import Schedule
+from ephemeron.partition.tracing.split import ModelSplit
+
+Transport = Literal["shared", "unix", "tcp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStep:
+    """What one iteration gave."""
+
+    iteration: int
+    loss: float
+    """Of the whole batch."""
+    metrics: Mapping[str, float]
+    """Of the whole batch."""
+    took_s: float
+    """From the call until all devices had updated."""
+    spans: tuple[ReplaySpan, ...]
+    """What devices and links did, from the call on, by start. A transfer is named by the stages that it leads from and
+    to."""
+    results: tuple[Any, ...]
+    """What the model returned, by micro-batch; empty unless asked for."""
+
+    @property
+    def busy_s(self) -> dict[str | tuple[str, str], float]:
+        """Seconds by device and link."""
+        made: dict[str | tuple[str, str], float] = {}
+        for span in self.spans:
+            made[span.resource] = made.get(span.resource, 0.0) + span.end_s - span.start_s
+        return made
+
+
+class Pipeline:
+    """A split model in training.
+
+    Args:
+        split: the stages. With `where="here"` they are trained in place; else `state_dict` and `close` bring their
+            state up to date.
+        schedule: kind and number of micro-batches, and whether forward passes are repeated instead of kept; a batch with
+            fewer samples has fewer.
+        optimizer: makes an optimiser over given parameters; made once for each device, so it must treat parameters
+            apart.
+        loss: (result, targets) -> mean over samples; runs where the last stage is.
+        where: `here`: all devices in this process. `processes`: each in a process of this machine, forked from this
+            one, with one thread for computing.
+        devices: where tensors of a device lie, by its name; by default `cpu`.
+        metrics: (result, targets) -> means over samples by name.
+        weigh: how much a micro-batch with such targets counts; None: its samples.
+        seed: of random steps.
+        links: what links are slowed down by, for rehearsals; by (source, target), each way by itself; `processes` only.
+        transport: between processes.
+        timeout_s: a step that takes longer has failed; `processes` only.
+        check: whether to step copies of the stages and of the whole model first, and compare them, see `check_stages`; takes
+            memory for both and the time of some iterations of the example batch.
+
+    Raises:
+        JobError: devices or links that the split does not have, or what cannot run in this way.
+        NotEqual: the stages do not train as the whole model does.
+    """
+
+    def __init__(
+        self,
+        split: ModelSplit,
+        *,
+        schedule: Schedule,
+        optimizer: MakeOptimizer,
+        loss: Loss,
+        where: Literal["here", "processes"] = "here",
+        devices: Mapping[str, str | torch.device] | None = None,
+        metrics: Metrics | None = None,
+        weigh: Weigh | None = None,
+        seed: int = 0,
+        links: Mapping[Pair, Throttle] | None = None,
+        transport: Transport = "shared",
+        timeout_s: float = 600.0,
+        check: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.split, self.schedule, self.seed = split, schedule, seed
+        self._weigh, self._clock = weigh, clock
+        self._borders = borders(split)
+        self._last = self._borders[-1].device
+        self.iteration = 0
+        self._ended = ""
+        training = Training(schedule=schedule, optimizer=optimizer, loss=loss, metrics=metrics, seed=seed)
+        at = _placed(split, devices or {})
+        _check_links(split, links or {}, where)
+        if check:
+            check_stages(split, schedule=schedule, seed=seed)
+        self._backend: Backend
+        if where == "here":
+            self._backend = InProcessBackend(split, training, at=at, clock=clock)
+        elif where == "processes":
+            from ephemeron.partition.runtime.process_backend import ProcessBackend
+
+            self._backend = ProcessBackend(
+                split, training, at=at, throttles=dict(links or {}), transport=transport, timeout_s=timeout_s
+            )
+        else:
+            raise JobError(f"where = {where!r} is not known", remedy="use here or processes")
+
+    def step(
+        self, inputs: Any, targets: Any = None, *, kwargs: Mapping[str, Any] | None = None, results: bool = False
+    ) -> PipelineStep:
+        """One iteration: all micro-batches forwards and back, and one step of the optimisers.
+
+        Args:
+            inputs: the model's argument, or a tuple of them.
+            targets: what the loss compares with; nested tensors are cut like inputs.
+            kwargs: of the model.
+            results: whether to bring back what the model returned.
+
+        Raises:
+            JobError: a batch that the model does not take, or a pipeline that has ended.
+            StageFailed: a stage raised or its process died; the pipeline has ended.
+        """
+        self._check_open()
+        begun_s = self._clock()
+        args = inputs if isinstance(inputs, tuple) else (inputs,)
+        parts = cut(args, kwargs or {}, targets, self.schedule.micro_batches, weigh=self._weigh)
+        feeds, given = self._feeds(parts)
+        with self._ending():
+            done = self._backend.step(self.iteration, feeds, results=results)
+        took_s = self._clock() - begun_s
+        self.iteration += 1
+        scored = [done[self._last].scored[m] for m in range(len(parts))]
+        return PipelineStep(
+            iteration=self.iteration - 1,
+            loss=sum(s.loss * p.weight for s, p in zip(scored, parts, strict=True)),
+            metrics=_mean(scored, parts),
+            took_s=took_s,
+            spans=_from(begun_s, done),
+            results=tuple(self.split.traced.result({**g, **s.results}) for g, s in zip(given, scored, strict=True))
+            if results
+            else (),
+        )
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process by device; none where all devices are in this one."""
+        return self._backend.processes
+
+    def set_options(self, **options: Any) -> None:
+        """Options of all optimisers from now on, e.g. `lr=0.01`.
+
+        Raises:
+            JobError: an optimiser has no such option.
+        """
+        self._check_open()
+        with self._ending():
+            self._backend.set_options(options)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by the names of the original model, which loads them strictly."""
+        self._gather()
+        return {n: t.detach().cpu().clone() for n, t in self.split.state().items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes a state of the original model; optimisers begin anew.
+
+        Raises:
+            JobError: names or shapes are not the model's; names the first.
+        """
+        self._take(state, OptimizerState(states={}, options={}))
+
+    def save(self, folder: str | Path) -> None:
+        """Model, optimisers and iteration; see `checkpoint`."""
+        states = self._gather()
+        optimizer: dict[str, Mapping[str, Any]] = {}
+        options: dict[str, Any] = {}
+        for s in states.values():
+            optimizer |= {n: v for n, v in s.optimizer.items() if n not in optimizer}
+            options |= {n: v for n, v in s.options.items() if n not in options}
+        save(
+            Path(folder),
+            Checkpoint(
+                iteration=self.iteration,
+                seed=self.seed,
+                model=self.split.state(),
+                optimizer=OptimizerState(states=optimizer, options=options),
+            ),
+        )
+
+    def load(self, folder: str | Path) -> None:
+        """Goes on from a checkpoint, of this or another placement: the next step is the one after it was saved, drawn
+        alike.
+
+        Raises:
+            JobError: the checkpoint is damaged, or another model's, or has another seed.
+        """
+        found = load(Path(folder))
+        if found.seed != self.seed:
+            raise JobError(
+                f"{folder} was trained with seed {found.seed}, and this pipeline draws by seed {self.seed}",
+                remedy=f"make the pipeline with seed={found.seed}",
+            )
+        self._take(found.model, found.optimizer)
+        self.iteration = found.iteration
+
+    def close(self) -> None:
+        """Brings the state of the split's stages up to date, and ends all processes."""
+        try:
+            if not self._ended:
+                self._gather()
+        finally:
+            self._ended = self._ended or "was closed"
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._ended = self._ended or "was closed"
+        self.close()
+
+    def _feeds(self, parts: Sequence[MicroBatch]) -> tuple[dict[str, list[MicroBatchInput]], list[dict[str, Any]]]:
+        wanted: dict[str, set[str]] = {}
+        for b in self._borders:
+            wanted.setdefault(b.device, set()).update(b.given)
+        fed = {b.device for b in self._borders if b.fed}
+        feeds: dict[str, list[MicroBatchInput]] = {d: [] for d in wanted}
+        every = []
+        for m, part in enumerate(parts):
+            given = self.split.traced.named_inputs(part.args, part.kwargs)
+            given |= self.split.numbers(given)
+            every.append(given)
+            for device, names in wanted.items():
+                last = device == self._last
+                feeds[device].append(
+                    MicroBatchInput(
+                        iteration=self.iteration,
+                        micro_batch=m,
+                        values={n: given[n] for n in sorted(names)},
+                        targets=part.targets if last else None,
+                        weight=part.weight,
+                        wanted=device in fed,
+                    )
+                )
+        return feeds, every
+
+    def _gather(self) -> dict[str, DeviceState]:
+        self._check_open()
+        with self._ending():
+            states = self._backend.fetch()
+        for s in states.values():
+            for i, values in s.stages.items():
+                load_stage(self.split.stages[i], values)
+        return states
+
+    def _take(self, state: Mapping[str, torch.Tensor], optimizer: OptimizerState) -> None:
+        self._check_open()
+        known = self.split.state()
+        for name in (*known, *state):
+            if name not in known or name not in state or known[name].shape != state[name].shape:
+                here = tuple(known[name].shape) if name in known else "absent"
+                there = tuple(state[name].shape) if name in state else "absent"
+                raise JobError(
+                    f"load: {name} is {there} in the state and {here} in the model",
+                    remedy="give a state of the model that was split",
+                )
+        states: dict[str, DeviceState] = {}
+        for device in self.split.devices:
+            own = [s for s in self.split.stages if s.spec.device == device]
+            trained = {n for n, p in self.split.parameters(device) if p.requires_grad}
+            states[device] = DeviceState(
+                stages={s.spec.index: {n: state[n] for n in s.state_dict()} for s in own},
+                optimizer={n: v for n, v in optimizer.states.items() if n in trained},
+                options={n: v for n, v in optimizer.options.items() if n in trained},
+            )
+        with self._ending():
+            self._backend.put(states)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise JobError(f"this pipeline {self._ended}", remedy="make another, and load() the last checkpoint")
+
+    def _ending(self) -> _Ending:
+        return _Ending(self)
+
+
+class _Ending:
+    """Whatever is raised within ends the pipeline and its processes: half an iteration leaves nothing to go on from.
+
+    But for what the user got wrong, which is said before anything is done.
+    """
+
+    def __init__(self, pipe: Pipeline) -> None:
+        self._pipe = pipe
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, JobError):
+            self._pipe._ended = f"has ended ({type(error).__name__}: {str(error)[:200]})"
+            self._pipe._backend.close()
+
+
+def _mean(scored: Sequence[MicroBatchLoss], parts: Sequence[MicroBatch]) -> dict[str, float]:
+    made: dict[str, float] = {}
+    for s, p in zip(scored, parts, strict=True):
+        for name, value in s.metrics.items():
+            made[name] = made.get(name, 0.0) + value * p.weight
+    return made
+
+
+def _from(begun_s: float, done: Mapping[str, StepResult]) -> tuple[ReplaySpan, ...]:
+    spans = [replace(s, start_s=s.start_s - begun_s, end_s=s.end_s - begun_s) for d in done.values() for s in d.spans]
+    return tuple(sorted(spans, key=lambda s: (s.start_s, s.end_s)))
+
+
+def _placed(split: ModelSplit, devices: Mapping[str, str | torch.device]) -> dict[str, torch.device]:
+    for name in devices:
+        if name not in split.devices:
+            raise JobError(f"devices has {name!r}, on which no stage is", remedy=f"use {', '.join(split.devices)}")
+    return {d: torch.device(devices.get(d, "cpu")) for d in split.devices}
+
+
+def _check_links(split: ModelSplit, links: Mapping[Pair, Throttle], where: str) -> None:
+    if links and where == "here":
+        raise JobError(
+            "links are slowed down between processes only", remedy='leave them out, or use where="processes"'
+        )
+    for source, target in links:
+        if source == target or source not in split.devices or target not in split.devices:
+            raise JobError(
+                f"links has {source} → {target}, which is no pair of devices", remedy=f"use {', '.join(split.devices)}"
+            )

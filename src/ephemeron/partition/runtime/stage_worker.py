@@ -1,0 +1,282 @@
+"""What a stage process runs: one thread computes, those of `rpc` put what arrives into its inbox, links send what
+leaves.
+
+It ends with its leader, whichever way that ends: it holds the reading end of a pipe that the leader alone keeps open,
+and looks at who its parent is, in case another child of the leader holds the pipe too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from ephemeron.communication.rpc import BlockingClient, BlockingServer, FrameLimits, Options
+from ephemeron.errors import EphemeronError, JobError
+from ephemeron.partition.costs.links import Pair, Throttle
+from ephemeron.partition.runtime.backend import StepResult, load_state, state_of
+from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.codec import (
+    Letter,
+    feed_of,
+    of_done,
+    of_failure,
+    of_parcel,
+    of_state,
+    parcel_of,
+    state_of_letter,
+)
+from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, StageMessage
+from ephemeron.partition.runtime.errors import StageFailed
+from ephemeron.partition.runtime.links import LinkMessage, SendingLink
+from ephemeron.partition.runtime.training import Training
+from ephemeron.partition.runtime.wire import packed, unpacked
+from ephemeron.partition.tracing.split import ModelSplit
+
+OPTIONS = Options(limits=FrameLimits(max_frame=1 << 40), compress=False)
+"""A frame may hold all that a device has; peers proved the token."""
+_WATCH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProcessConfig:
+    """What a stage process is told when it begins."""
+
+    split: ModelSplit
+    device: str
+    training: Training
+    at: torch.device
+    token: str
+    socket: str
+    """Path to listen on; empty: TCP on loopback."""
+    shared: bool
+    """Whether large data goes through shared memory."""
+    throttles: Mapping[Pair, Throttle]
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _StageJob:
+    """Something that the leader waits for."""
+
+    method: str
+    params: dict[str, Any]
+    buffers: Sequence[Any]
+    over: threading.Event = field(default_factory=threading.Event)
+    reply: Letter = field(default_factory=lambda: ({}, []))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Gradients of shared parameters from another device."""
+
+    iteration: int
+    device: str
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A link is broken."""
+
+    peer: str
+    error: Exception
+
+
+class _PeerLost(EphemeronError):
+    """Another device does not take messages any more; most likely it is that one which failed."""
+
+
+def main(orders: StageProcessConfig, ready: Connection, alive: int, others_end: int) -> None:
+    """A forked child's whole life.
+
+    Args:
+        orders: what to do.
+        ready: is told the address, or what went wrong.
+        alive: end of a pipe that closes when the leader ends.
+        others_end: the leader's end of it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the leader, which ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.close(others_end)
+    threading.Thread(target=_watch, args=(alive, os.getppid()), daemon=True).start()
+    try:
+        torch.set_num_threads(1)
+        process = _StageProcess(orders)
+        ready.send(("ready", process.listen()))
+    except BaseException as e:  # noqa: BLE001 - the leader raises it
+        ready.send(("failed", f"{type(e).__name__}: {e}"))
+        os._exit(1)
+    process.work()
+
+
+def _watch(alive: int, parent: int) -> None:
+    while os.getppid() == parent:
+        if select.select([alive], [], [], _WATCH_S)[0]:
+            break
+    os._exit(1)
+
+
+class _StageProcess:
+    def __init__(self, orders: StageProcessConfig) -> None:
+        self._orders = orders
+        self._home = {b.stage: b.device for b in borders(orders.split)}
+        self._device = DeviceRun(
+            orders.split, orders.device, orders.training, send=self._send, clock=time.monotonic, at=orders.at
+        )
+        self._inbox: SimpleQueue[_StageJob | StageMessage | MicroBatchInput | _Shares | _Lost] = SimpleQueue()
+        self._early: list[StageMessage | MicroBatchInput | _Shares] = []
+        self._links: dict[str, SendingLink] = {}
+        self._shares: dict[str, dict[str, torch.Tensor]] = {}
+        self._server = BlockingServer(self._answer, token=orders.token, options=OPTIONS)
+
+    def listen(self) -> tuple[str, int]:
+        """Address: host and port, or path and 0."""
+        if not self._orders.socket:
+            return self._server.listen_tcp()
+        self._server.listen_unix(self._orders.socket)
+        return self._orders.socket, 0
+
+    def work(self) -> None:
+        """For ever: the leader kills it."""
+        while True:
+            item = self._inbox.get()
+            if isinstance(item, _StageJob):
+                item.reply = self._done(item)
+                item.over.set()
+            elif not isinstance(item, _Lost):  # a link that broke while nothing was to be done breaks again
+                self._early.append(item)
+
+    def _answer(self, method: str, params: dict[str, Any], buffers: list[Any]) -> Letter:
+        """In a thread of `rpc`."""
+        if method == "parcel":
+            self._inbox.put(parcel_of(params, buffers))
+        elif method == "feed":
+            self._inbox.put(feed_of(params, buffers))
+        elif method == "shares":
+            self._inbox.put(_Shares(params["iteration"], params["device"], unpacked(params, buffers)))
+        else:
+            job = _StageJob(method, params, buffers)
+            self._inbox.put(job)
+            job.over.wait()
+            return job.reply
+        return {}, []
+
+    def _done(self, job: _StageJob) -> Letter:
+        try:
+            match job.method:
+                case "meet":
+                    self._meet(job.params["peers"])
+                case "step":
+                    return self._step(**job.params)
+                case "fetch":
+                    return of_state(state_of(self._device, self._orders.split.stages))
+                case "put":
+                    state = state_of_letter(job.params, job.buffers)
+                    load_state(self._device, self._orders.split.stages, state)
+                case "options":
+                    self._device.updates.set_options(job.params)
+                case _:
+                    raise ValueError(f"a stage process knows no {job.method}")
+        except StageFailed as e:
+            return {"failed": of_failure(e)}, []
+        except JobError as e:
+            return {"refused": [e.problem, e.remedy]}, []
+        except _PeerLost as e:
+            return {"lost": str(e)}, []
+        except Exception as e:  # noqa: BLE001 - the leader raises it
+            return {"failed": of_failure(self._device.failure(e, None))}, []
+        return {}, []
+
+    def _meet(self, peers: Mapping[str, Sequence[Any]]) -> None:
+        for name, (place, port) in peers.items():
+            self._links[name] = SendingLink(
+                self._orders.device,
+                name,
+                connected(place, port, token=self._orders.token, shared=self._orders.shared),
+                throttle=self._orders.throttles.get((self._orders.device, name), Throttle()),
+                failed=lambda peer, error: self._inbox.put(_Lost(peer, error)),
+                clock=time.monotonic,
+                timeout_s=self._orders.timeout_s,
+            )
+
+    def _step(self, iteration: int, micro_batches: int, results: bool) -> Letter:
+        device = self._device
+        self._shares.clear()
+        device.begin(iteration, micro_batches)
+        early, self._early = self._early, []
+        for item in early:
+            self._take(item)
+        while not device.computed:
+            self._take_all(wait=not device.turn())
+        for partner, gradients in device.shares().items():
+            said, buffers = packed(gradients)
+            said |= {"iteration": iteration, "device": self._orders.device}
+            self._links[partner].send(
+                LinkMessage(
+                    method="shares",
+                    params=said,
+                    buffers=buffers,
+                    what="shared gradients",
+                    direction="backward",
+                    micro_batch=0,
+                )
+            )
+        while any(p not in self._shares for p in device.partners):
+            self._take_all(wait=True)
+        device.update(self._shares)
+        sent = [span for link in self._links.values() for span in link.taken_spans()]
+        return of_done(StepResult(scored=device.scored, spans=[*device.spans, *sent]), results=results)
+
+    def _take_all(self, *, wait: bool) -> None:
+        try:
+            self._take(self._inbox.get(block=wait))
+            while True:
+                self._take(self._inbox.get_nowait())
+        except Empty:
+            pass
+
+    def _take(self, item: _StageJob | StageMessage | MicroBatchInput | _Shares | _Lost) -> None:
+        if isinstance(item, _Lost):
+            raise _PeerLost(f"{self._orders.device} cannot reach {item.peer}: {item.error}")
+        if isinstance(item, _StageJob):
+            raise AssertionError(f"asked for {item.method} in the middle of a step")
+        if item.iteration != self._device.iteration:
+            self._early.append(item)
+        elif isinstance(item, StageMessage):
+            self._device.accept(item)
+        elif isinstance(item, MicroBatchInput):
+            self._device.feed(item)
+        else:
+            self._shares[item.device] = item.gradients
+
+    def _send(self, parcel: StageMessage) -> None:
+        said, buffers = of_parcel(parcel)
+        self._links[self._home[parcel.target]].send(
+            LinkMessage(
+                method="parcel",
+                params=said,
+                buffers=buffers,
+                what=f"stage {parcel.source} → stage {parcel.target}",
+                direction=parcel.direction,
+                micro_batch=parcel.micro_batch,
+            )
+        )
+
+
+def connected(place: str, port: int, *, token: str, shared: bool) -> BlockingClient:
+    """A connection to a stage process."""
+    if port:
+        return BlockingClient.connect_tcp(place, port, token=token, options=OPTIONS)
+    if shared:
+        return BlockingClient.connect_shared(place, token=token, options=OPTIONS)
+    return BlockingClient.connect_unix(place, token=token, options=OPTIONS)

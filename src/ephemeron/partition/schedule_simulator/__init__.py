@@ -1,0 +1,1 @@
+"""Exact replay of a placement's schedule: times, links and memory. Shares nothing with the solvers."""

@@ -1,0 +1,433 @@
+"""The judge: replays a placement exactly, and is believed where it differs from a solver.
+
+It shares no code with the solvers and no numbers but the graph's and the topology's. Time is simulated event by event:
+
+- a device runs one pass of one node at a time, a link one transfer at a time (NetSplit's 5-11 to 5-18 demand neither);
+- a tensor is sent once to each device that reads it; there, gradients of all its readers are added up and sent back once;
+- a node's backward pass waits for its own forward pass and for its readers' backward passes (5-12, 5-16);
+- with orders given, devices and links keep to them, and wait; without, a free device takes what is ready: the longest way
+  to go first with the batch whole, backward passes and older micro-batches first with `1f1b`; links serve who came first;
+- with `recompute` a stage is one piece: a pass of one micro-batch begins when everything that it reads from other devices is
+  there, and nothing else runs on the device until it ends. Each node's backward pass makes its activations again.
+
+Its sums of memory are in `holding`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ephemeron.errors import JobError
+from ephemeron.partition.graph.graph import Graph
+from ephemeron.partition.graph.topology import Device, Topology
+from ephemeron.partition.schedule_simulator.memory_simulation import peaks, reserved_for
+from ephemeron.partition.schedule_simulator.replay import Replay, ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, Schedule, Task
+
+Resource = str | tuple[str, str]
+Takes = Callable[[Task, int, float], float]
+PLAIN = Schedule()
+
+
+def replay(
+    graph: Graph,
+    topology: Topology,
+    placement: Mapping[str, str],
+    *,
+    schedule: Schedule = PLAIN,
+    orders: DeviceOrders | None = None,
+    takes: Takes | None = None,
+) -> Replay:
+    """Replays one iteration.
+
+    Args:
+        graph: what is run.
+        topology: on what.
+        placement: the device of every node.
+        schedule: how micro-batches follow one another.
+        orders: in which order devices and links work; only with the batch whole. None: by the rule above.
+        takes: seconds of a task of a micro-batch, given what it takes by graph and topology; for replays in which no two
+            passes take the same, as in truth. None: what graph and topology say.
+
+    Raises:
+        JobError: a node is not placed, or placed on no device, or apart from its group; a device's kind has no times; orders
+            that are not of this placement, or in which everybody waits for everybody; recomputing without stages.
+    """
+    devices = {d.name: d for d in topology.devices}
+    check_placement(graph, devices, placement)
+    if orders is not None and schedule.micro_batches > 1:
+        raise JobError(
+            f"orders are for a whole batch, not for micro_batches = {schedule.micro_batches}", remedy="leave them out"
+        )
+    tasks = _tasks(graph, topology, placement, schedule)
+    stages = _stages(graph, placement)
+    if schedule.recompute and not stages:
+        raise JobError(
+            "schedule: recompute needs stages, and in this placement tensors go to and fro between devices",
+            remedy="take a placement in which they only go forward, or leave recompute out",
+        )
+    in_flight = _in_flight(schedule, stages, set(placement.values()))
+    spans = _simulate(tasks, schedule, in_flight, orders, takes or _as_planned)
+    busy: dict[Resource, float] = {}
+    for span in spans:
+        busy[span.resource] = busy.get(span.resource, 0.0) + span.end_s - span.start_s
+    reserved = reserved_for(graph, devices, placement, schedule, in_flight)
+    return Replay(
+        iteration_s=max(s.end_s for s in spans),
+        bottleneck_s=max(busy.values()) / schedule.micro_batches,
+        busy_s=busy,
+        stages=stages,
+        in_flight=in_flight,
+        peak_bytes=peaks(graph, devices, placement, schedule, spans),
+        reserved_bytes=reserved,
+        over_bytes={d: b - devices[d].memory_bytes for d, b in reserved.items() if b > devices[d].memory_bytes},
+        spans=tuple(spans),
+    )
+
+
+def reserved_bytes(
+    graph: Graph, topology: Topology, placement: Mapping[str, str], *, schedule: Schedule = PLAIN
+) -> dict[str, int]:
+    """What every device needs for a placement, without replaying it: `Replay.reserved_bytes`."""
+    in_flight = _in_flight(schedule, _stages(graph, placement), set(placement.values()))
+    return reserved_for(graph, {d.name: d for d in topology.devices}, placement, schedule, in_flight)
+
+
+def check_placement(graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str]) -> None:
+    """Every node on a device that has times for it, groups together.
+
+    Raises:
+        JobError: it is not so.
+    """
+    home: dict[str, tuple[str, str]] = {}
+    for n in graph.nodes:
+        at = placement.get(n.name)
+        if at is None:
+            raise JobError(f"placement: node {n.name} is on no device", remedy="place every node")
+        if at not in devices:
+            raise JobError(
+                f"placement: node {n.name} is on {at}, which is no device", remedy=f"use {', '.join(devices)}"
+            )
+        if devices[at].kind not in n.forward_s:
+            raise JobError(
+                f"device {at} is of the kind {devices[at].kind}, for which node {n.name} has no times",
+                remedy=f"measure it, or use one of {', '.join(sorted(n.forward_s))}",
+            )
+        if n.group is not None:
+            first, place = home.setdefault(n.group, (n.name, at))
+            if place != at:
+                raise JobError(
+                    f"placement: group {n.group} is torn apart: {first} is on {place}, {n.name} on {at}",
+                    remedy="place a group's nodes on one device",
+                )
+
+
+@dataclass(slots=True)
+class _TaskTemplate:
+    """One task of one micro-batch, as a template for all."""
+
+    resource: Resource
+    task: Task
+    at: str
+    """Of a transfer: the reading device, so that several of one tensor are apart."""
+    seconds: float
+    after: list[int] = field(default_factory=list)
+    waits: int = 0
+    rank_s: float = 0.0
+    """Longest way to the end, this task included."""
+
+
+def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], schedule: Schedule) -> list[_TaskTemplate]:
+    """All tasks of one micro-batch with what waits for what."""
+    parts = schedule.micro_batches
+    devices = {d.name: d for d in topology.devices}
+    links = {(k.source, k.target): k for k in topology.links}
+    jobs: list[_TaskTemplate] = []
+    number: dict[tuple[str, Pass, str], int] = {}
+
+    def add(resource: Resource, what: str, direction: Pass, seconds: float, at: str = "") -> None:
+        number[what, direction, at] = len(jobs)
+        jobs.append(_TaskTemplate(resource=resource, task=(what, direction), at=at, seconds=seconds))
+
+    def order(first: tuple[str, Pass, str], then: tuple[str, Pass, str]) -> None:
+        jobs[number[first]].after.append(number[then])
+        jobs[number[then]].waits += 1
+
+    for n in graph.nodes:
+        device = devices[placement[n.name]]
+        forward_s, backward_s = n.forward_s[device.kind], n.backward_s[device.kind]
+        again_s = forward_s if schedule.recompute else 0.0
+        add(device.name, n.name, "forward", forward_s / device.speed / parts)
+        add(device.name, n.name, "backward", (backward_s + again_s) / device.speed / parts)
+        order((n.name, "forward", ""), (n.name, "backward", ""))
+    for t in graph.tensors:
+        home = placement[t.producer]
+        for away in dict.fromkeys(placement[c] for c in t.consumers):
+            readers = [c for c in t.consumers if placement[c] == away]
+            if away == home:
+                for c in readers:
+                    order((t.producer, "forward", ""), (c, "forward", ""))
+                    order((c, "backward", ""), (t.producer, "backward", ""))
+                continue
+            # names of tensors and nodes may coincide: transfers are told apart by `at`, which nodes leave empty
+            add((home, away), t.name, "forward", links[home, away].seconds(t.nbytes / parts), away)
+            order((t.producer, "forward", ""), (t.name, "forward", away))
+            if t.gradient_bytes:
+                add((away, home), t.name, "backward", links[away, home].seconds(t.gradient_bytes / parts), away)
+                order((t.name, "backward", away), (t.producer, "backward", ""))
+            for c in readers:
+                order((t.name, "forward", away), (c, "forward", ""))
+                sent = (t.name, "backward", away) if t.gradient_bytes else (t.producer, "backward", "")
+                order((c, "backward", ""), sent)  # type: ignore[arg-type]
+    _rank(jobs)
+    return jobs
+
+
+def _rank(jobs: list[_TaskTemplate]) -> None:
+    waits = [job.waits for job in jobs]
+    free = [i for i, w in enumerate(waits) if w == 0]
+    for i in free:  # grows as it is read
+        for j in jobs[i].after:
+            waits[j] -= 1
+            if waits[j] == 0:
+                free.append(j)
+    for i in reversed(free):
+        jobs[i].rank_s = jobs[i].seconds + max((jobs[j].rank_s for j in jobs[i].after), default=0.0)
+
+
+def _stages(graph: Graph, placement: Mapping[str, str]) -> tuple[str, ...]:
+    """Devices such that tensors only go forward; empty if there is no such order."""
+    used = list(dict.fromkeys(placement[name] for name in graph.topological_order()))
+    feeds = {
+        (placement[t.producer], placement[c]) for t in graph.tensors for c in t.consumers if placement[t.producer] != placement[c]
+    }  # fmt: skip
+    order: list[str] = []
+    while len(order) < len(used):
+        ready = [d for d in used if d not in order and not any(b == d and a not in order for a, b in feeds)]
+        if not ready:
+            return ()
+        order.append(ready[0])
+    return tuple(order)
+
+
+def _in_flight(schedule: Schedule, stages: Sequence[str], used: set[str]) -> dict[str, int]:
+    if schedule.kind != "1f1b":
+        return dict.fromkeys(sorted(used), schedule.micro_batches)
+    size = len(used)
+    if not stages:  # no pipeline: as many as a first stage would keep, everywhere
+        limits = dict.fromkeys(sorted(used), 2 * size - 1 if schedule.overlap else size)
+    else:
+        limits = {d: 2 * (size - s) - 1 if schedule.overlap else size - s for s, d in enumerate(stages)}
+    return {d: min(k, schedule.micro_batches) for d, k in limits.items()}
+
+
+def _as_planned(task: Task, micro_batch: int, seconds: float) -> float:
+    return seconds
+
+
+def _simulate(
+    jobs: list[_TaskTemplate],
+    schedule: Schedule,
+    in_flight: Mapping[str, int],
+    orders: DeviceOrders | None,
+    takes: Takes,
+) -> list[ReplaySpan]:
+    """Events in order of time. Instance m·|jobs| + j is job j of micro-batch m; numbers beyond are gates, which take no time."""
+    parts, size = schedule.micro_batches, len(jobs)
+    after: list[list[int]] = [[m * size + j for j in job.after] for m in range(parts) for job in jobs]
+    waits = [job.waits for _ in range(parts) for job in jobs]
+    _add_gates(jobs, schedule, in_flight, after, waits)
+    if schedule.recompute:
+        _add_stage_gates(jobs, parts, after, waits)
+    turns = _Turns(jobs) if schedule.recompute else None
+    queues: dict[Resource, list[tuple[float, float, float, int]]] = {job.resource: [] for job in jobs}
+    plans = _plans(jobs, orders)
+    idle = set(queues)
+    running: list[tuple[float, int]] = []
+    spans: list[ReplaySpan] = []
+
+    def release(i: int, now_s: float) -> None:
+        if i >= parts * size:  # a gate: opens what it held back, at once
+            for j in after[i]:
+                waits[j] -= 1
+                if waits[j] == 0:
+                    release(j, now_s)
+            return
+        m, job = i // size, jobs[i % size]
+        if isinstance(job.resource, tuple):
+            key = (now_s, float(m), -job.rank_s)
+        elif schedule.kind == "plain":
+            key = (-job.rank_s, 0.0, 0.0)
+        else:
+            key = (float(job.task[1] == "forward"), float(m), -job.rank_s)
+        heapq.heappush(queues[job.resource], (*key, i))
+
+    for i in [i for i, w in enumerate(waits) if w == 0]:
+        release(i, 0.0)
+    now_s = 0.0
+    while True:
+        for resource in [r for r in queues if r in idle and queues[r]]:
+            if turns is not None and isinstance(resource, str):
+                chosen = turns.next(resource, queues[resource], plans.get(resource))
+            else:
+                chosen = _next(queues[resource], plans.get(resource))
+            if chosen is None:
+                continue
+            idle.discard(resource)
+            spans.append(_span(jobs[chosen % size], chosen // size, now_s, takes))
+            heapq.heappush(running, (spans[-1].end_s, chosen))
+        if not running:
+            break
+        now_s = running[0][0]
+        while running and running[0][0] <= now_s:
+            _, i = heapq.heappop(running)
+            idle.add(jobs[i % size].resource)
+            for j in after[i]:
+                waits[j] -= 1
+                if waits[j] == 0:
+                    release(j, now_s)
+    if len(spans) < parts * size:
+        stuck = sorted({str(job.resource) for i, job in enumerate(jobs) if waits[i] > 0 or queues[job.resource]})
+        raise JobError(
+            f"orders: after {now_s:g} s everybody waits for somebody else, on {', '.join(stuck)}",
+            remedy="an order must not put a task before one that it needs",
+        )
+    return spans
+
+
+def _span(job: _TaskTemplate, micro_batch: int, start_s: float, takes: Takes) -> ReplaySpan:
+    what, direction = job.task
+    return ReplaySpan(
+        resource=job.resource,
+        what=what,
+        direction=direction,
+        micro_batch=micro_batch,
+        start_s=start_s,
+        end_s=start_s + takes(job.task, micro_batch, job.seconds),
+    )
+
+
+def _add_gates(
+    jobs: list[_TaskTemplate],
+    schedule: Schedule,
+    in_flight: Mapping[str, int],
+    after: list[list[int]],
+    waits: list[int],
+) -> None:
+    """GPipe: backward passes of a device after all its forward passes. 1F1B: at most so many micro-batches in flight."""
+    parts, size = schedule.micro_batches, len(jobs)
+    for device in in_flight:
+        forward = [j for j, job in enumerate(jobs) if job.resource == device and job.task[1] == "forward"]
+        backward = [j for j, job in enumerate(jobs) if job.resource == device and job.task[1] == "backward"]
+        gates: list[tuple[list[int], list[int]]] = []
+        if schedule.kind == "gpipe":
+            everyone = range(parts)
+            gates.append(
+                ([m * size + j for m in everyone for j in forward], [m * size + j for m in everyone for j in backward])
+            )
+        elif schedule.kind == "1f1b":
+            k = in_flight[device]
+            for m in range(k, parts):
+                gates.append(([(m - k) * size + j for j in backward], [m * size + j for j in forward]))
+        for before, then in gates:
+            gate = len(after)
+            after.append(then)
+            waits.append(len(before))
+            for i in before:
+                after[i].append(gate)
+            for i in then:
+                waits[i] += 1
+
+
+def _add_stage_gates(jobs: list[_TaskTemplate], parts: int, after: list[list[int]], waits: list[int]) -> None:
+    """A stage's pass of one micro-batch begins when all that its tasks need of others is done."""
+    size = len(jobs)
+    passes: dict[tuple[str, Pass], set[int]] = {}
+    for j, job in enumerate(jobs):
+        if isinstance(job.resource, str):
+            passes.setdefault((job.resource, job.task[1]), set()).add(j)
+    for inside in passes.values():
+        before = [i for i, job in enumerate(jobs) if i not in inside and not inside.isdisjoint(job.after)]
+        for m in range(parts) if before else ():
+            gate = len(after)
+            after.append([m * size + j for j in sorted(inside)])
+            waits.append(len(before))
+            for i in before:
+                after[m * size + i].append(gate)
+            for j in inside:
+                waits[m * size + j] += 1
+
+
+class _Turns:
+    """Whose turn it is on each device: a pass of a micro-batch, from its first task to its last."""
+
+    def __init__(self, jobs: list[_TaskTemplate]) -> None:
+        self.jobs = jobs
+        self.size = Counter((job.resource, job.task[1]) for job in jobs)
+        self.now: dict[Resource, tuple[int, Pass, int]] = {}
+        """Micro-batch, pass, and how many of its tasks are still to begin."""
+
+    def next(
+        self, resource: Resource, queue: list[tuple[float, float, float, int]], plan: list[int] | None
+    ) -> int | None:
+        """As `_next`, but nothing of another pass while one is under way."""
+        m, direction, left = self.now.get(resource, (0, "forward", 0))
+        if left and plan is None:
+            own = [entry for entry in queue if self._turn(entry[3]) == (m, direction)]
+            chosen: int | None = min(own)[
+                3
+            ]  # of a pass that has begun, something is always ready when the device is free
+            queue[:] = [entry for entry in queue if entry[3] != chosen]
+            heapq.heapify(queue)
+        else:
+            chosen = _next(queue, plan)
+        if chosen is None:
+            return None
+        turn = self._turn(chosen)
+        if not left:
+            left = self.size[resource, turn[1]]
+        self.now[resource] = (*turn, left - 1)
+        return chosen
+
+    def _turn(self, i: int) -> tuple[int, Pass]:
+        return i // len(self.jobs), self.jobs[i % len(self.jobs)].task[1]
+
+
+def _plans(jobs: list[_TaskTemplate], orders: DeviceOrders | None) -> dict[Resource, list[int]]:
+    """Instances by resource, last first."""
+    if orders is None:
+        return {}
+    plans: dict[Resource, list[int]] = {}
+    given: dict[Resource, Sequence[Task]] = {}
+    for device, passes in orders.compute.items():
+        given[device] = passes
+    for link, sends in orders.transfers.items():
+        given[link] = sends
+    for resource in dict.fromkeys(job.resource for job in jobs):
+        known = {job.task: i for i, job in enumerate(jobs) if job.resource == resource}
+        sequence = given.get(resource, ())
+        if Counter(sequence) != Counter(known.keys()):
+            expected = Counter(known.keys())
+            wrong = sorted((Counter(sequence) - expected) + (expected - Counter(sequence)))
+            raise JobError(
+                f"orders for {resource} do not name each of its tasks once: {wrong[0][0]} ({wrong[0][1]})",
+                remedy="take orders and placement from the same plan",
+            )
+        plans[resource] = [known[task] for task in reversed(sequence)]
+    return plans
+
+
+def _next(queue: list[tuple[float, float, float, int]], plan: list[int] | None) -> int | None:
+    """What the resource begins now; taken off both lists."""
+    if plan is None:
+        return heapq.heappop(queue)[3]
+    for k, entry in enumerate(queue):
+        if entry[3] == plan[-1]:
+            queue[k] = queue[-1]
+            queue.pop()
+            heapq.heapify(queue)
+            return plan.pop()
+    return None

@@ -1,0 +1,1 @@
+"""Graphs, topologies, plans and stages as JSON documents."""

@@ -1,0 +1,87 @@
+"""One pass through all stages in one process, forwards and back, with nothing shared but what crosses by name.
+
+Tensors are cut from autograd's graph at every border, as they are when they travel, and their gradients are handed back by name: what
+works here works between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ephemeron.partition.tracing.split import ModelSplit
+
+
+class Pass:
+    """What `forward` made: the model's result, and what `backward` needs.
+
+    Attributes:
+        result: as the original's; its tensors are leaves, so a loss of it can be differentiated.
+    """
+
+    def __init__(self, split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.split = split
+        traced = split.traced
+        given = traced.named_inputs(tuple(args), kwargs)
+        store: dict[str, Any] = {**given, **split.numbers(given)}
+        self._entered: list[dict[str, torch.Tensor]] = []
+        self._left: list[dict[str, Any]] = []
+        for stage in split.stages:
+            own = {p.name: leaf(store[p.name], p.needs_gradient and p.name not in given) for p in stage.spec.inputs}
+            made = stage(own)
+            self._entered.append({n: t for n, t in own.items() if isinstance(t, torch.Tensor)})
+            self._left.append(made)
+            store |= made
+        ends = {n: t for made in self._left for n, t in made.items()}
+        self._ends = {n: leaf(t, t.requires_grad) for n, t in ends.items() if isinstance(t, torch.Tensor)}
+        self.result = _result(split, {**store, **self._ends})
+
+    def backward(self) -> None:
+        """After `backward` of a loss of the result: through all stages, last first; then sums gradients of shared parameters."""
+        gradients: dict[str, torch.Tensor] = {n: t.grad for n, t in self._ends.items() if t.grad is not None}
+        for entered, left in zip(reversed(self._entered), reversed(self._left), strict=True):
+            ready = [(t, gradients[n]) for n, t in left.items() if n in gradients and t.requires_grad]
+            if ready:
+                torch.autograd.backward([t for t, _ in ready], [g for _, g in ready])
+            for name, t in entered.items():
+                if t.requires_grad and t.grad is not None:
+                    gradients[name] = gradients[name] + t.grad if name in gradients else t.grad
+        self.split.sum_shared_gradients()
+
+
+def train_step(
+    split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Any
+) -> tuple[Any, torch.Tensor]:
+    """Forwards and back; gradients are added to those of the stages' parameters.
+
+    Args:
+        split: the stages, in training mode.
+        args, kwargs: a batch.
+        loss: from the result to one number.
+
+    Returns:
+        The result and the loss.
+    """
+    done = Pass(split, args, kwargs or {})
+    value = loss(done.result)
+    if any(t.requires_grad for t in tree_leaves(done.result) if isinstance(t, torch.Tensor)):
+        value.backward()
+    done.backward()
+    return done.result, value
+
+
+def leaf(value: Any, needs_gradient: bool) -> Any:
+    """A value on the reader's side of a border: apart from autograd's graph, and collecting a gradient if one is to go back.
+
+    Every dtype that autograd differentiates counts, complex ones too; integers and booleans have no gradient.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(needs_gradient and (value.is_floating_point() or value.is_complex()))
+
+
+def _result(split: ModelSplit, values: Mapping[str, Any]) -> Any:
+    return split.traced.result(values)

@@ -1,0 +1,72 @@
+"""Reductions over a group of workers, each written once, over any channel."""
+
+from __future__ import annotations
+
+from ephemeron.errors import JobError
+from ephemeron.training.collectives._tasks import all_of
+from ephemeron.training.collectives.arrived import ArrivedReduce
+from ephemeron.training.collectives.chunking import CHUNK_BYTES, chunk_elements
+from ephemeron.training.collectives.group import (
+    Collective,
+    Group,
+    NoTrace,
+    Reduced,
+    ReductionStatus,
+    StalledPeers,
+    Trace,
+    ask_for,
+)
+from ephemeron.training.collectives.kreduce import KReduce
+from ephemeron.training.collectives.server import ServerAccumulate, ServerReduce
+from ephemeron.training.collectives.single import SingleRank
+
+
+def collective_for(
+    pattern: str, group: Group, *, asynchronous: bool = False, chunk_bytes: int = CHUNK_BYTES
+) -> Collective:
+    """The collective that a pattern names.
+
+    Args:
+        pattern: as in `Configuration`.
+        group: whose.
+        asynchronous: a parameter server adds what arrives when it arrives.
+        chunk_bytes: of the pipelined form; 0: plain, where requests cost more than overlapping saves. The same on all ranks.
+
+    Raises:
+        JobError: a parameter server is asked of a channel that is none.
+    """
+    if pattern == "parameter-server":
+        server = group.channel.reducer()
+        if server is None:
+            raise JobError(
+                "pattern 'parameter-server' needs a channel that can add",
+                remedy="use --channel parameter_server or ps://host:port",
+            )
+        return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
+    if pattern == "pipelined":
+        chunk = (
+            chunk_elements(group.size, group.aggregators, group.dtype.itemsize, chunk_bytes) if chunk_bytes else None
+        )
+        return KReduce(group, chunk=chunk)
+    return KReduce(group) if group.policy.waits_for_all else ArrivedReduce(group)
+
+
+__all__ = [
+    "CHUNK_BYTES",
+    "ArrivedReduce",
+    "Collective",
+    "Group",
+    "KReduce",
+    "NoTrace",
+    "Reduced",
+    "ReductionStatus",
+    "ServerAccumulate",
+    "ServerReduce",
+    "SingleRank",
+    "StalledPeers",
+    "Trace",
+    "all_of",
+    "ask_for",
+    "chunk_elements",
+    "collective_for",
+]

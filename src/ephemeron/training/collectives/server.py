@@ -1,0 +1,165 @@
+"""Parameter-server forms (λDNN): a long-lived process sums, workers push and pull.
+
+Synchronous: shard j of version v is reduced by the server that its key falls on, in rank order, so the
+weights are those of K-REDUCE. Asynchronous: workers push the change that their own optimiser made and get the
+current parameters back, whatever else has arrived meanwhile.
+
+One round trip fewer than through storage, but the servers' link carries every byte of every worker, and they are
+paid for while workers compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from ephemeron.communication.channels.reduction import SupportsReduction
+from ephemeron.errors import ChannelTimeout, DamagedObject, KeyExists
+from ephemeron.training.collectives._tasks import all_of
+from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers, ask_for
+from ephemeron.training.tensors import STOP, bounds
+
+
+class ServerReduce(Collective):
+    """Synchronous push and pull.
+
+    The vector gets a tail of 2 + 2W elements that is summed with it: whether somebody wants to stop; a one from
+    rank 0, by which the divisor can be undone; and, from each rank in its own places, its durable version and how long
+    its iterations take.
+    """
+
+    def __init__(self, group: Group, server: SupportsReduction) -> None:
+        self.g = group
+        self.server = server
+        self.bounds = bounds(group.size + 2 + 2 * group.world, group.aggregators)
+        self._staged: dict[int, tuple[np.ndarray, float]] = {}
+        self._deleted = self._durable = 0
+
+    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        tail = np.zeros(2 + 2 * self.g.world, dtype=self.g.dtype)
+        tail[0] = 1 if flags & STOP else 0
+        tail[1] = 1 if self.g.rank == 0 else 0
+        tail[2 + self.g.rank] = self.g.status.durable
+        tail[2 + self.g.world + self.g.rank] = self.g.status.busy_s
+        self._staged[iteration] = (np.concatenate([vector, tail]), weight)
+
+    async def upload(self, iteration: int) -> None:
+        vector, weight = self._staged.pop(iteration)
+        began = asyncio.get_running_loop().time()
+        await all_of(self._push(iteration, shard, vector[a:b], weight) for shard, (a, b) in enumerate(self.bounds))
+        self.g.trace.record("upload", began, asyncio.get_running_loop().time())
+
+    async def _push(self, iteration: int, shard: int, part: np.ndarray, weight: float) -> None:
+        key = self.g.keys.merged(iteration, shard)
+        await self.server.reduce(key, rank=self.g.rank, world=self.g.world, weight=weight, vector=part)
+
+    async def aggregate(self, iteration: int) -> None:
+        """The server does it."""
+
+    async def collect(self, version: int) -> Reduced:
+        parts = await all_of(self._pull(version, shard) for shard in range(len(self.bounds)))
+        whole = np.concatenate(parts)
+        vector, tail = whole[: self.g.size], whole[self.g.size :].astype(np.float64)
+        said = tail[2:] / tail[1] if tail[1] > 0 else np.zeros(2 * self.g.world)
+        durable, busy_s = np.rint(said[: self.g.world]), said[self.g.world :]
+        for rank in range(self.g.world):
+            if rank != self.g.rank:
+                self.g.heard(rank, float(busy_s[rank]))
+        self._durable = max(self._durable, int(durable.min()))
+        return Reduced(vector, STOP if tail[0] > 0 else 0)
+
+    async def _pull(self, version: int, shard: int) -> np.ndarray:
+        key = self.g.keys.merged(version, shard)
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                received = await self.g.channel.get(key, deadline=began + self.g.patience_s(1))
+                break
+            except DamagedObject:
+                raise  # the server adds up a key once: nobody can make it again
+            except ChannelTimeout as e:
+                await ask_for(self.g.overdue, await self._blame(version, key), e)
+        if received.waited_s > 0:
+            self.g.trace.record("wait", began, began + received.waited_s)
+        self.g.trace.record("download", began + received.waited_s, loop.time())
+        return np.frombuffer(received.data, dtype=self.g.dtype)
+
+    async def _blame(self, version: int, key: str) -> StalledPeers:
+        """Those whose contribution the server has not got; all, where it knows of none."""
+        heard = await self.server.heard(key)
+        missing = [r for r in range(self.g.world) if r != self.g.rank and r not in heard]
+        return StalledPeers(version, missing, [key] * len(missing))
+
+    async def peek(self, version: int) -> bool:
+        keys = [self.g.keys.merged(version, shard) for shard in range(len(self.bounds))]
+        return all([await self.g.channel.fetch(key) is not None for key in keys])
+
+    async def tidy(self) -> None:
+        if self.g.rank == 0 and self._deleted < self._durable:
+            shards = range(len(self.bounds))
+            await self.g.channel.delete(
+                [self.g.keys.merged(v, s) for v in range(self._deleted, self._durable) for s in shards]
+            )
+            self._deleted = self._durable
+
+
+class ServerAccumulate(Collective):
+    """Asynchronous push: the server adds every worker's change to the one set of parameters as it comes.
+
+    A worker's version t is what the server answered to its own t-th push, so workers never wait for each other.
+    """
+
+    paces_itself = True
+
+    def __init__(self, group: Group, server: SupportsReduction) -> None:
+        self.g = group
+        self.server = server
+        self.bounds = bounds(group.size, group.aggregators)
+        self._staged: dict[int, np.ndarray] = {}
+        self._answers: dict[int, np.ndarray] = {}
+
+    def _key(self, shard: int) -> str:
+        return f"{self.g.keys.run}/master/{shard}"
+
+    async def setup(self, initial: np.ndarray) -> None:
+        for shard, (a, b) in enumerate(self.bounds):
+            try:
+                part = np.ascontiguousarray(initial[a:b])
+                await self.g.channel.put(
+                    self._key(shard), [memoryview(part.data).cast("B")] if part.size else [b""], create=True
+                )
+            except KeyExists:
+                pass
+
+    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        self._staged[iteration] = vector
+
+    async def upload(self, iteration: int) -> None:
+        delta = self._staged.pop(iteration)
+        began = asyncio.get_running_loop().time()
+        parts = await all_of(
+            self.server.accumulate(self._key(shard), rank=self.g.rank, iteration=iteration, delta=delta[a:b])
+            for shard, (a, b) in enumerate(self.bounds)
+        )
+        self.g.trace.record("upload", began, asyncio.get_running_loop().time())
+        self._answers[iteration] = np.concatenate(parts)
+
+    async def aggregate(self, iteration: int) -> None:
+        """The server does it."""
+
+    async def collect(self, version: int) -> Reduced:
+        return Reduced(self._answers.pop(version), 0)
+
+    async def latest(self, rank: int) -> int | None:
+        return (await self.server.heard(self._key(0))).get(rank, -1)
+
+    async def final(self) -> np.ndarray | None:
+        parts = []
+        for shard in range(len(self.bounds)):
+            deadline = asyncio.get_running_loop().time() + self.g.patience_s(1)
+            parts.append(
+                np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype)
+            )
+        return np.concatenate(parts)

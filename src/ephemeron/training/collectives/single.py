@@ -1,0 +1,38 @@
+"""A group of one: nothing travels, nothing is copied.
+
+K-REDUCE with one rank does the same and keeps three copies of the vector meanwhile. Where a function holds as much of a
+model as fits into it, that is too much.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ephemeron.training.collectives.group import Collective, Group, Reduced
+
+
+class SingleRank(Collective):
+    """See `Collective`. The vector that was staged is divided in place.
+
+    Args:
+        group: of one rank.
+    """
+
+    def __init__(self, group: Group) -> None:
+        assert group.world == 1
+        self._staged: dict[int, tuple[np.ndarray, float, int]] = {}
+
+    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        self._staged[iteration] = (vector, weight, flags)
+
+    async def upload(self, iteration: int) -> None:
+        pass
+
+    async def aggregate(self, iteration: int) -> None:
+        pass
+
+    async def collect(self, version: int) -> Reduced:
+        vector, weight, flags = self._staged.pop(version)
+        if weight > 0:
+            vector /= vector.dtype.type(weight)
+        return Reduced(vector, flags)

@@ -1,0 +1,75 @@
+"""When may a worker go on, and what must an aggregator wait for? Decisions only: no clock, no channel, no tensor.
+
+Everything is said in *versions*: version v is the merged update of iteration v. Before a worker computes
+iteration t its parameters must have seen some number of versions, and before an aggregator publishes version v
+some contributions must have been folded in:
+
+| protocol | before computing t: versions applied | before publishing v: contributions in |
+|---|---|---|
+| BSP    | exactly t                                  | all of v |
+| HAP    | aggregators exactly t, others exactly t−1  | all of v (FasDL, section 3.2.2) |
+| SSP(s) | at least t−s, newer ones if they are there | all of v (Ho et al. 2013) |
+| ASP    | whatever is there                          | whatever is there |
+
+Under BSP and HAP every step is determined, so two runs are bit-identical. HAP's staleness is exactly one for
+non-aggregators and zero for aggregators. Under SSP the fastest worker is at most s iterations ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ephemeron.training.job import sync_name
+
+UNBOUNDED = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A synchronisation protocol as three numbers."""
+
+    name: str
+    aggregator_staleness: int
+    """Versions an aggregator's parameters may lack."""
+    other_staleness: int
+    """Versions a non-aggregator's parameters may lack."""
+    exact: bool
+    """The allowed staleness is also the actual one: newer versions wait their turn."""
+    waits_for_all: bool
+    """A version holds every rank's contribution of its iteration."""
+
+    def staleness(self, *, aggregator: bool) -> int:
+        """Allowed staleness of a role."""
+        return self.aggregator_staleness if aggregator else self.other_staleness
+
+    def must_have_applied(self, iteration: int, *, aggregator: bool) -> int:
+        """How many versions have to be applied before `iteration` may be computed."""
+        return max(0, iteration - self.staleness(aggregator=aggregator))
+
+    def may_apply(self, applied: int, iteration: int, *, aggregator: bool) -> bool:
+        """Whether version `applied` (the next one) may be applied before computing `iteration`."""
+        if self.exact:
+            return applied < self.must_have_applied(iteration, aggregator=aggregator)
+        return applied < iteration
+
+    @property
+    def deterministic(self) -> bool:
+        """Two runs give the same weights to the last bit."""
+        return self.exact and self.waits_for_all
+
+
+def policy_for(text: str) -> Policy:
+    """The policy of `bsp`, `hap`, `asp` or `ssp:N`.
+
+    Raises:
+        JobError: no such protocol.
+    """
+    name, bound = sync_name(text)
+    lag = {"bsp": 0, "hap": 0, "ssp": bound, "asp": UNBOUNDED}[name]
+    return Policy(
+        name=text,
+        aggregator_staleness=lag,
+        other_staleness=1 if name == "hap" else lag,
+        exact=name in ("bsp", "hap"),
+        waits_for_all=name != "asp",
+    )

@@ -1,0 +1,89 @@
+"""What can be refused before anything is started: sound bounds only, so that nothing feasible is refused.
+
+Each check names the limit that binds. Bounds, not predictions: a run that passes may still miss its deadline.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ephemeron.errors import InvocationRefused, PlanInfeasible
+from ephemeron.functions.base import Call, Limits
+from ephemeron.functions.validation import check_call as platform_check
+from ephemeron.training.job import Configuration, Job
+from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages, iteration_lower_bound_s
+from ephemeron.units import MIB
+
+
+def check_call(call: Call, *, workers: int, limits: Limits) -> None:
+    """What the platform itself would refuse, before it is asked: memory range, lifetime, payload, concurrency.
+
+    Raises:
+        PlanInfeasible: binding is `memory`, `lifetime`, `payload` or `concurrency`.
+    """
+    try:
+        platform_check(call, limits)
+    except InvocationRefused as e:
+        raise PlanInfeasible(str(e), binding=e.binding) from None
+    if workers > limits.concurrency:
+        raise PlanInfeasible(
+            f"{workers} workers are more than the platform's {limits.concurrency}{limits.more and f': {limits.more}'}",
+            binding="concurrency",
+        )
+
+
+def check_memory(
+    quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float = math.inf
+) -> None:
+    """At least runtime, parameters, gradients, one merged vector, the optimiser's copies and the data.
+
+    Args:
+        quota_mb: of each function.
+        most_mb: the largest quota that the platform gives.
+
+    Raises:
+        PlanInfeasible: binding is `memory`.
+    """
+    needed = RUNTIME_MB + (model_bytes * (3 + optimizer_copies) + data_bytes) / MIB
+    if needed > quota_mb:
+        parts = fewest_stages(
+            model_bytes * (3 + optimizer_copies) / MIB,
+            fixed_mb=RUNTIME_MB + data_bytes / MIB,
+            most_mb=min(quota_mb, most_mb),
+        )
+        split = None if parts is None else f"split it: --stages {parts}"
+        if needed > most_mb:
+            raise PlanInfeasible(
+                f"{needed:.0f} MB do not fit one function of at most {most_mb:.0f} MB; {split or 'use a smaller model'}",
+                binding="memory",
+            )
+        raise PlanInfeasible(
+            f"a function needs at least {needed:.0f} MB, its quota is {quota_mb} MB; use a larger --memory-mb"
+            + (f", or {split}" if split else ""),
+            binding="memory",
+        )
+
+
+def check_time(
+    job: Job, configuration: Configuration, *, iterations: int, model_bytes: int, latency_s: float,
+    bandwidth_mb_s: float | None, compute: dict[str, float] | None,
+) -> None:  # fmt: skip
+    """Deadline and lifetime against what the network and the compute model cannot undercut.
+
+    Raises:
+        PlanInfeasible: binding is `deadline` or `lifetime`.
+    """
+    each = iteration_lower_bound_s(
+        configuration, model_bytes=model_bytes, latency_s=latency_s, bandwidth_mb_s=bandwidth_mb_s, compute=compute
+    )
+    deadline = job.limits.deadline_s
+    if deadline is not None and each * iterations > deadline:
+        raise PlanInfeasible(
+            f"{iterations} iterations of at least {each:.3g} s need {each * iterations:.3g} s, the deadline is {deadline:g} s",
+            binding="deadline",
+        )
+    if each > configuration.lifetime_s:
+        raise PlanInfeasible(
+            f"one iteration needs at least {each:.3g} s, a function lives {configuration.lifetime_s:g} s",
+            binding="lifetime",
+        )

@@ -1,0 +1,332 @@
+"""The blocking facade: `train`, `attach`, `stop`, `resume`. Everything below it is asyncio."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ephemeron import blocking
+from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError, UserError
+from ephemeron.events import Event
+from ephemeron.functions.base import Limits
+from ephemeron.functions.registry import CLOUDS
+from ephemeron.functions.registry import cloud as cloud_of
+from ephemeron.functions.simulated import simulated_limits
+from ephemeron.training.driver import lifecycle, run_dir, run_platform
+from ephemeron.training.driver.driver_lock import AlreadyDriven
+from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.training.driver.lifecycle import OnEvent
+from ephemeron.training.driver.prepare import prepare, refuse_contradictions
+from ephemeron.training.driver.result import Result, conclude, copy, open_run, record
+from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
+from ephemeron.training.job import Configuration, Fault, Job, Simulation, load_job
+from ephemeron.training.job.precedence import give_way
+from ephemeron.training.planner import Plan
+from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.prices import load_prices
+
+if TYPE_CHECKING:
+    from ephemeron.functions.async_invoke.provider import Provider, Settings
+
+SIMULATED_MEMORY_MB = 1769
+LOCAL_COLD_START_S = 3.0
+"""Of a function of this machine: the lead that successors get."""
+
+
+def _job(job: Job | str | Path) -> Job:
+    if isinstance(job, Job):
+        return job
+    if isinstance(job, (str, os.PathLike)):
+        return load_job(job)
+    raise JobError(f"job is a {type(job).__name__}", remedy="give a Job, or the path of a job file")
+
+
+def _checked_configuration(c: Configuration) -> Configuration:
+    """One that may have been built by hand."""
+    if not isinstance(c, Configuration):
+        raise JobError(f"configuration is a {type(c).__name__}", remedy="give what configure(job, …) returns")
+    checked: Configuration = build(Configuration, dataclasses.asdict(c), where="configuration")
+    return checked
+
+
+def configure(
+    job: Job | str | Path, *, on_note: Callable[[str], None] = warnings.warn, **overrides: Any
+) -> Configuration:
+    """The job's own `[run]` values under explicit ones (None: not given), with defaults for the platform.
+
+    Args:
+        job: whose; or the path of its TOML file.
+        on_note: told which values of `[run]` were left out, because explicit ones contradict them.
+        overrides: the explicit ones, named as in `Configuration`.
+
+    Raises:
+        JobError: a value is out of range, or two values contradict each other.
+    """
+    job = _job(job)
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    build(Configuration, explicit, where="configuration")
+    build(Configuration, job.run, where="the job's run")
+    values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(_configured(values)))
+    if left_out:
+        gone = ", ".join(f"{name} = {job.run[name]}" for name in left_out)
+        on_note(f"left out of the job's [run], because what was given now contradicts it: {gone}")
+    return _configured(values)
+
+
+def _configured(values: dict[str, Any]) -> Configuration:
+    values = dict(values)
+    _count_stages(values)
+    c: Configuration = build(Configuration, values, where="configuration")
+    if c.pattern == "standalone" and "workers" not in values:
+        c = dataclasses.replace(c, workers=1)
+    c = c.resolved()
+    limits = platform_limits(c.platform)
+    channel = c.channel
+    if channel == "folder" and c.pattern == "parameter-server":
+        channel = "parameter_server"
+    if c.platform == "simulated":
+        if channel not in ("folder", "memory", "parameter_server"):
+            raise JobError(
+                f"channel '{channel}' cannot be simulated", remedy="leave --channel out: the simulator has its own"
+            )
+        channel = "parameter_server" if channel == "parameter_server" else "memory"
+    elif channel == "memory":
+        raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
+    if c.platform in CLOUDS:  # its function has the memory and the time limit that it was deployed with
+        return c
+    memory_mb = c.memory_mb
+    if not memory_mb:
+        from ephemeron.functions.local import default_memory_mb
+
+        memory_mb = SIMULATED_MEMORY_MB if c.platform == "simulated" else default_memory_mb(c.workers)
+    return dataclasses.replace(
+        c, channel=channel, memory_mb=memory_mb, memory_is_default=not c.memory_mb,
+        lifetime_s=c.lifetime_s or limits.lifetime_s,
+    )  # fmt: skip
+
+
+def _count_stages(values: dict[str, Any]) -> None:
+    """A placement says how many stages there are; stages and replicas say how many workers."""
+    if values.get("placement"):
+        from ephemeron.training.driver.model_partition import placed_stages
+
+        count, schedule = placed_stages(values["placement"])
+        values.setdefault("stages", count)
+        if "micro_batches" not in values and "schedule" not in values:
+            values |= {"micro_batches": schedule.micro_batches, "schedule": schedule.kind}
+            values.setdefault("recompute", schedule.recompute)
+    if "workers" not in values and ("stages" in values or "replicas" in values):
+        values["workers"] = (values.get("stages") or 1) * (values.get("replicas") or 1)
+
+
+def platform_limits(name: str, world: Simulation | None = None) -> Limits:
+    """What a platform allows; the simulated one as `world` has it."""
+    if name == "simulated":
+        return simulated_limits(world or Simulation())
+    if name in CLOUDS:
+        return cloud_of(name).limits
+    from ephemeron.functions.local import default_limits
+
+    return default_limits()
+
+
+def train(
+    job: Job | str | Path, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
+    on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
+    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
+) -> Result:  # fmt: skip
+    """Trains a job on functions and waits for its end. Also where an event loop runs, as in notebooks.
+
+    Args:
+        job: what to train, or the path of its TOML file.
+        configuration: how; from `configure`. None: the job's own defaults.
+        faults: to inject.
+        prices_file: instead of the built-in prices.
+        on_event: sees everything that happens.
+        out: folder into which result, weights and report are copied.
+        patience_s: shortest wait before a silent peer is replaced.
+        plan: that the configuration is from; kept beside the run and compared with it in the report.
+        profile: that the plan is from; kept so that it can be refined by what the run took.
+        cloud: where on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's own defaults.
+        check: raise where the run fails; False: its result says so.
+
+    Raises:
+        UserError: refused; nothing was started or paid for.
+        RunFailed: the run failed; has its `result`.
+    """
+    job = _job(job)
+    c = configure(job) if configuration is None else _checked_configuration(configuration)
+    run_id = run_dir.new_run_id(job.name)
+    world = job.simulation
+    simulated = c.platform == "simulated"
+    public, secrets = public_address(c.channel)
+    c = dataclasses.replace(c, channel=public)
+    limits = platform_limits(c.platform, world)
+    cold_start_s = world.cold_start_s if simulated else LOCAL_COLD_START_S
+    if c.platform in CLOUDS:
+        where = cloud_of(c.platform)
+        cloud = _settings(where, cloud)
+        c, limits = run_platform.admit(where, c, cloud, secrets)
+        cold_start_s = where.cold_start_s
+    elif cloud is not None:
+        raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
+    prepared = prepare(
+        job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
+        faults=faults, patience_s=patience_s, cold_start_s=cold_start_s,
+        network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
+    )  # fmt: skip
+    run_platform.sweep(run_dir.runs_folder())
+    with _new_run(run_id) as folder:
+        run = record(prepared.spec, folder, job)
+        if cloud is not None:
+            run[c.platform] = dataclasses.asdict(cloud)  # type: ignore[call-overload]
+        run["source"] = prepared.source
+        folder.write("run.json", run)
+        if plan is not None:
+            plan.save(folder.path / PLAN_FILE)
+        if profile is not None:
+            profile.save(folder.path / PROFILE_FILE)
+        with environment(secrets):
+            if simulated:
+                from ephemeron.functions import simulation
+
+                ending, ledger = blocking.run(
+                    lambda _: lifecycle.simulate(prepared, folder, world, on_event), runner=simulation.run
+                )
+            else:
+                ending, ledger = blocking.run(
+                    lambda interrupts: lifecycle.drive(
+                        folder, run, prepared.spec, on_event, secrets, interrupts, prepared=prepared
+                    )
+                )
+        return _checked(conclude(folder, run, ledger, ending, out), check)
+
+
+@contextmanager
+def _new_run(run_id: str) -> Iterator[RunFolder]:
+    """The folder of a run that this process drives. Nothing is left of a run that never began."""
+    folder = run_dir.create(run_id)
+    try:
+        with blocking.terminable(), driving_lock(folder):
+            yield folder
+    except BaseException:
+        if not folder.events.exists():
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _checked(result: Result, check: bool) -> Result:
+    return result.raise_if_failed() if check else result
+
+
+def _settings(where: Provider[Any], given: Settings | None) -> Settings:
+    if given is None:
+        given = where.settings()
+    if not isinstance(given, where.settings):
+        raise JobError(f"{type(given).__name__} is not for platform {where.name}",
+                       remedy=f"give {where.settings.__name__}")  # fmt: skip
+    located: Settings = given.located()
+    return located
+
+
+def attach(
+    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True
+) -> Result:
+    """Watches a run that is under way as if it had been started here; collects one that has ended meanwhile.
+
+    While another client drives the run, it is only watched: an interrupt ends the watching, and nothing else. When that
+    client is gone, this one takes its place.
+
+    Raises:
+        RunNotFound: no such run.
+        UserError: it is not running and has no result: resume it.
+        RunFailed: the run failed, and `check` is not off.
+    """
+    folder, run, spec = open_run(run_id)
+    once = _OnceEach(on_event)
+    while True:
+        try:
+            with driving_lock(folder):
+                ending, ledger = blocking.run(
+                    lambda interrupts: lifecycle.drive(folder, run, spec, once.again(), {}, interrupts, attach=True)
+                )
+                return _checked(conclude(folder, run, ledger, ending, out), check)
+        except AlreadyDriven:
+            result = blocking.run(lambda _: lifecycle.observe(folder, once.again()))
+            if result is not None:
+                copy(result.folder, out)
+                return _checked(result, check)
+
+
+class _OnceEach:
+    """Passes on every event of a stream that is read from its beginning several times."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._passed_on = 0
+
+    def again(self) -> OnEvent:
+        """For one more reading."""
+        seen = 0
+
+        def on_event(event: Event) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > self._passed_on:
+                self._passed_on = seen
+                self._on_event(event)
+
+        return on_event
+
+
+def resume(
+    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
+    keep_code: bool = False,
+) -> Result:  # fmt: skip
+    """Starts a stopped or failed run again, every rank from its newest checkpoint, with the code as it is now.
+
+    Args:
+        keep_code: go on with the code of the launch.
+
+    Raises:
+        RunNotFound: no such run.
+        JobError: the code has changed, and checkpoints do not fit it.
+        UserError: the run has finished, was simulated, or another client drives it.
+        RunFailed: the run failed, and `check` is not off.
+    """
+    folder, run, spec = open_run(run_id)
+    run_platform.sweep(run_dir.runs_folder())
+    with driving_lock(folder):
+        result = folder.read("result.json")
+        if result is not None and result["status"] == "finished":
+            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        ending, ledger = blocking.run(
+            lambda interrupts: lifecycle.drive(folder, run, spec, on_event, {}, interrupts, keep_code=keep_code)
+        )
+        return _checked(conclude(folder, run, ledger, ending, out), check)
+
+
+def stop(run_id: str, *, now: bool = False) -> str:
+    """Asks a run to stop at its next consistent iteration; `now` kills its functions. Either can be resumed.
+
+    Returns:
+        The run's full name.
+    """
+    folder, run, _ = open_run(run_id)
+    blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
+    return folder.run_id
+
+
+def _service(channel: str) -> str:
+    if channel.startswith(("redis://", "rediss://")):
+        return "cache"
+    return "server" if channel.startswith(("ps://", "parameter_server")) else "objects"

@@ -1,0 +1,114 @@
+"""Whether a function will find what the model needs: built once more from what travels, in an empty folder.
+
+The client has the user's whole machine: files beside the model, other folders on `sys.path`, a working folder. A function
+has the bundle. What is missing there is refused here, before anything is paid for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ephemeron.config.code_bundle import Selection, bundle, left_out, unbundle
+from ephemeron.config.paths import home
+from ephemeron.config.user_code import isolated, resolve
+from ephemeron.data.flow.from_job import find_flow
+from ephemeron.errors import EphemeronError, JobError
+from ephemeron.training.job import Job, Target
+
+_NAMED = 5
+_ALONE_S = 120.0
+
+
+def bundled(job: Job) -> bytes:
+    """The job's code as it travels.
+
+    Raises:
+        JobError: too much of it, or a pattern that fits nothing.
+    """
+    return bundle(job.code, selection_of(job))
+
+
+def selection_of(job: Job) -> Selection:
+    """What of the job's folders travels: not the data, which does so in another way."""
+    apart = () if job.data.path is None or job.data.flow is not None else (job.data.path,)
+    return Selection(include=job.code_include, exclude=job.code_exclude, apart=apart, closed=(home(),))
+
+
+def check_travels(job: Job, code: bytes) -> None:
+    """Builds the model, the loss and the flow from the bundle alone.
+
+    Args:
+        code: from `bundled`; all of it can be built where the job lies.
+
+    Raises:
+        JobError: not from the bundle; names what was left out.
+    """
+    with tempfile.TemporaryDirectory(prefix="ephemeron-trial-") as name:
+        place = Path(name).resolve()
+        folders = unbundle(code, place / "code")
+        try:
+            with isolated(place, hidden=job.code):
+                _build(job, folders)
+            return
+        except EphemeronError as e:
+            problem = str(e)
+        # Code that can be imported only once per process fails there, too: a process of its own decides.
+        problem = _alone(job, folders, place) if job.data.flow is None else problem
+        if not problem:
+            return
+    others = left_out(job.code, selection_of(job))
+    listed = ", ".join(str(p) for p in others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
+    raise JobError(
+        f"model {job.model.target} can be built here, but not from the files that travel to the functions: {problem}",
+        remedy=f"files left out: {listed}; name what is needed in code_include" if others
+        else "put what it needs into a folder of 'code', and open it relative to __file__",
+    )  # fmt: skip
+
+
+def _build(job: Job, folders: list[Path]) -> None:
+    from ephemeron.training.worker.losses import make_loss
+    from ephemeron.training.worker.torch_trainer import make_model
+
+    find = partial(resolve, folders=folders)
+    make_model(job.model, find, seed=job.seed, dtype=job.dtype)
+    make_loss(job.loss, find)
+    if job.data.flow is not None:
+        find_flow(job.data, seed=job.seed, code=folders)
+
+
+def _alone(job: Job, folders: list[Path], place: Path) -> str:
+    """The problem that a fresh process has with it, or nothing."""
+    told: dict[str, Any] = {
+        "model": [job.model.target, job.model.options], "loss": [job.loss.target, job.loss.options], "seed": job.seed,
+        "dtype": job.dtype, "folders": [str(f) for f in folders],
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-m", __name__]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(told), capture_output=True, text=True, cwd=place / "cwd", timeout=_ALONE_S, check=False
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {_ALONE_S:g} s"
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (lines[-1] if lines else f"the process ended with {done.returncode}")
+
+
+def _main() -> None:
+    """Builds what standard input describes; the last line of standard error is the problem."""
+    told = json.load(sys.stdin)
+    model, loss = (Target(target=target, options=options) for target, options in (told["model"], told["loss"]))
+    job = Job(name="", model=model, loss=loss, seed=told["seed"], dtype=told["dtype"])
+    try:
+        _build(job, [Path(f) for f in told["folders"]])
+    except EphemeronError as e:
+        sys.exit(" ".join(str(e).split()))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,147 @@
+"""What a run did and what that costs, from its events. Pure: the same for a live, a finished and a simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.events import (
+    PHASES,
+    Ended,
+    Evaluated,
+    Event,
+    Invoked,
+    Loaded,
+    Phase,
+    Progress,
+    RunStarted,
+    Started,
+    Traffic,
+)
+from ephemeron.training.metrics import Metrics, means
+from ephemeron.training.planner.prices import Prices
+
+
+@dataclass(slots=True)
+class CostMeter:
+    """Totals over all invocations, kept current by `feed`."""
+
+    prices: Prices
+    invocations: int = 0
+    gb_seconds: float = 0.0
+    phases_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    done: dict[int, int] = field(default_factory=dict)
+    """Per rank, iterations finished."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Per rank, its latest loss."""
+    memory_mb: int = 0
+    ended_at: float = 0.0
+    evaluations: dict[int, dict[int, Evaluated]] = field(default_factory=dict)
+    _own: Traffic = field(default_factory=Traffic)
+    _traffic: dict[str, Traffic] = field(default_factory=dict)
+    _invoked: dict[str, Invoked] = field(default_factory=dict)
+    _of: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def feed(self, event: Event) -> None:
+        """Takes one event into account. Feeding an event twice is a mistake; repeated iterations are not."""
+        self.ended_at = max(self.ended_at, event.t)
+        match event:
+            case RunStarted():
+                self._own += event.traffic
+                self.memory_mb = event.memory_mb
+            case Invoked():
+                self.invocations += 1
+                self._invoked[event.invocation] = event
+            case Started():  # of two deliveries of a call, only the one that is not fenced off says so
+                self._of[event.rank, event.attempt] = event.invocation
+            case Progress():
+                self._saw(self._of.get((event.rank, event.attempt), ""), event.traffic)
+                self.done[event.rank] = max(self.done.get(event.rank, 0), event.iteration + 1)
+                self.losses[event.rank] = event.loss
+                self._spend(event.spans)
+            case Loaded():
+                self._spend(event.spans)
+            case Evaluated():
+                self.evaluations.setdefault(event.epoch, {})[event.rank] = event
+            case Ended():
+                self.gb_seconds += event.gb_seconds
+                self._invoked.pop(event.invocation, None)
+                self._saw(event.invocation, event.traffic)
+
+    def _saw(self, invocation: str, traffic: Traffic) -> None:
+        known = self._traffic.get(invocation)
+        if known is None or traffic.puts + traffic.gets + traffic.polls >= known.puts + known.gets + known.polls:
+            self._traffic[invocation] = traffic
+
+    def _spend(self, spans: list[tuple[Phase, float, float]]) -> None:
+        for phase, start, end in spans:
+            self.phases_s[phase] += end - start
+
+    @property
+    def traffic(self) -> Traffic:
+        """All channel operations, the trigger's included. What a killed function did after its last report is lost."""
+        total = self._own
+        for traffic in self._traffic.values():
+            total = total + traffic
+        return total
+
+    def gb_seconds_at(self, t: float) -> float:
+        """Billed so far, with running functions as if they ended at `t`."""
+        running = sum(max(0.0, t - i.t) for i in self._invoked.values())
+        return self.gb_seconds + running * self.memory_mb / 1024
+
+    def storage_usd(self, t: float, servers: int = 0) -> float:
+        """Requests, bytes and servers until `t`."""
+        return self.prices.storage_usd(self.traffic) + servers * self.prices.server_hour_usd * t / 3600
+
+    def cost_usd(self, t: float, servers: int = 0) -> float:
+        """Everything until `t`."""
+        return self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.storage_usd(t, servers)
+
+
+def summary(
+    ledger: CostMeter, run: Mapping[str, Any], *, status: str, final: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The object that `--json` prints: its keys are a contract."""
+    c = run["configuration"]
+    t = ledger.ended_at
+    traffic = ledger.traffic
+    final = final or {}
+    servers = 1 if c["channel"].startswith(("ps://", "parameter_server")) else 0
+    return {
+        "run_id": run["run_id"],
+        "status": status,
+        "seconds": round(t, 3),
+        "cost_usd": round(ledger.cost_usd(t, servers), 9),
+        "workers": c["workers"],
+        "aggregators": c["aggregators"],
+        "memory_mb": c["memory_mb"],
+        "batch_size_aggregator": c["batch_size"],
+        "batch_size_nonaggregator": c["nonaggregator_batch_size"],
+        **({k: c[k] for k in ("stages", "replicas", "micro_batches", "schedule")} if c.get("stages", 1) > 1 else {}),
+        "pattern": c["pattern"],
+        "sync": c["sync"],
+        "channel": c["channel"],
+        "exchange": c["exchange"],
+        "compression": c["compression"],
+        "iterations": final.get("iterations", min((ledger.done.get(r, 0) for r in range(c["workers"])), default=0)),
+        "invocations": ledger.invocations,
+        "metrics": final.get("metrics") or latest_metrics(ledger),
+        "traffic": {k: getattr(traffic, k) for k in ("puts", "gets", "polls", "deletes", "bytes_up", "bytes_down")},
+        "billed": {
+            "gb_seconds": round(ledger.gb_seconds_at(t), 6),
+            "requests": ledger.invocations,
+            "storage_usd": round(ledger.storage_usd(t, servers), 9),
+        },
+        "weights_sha256": final.get("weights_sha256"),
+        "phases_s": {phase: round(s, 3) for phase, s in ledger.phases_s.items()},
+        "platform": run["platform"],
+        "budget_usd": run.get("budget_usd"),
+        "prices": f"{ledger.prices.name}, {ledger.prices.as_of}",
+    }
+
+
+def latest_metrics(ledger: CostMeter) -> Metrics:
+    """Of the last epoch that somebody evaluated."""
+    return means(ledger.evaluations[max(ledger.evaluations)].values() if ledger.evaluations else ())

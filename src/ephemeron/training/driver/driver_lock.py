@@ -1,0 +1,92 @@
+"""One driver per run: the client that supervises it, decides how it ended and writes its result.
+
+The lock is the kernel's, on a file of the run folder, so it is given back however its holder ends. The file says who
+holds it. Other clients of this machine may watch (`observe`), and take over when the driver is gone. Readers try the
+lock for a moment, so whoever wants it tries several times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ephemeron.errors import UserError
+from ephemeron.training.driver.run_dir import RunFolder
+
+LOCK_FILE = "driver.lock"
+EVENTS_FILE = "events.jsonl"
+_TRIES, _TRY_EVERY_S = 10, 0.02
+
+
+class AlreadyDriven(UserError):
+    """Another client drives the run."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(
+            f"run {run_id} is already running as {owner}; watch it with: ephemeron attach {run_id}, "
+            f"or stop it with: ephemeron stop {run_id}"
+        )
+        self.owner = owner
+
+
+@contextlib.contextmanager
+def driving(folder: RunFolder) -> Iterator[None]:
+    """Makes this process the driver of a run.
+
+    Raises:
+        AlreadyDriven: another one is.
+    """
+    with (folder.path / LOCK_FILE).open("a+") as file:
+        if not _taken(file.fileno(), _TRIES):
+            raise AlreadyDriven(folder.run_id, _owner(folder))
+        file.seek(0)
+        file.truncate()
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+        file.flush()
+        yield
+
+
+def is_driven(folder: RunFolder) -> bool:
+    """Whether a client on this machine drives the run."""
+    try:
+        with (folder.path / LOCK_FILE).open("rb") as file:
+            return not _taken(file.fileno(), 1)
+    except FileNotFoundError:
+        return False
+
+
+def sweep(runs: Path) -> None:
+    """Removes the folders of runs whose client was killed before they began."""
+    if not runs.is_dir():
+        return
+    for path in runs.iterdir():
+        if (path / LOCK_FILE).exists() and not (path / EVENTS_FILE).exists():
+            with contextlib.suppress(OSError, AlreadyDriven), driving(RunFolder(path)):
+                if not (path / EVENTS_FILE).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _owner(folder: RunFolder) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads((folder.path / LOCK_FILE).read_text())
+        here = "" if known["host"] == socket.gethostname() else f" on {known['host']}"
+        return f"process {known['pid']}{here}"
+    return "another process"
+
+
+def _taken(fd: int, tries: int) -> bool:
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if left:
+                time.sleep(_TRY_EVERY_S)
+    return False

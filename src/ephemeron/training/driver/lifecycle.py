@@ -1,0 +1,190 @@
+"""The asynchronous side of `train`, `attach`, `resume` and `stop`: a run is launched, watched, taken over, observed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ephemeron.blocking import Interrupts
+from ephemeron.communication.channels import Channel, open_channel
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.communication.channels.retry import BRIEF
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.keys import Keys
+from ephemeron.errors import UserError
+from ephemeron.events import Event, RunEnded, to_json
+from ephemeron.functions.jsonl import follow
+from ephemeron.training.driver import parameter_server, run_platform
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.driver_lock import is_driven
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.renewal import Renewal, renewed
+from ephemeron.training.driver.result import Result, events_of, last_t, session_of
+from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, together
+from ephemeron.training.driver.run_status import session_end
+from ephemeron.training.job import Simulation
+from ephemeron.training.tensors import decode_state
+from ephemeron.training.worker.spec import RunSpec
+
+OnEvent = Callable[[Event], None]
+
+_END_S = 120.0
+"""How long a driver may take from the end of a run to its result."""
+
+
+async def simulate(
+    prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent
+) -> tuple[RunOutcome, CostMeter]:
+    """Runs everything in virtual time."""
+    from ephemeron.functions.simulated import SimulatedPlatform
+    from ephemeron.training.worker.loop import run_worker
+
+    platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
+    clock = asyncio.get_running_loop().time
+    trigger = RunDriver(
+        platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event
+    )
+    await trigger.launch(prepared)
+    ending = await trigger.watch()
+    await platform.close()
+    return ending, trigger.ledger
+
+
+async def drive(
+    folder: RunFolder, run: dict[str, Any], spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
+    interrupts: Interrupts, *, prepared: Prepared | None = None, attach: bool = False,
+    keep_code: bool = False,
+) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
+    """Launches (with `prepared`), attaches to, or resumes a run, and watches it to its end. The caller holds its lock.
+
+    A run that is resumed while its functions are still at work is attached to.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        attach = attach or (prepared is None and await run_platform.at_work(folder, run))
+        server = parameter_server.known(folder.path)
+        if run["configuration"]["channel"] == "parameter_server" and not attach:
+            server = parameter_server.start(folder.path)
+            run["address"] = server.address
+            folder.write("run.json", run)
+        if server is not None:
+            stack.callback(server.stop)
+            secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
+        stack.enter_context(environment(secrets))
+        channel = await stack.enter_async_context(open_channel(run["address"]))
+        renewal: Renewal | None = None
+        if attach:
+            try:
+                platform = await run_platform.attach(folder, run)
+            except run_platform.NotRunning:
+                return await _already_over(folder, spec, channel, on_event)
+        else:
+            await _probe(channel, spec.run_id)
+            if prepared is None and not keep_code and "source" in run:
+                renewal = await renewed(RunChannel(channel, owner="resume"), run["source"], spec)
+            platform = await run_platform.start(folder, run, secrets)
+        stack.push_async_callback(platform.shutdown)
+        trigger = RunDriver(
+            platform, channel, spec, channel_address=run["address"], clock=time.time, on_event=on_event,
+            origin=run["wall_time"] if attach else None, session=session_of(folder) if attach else 0.0,
+        )  # fmt: skip
+        with interrupts.handled(trigger.interrupt):
+            if prepared is not None:
+                await trigger.launch(prepared)
+            elif not attach:
+                await trigger.resume(last_t(folder), renewal)
+                run["wall_time"] = trigger.origin
+                folder.write("run.json", run)
+            return await trigger.watch(), trigger.ledger
+
+
+async def observe(folder: RunFolder, on_event: OnEvent) -> Result | None:
+    """Watches a run that another client drives.
+
+    Returns:
+        The result that its driver has written; None: the driver is gone, and the run may go on without one.
+    """
+    loop = asyncio.get_running_loop()
+    ended_at: float | None = None
+
+    def check() -> None:
+        if not is_driven(folder):
+            raise _DriverGone
+        if ended_at is not None and loop.time() > ended_at + _END_S:
+            raise UserError(f"run {folder.run_id} has ended, but its client writes no result; see: ephemeron runs")
+
+    try:
+        async for event in follow(folder.events, check):
+            on_event(event)
+            ended_at = loop.time() if isinstance(event, RunEnded) else None
+    except _DriverGone:
+        pass
+    result = folder.read("result.json")
+    if ended_at is None or result is None or result["status"] != session_end(folder.events):
+        return None
+    causes = [e.causes for e in events_of(folder) if isinstance(e, RunEnded)][-1]
+    return Result(result, folder, tuple(causes))
+
+
+class _DriverGone(Exception):
+    """The client that drove the run has ended."""
+
+
+async def stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
+    """Asks the functions of a run to stop, or cancels them.
+
+    Raises:
+        UserError: it is not running.
+    """
+    try:
+        platform = await run_platform.attach(folder, run, restart=False)
+    except run_platform.NotRunning:
+        raise UserError(f"run {folder.run_id} is not running") from None
+    async with platform:
+        if now:
+            await platform.cancel_all(folder.run_id)
+            return
+        with environment(_server_secrets(folder)):
+            async with RunChannel(open_channel(run["address"]), owner="stop", retry=BRIEF) as channel:
+                await channel.put(Keys(folder.run_id).control, [b"stop"])
+
+
+async def _probe(channel: Channel, run_id: str) -> None:
+    """Writes and deletes a small object, so that a wrong address fails before a function is paid for."""
+    key = f"{run_id}/probe"
+    channel = RunChannel(channel, owner="probe", retry=BRIEF)
+    await channel.put(key, [b"ephemeron"])
+    await channel.delete([key])
+
+
+async def _already_over(
+    folder: RunFolder, spec: RunSpec, channel: Channel, on_event: OnEvent
+) -> tuple[RunOutcome, CostMeter]:
+    """The functions are gone: their result, if they left one."""
+    ledger = CostMeter(spec.prices)
+    for event in events_of(folder):
+        ledger.feed(event)
+        on_event(event)
+    channel = RunChannel(channel, owner="attach", retry=BRIEF)
+    data = await channel.fetch(Keys(spec.run_id).result)
+    if data is None:
+        status = (folder.read("result.json") or {}).get("status", "interrupted")
+        raise UserError(
+            f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}"
+        )
+    if session_end(folder.events) != "finished":
+        ended = RunEnded(t=ledger.ended_at, status="finished")
+        with folder.events.open("a") as log:
+            log.write(to_json(ended) + "\n")
+        on_event(ended)
+    ending = RunOutcome("finished", [], *decode_state(data))
+    await together(ending, channel, Keys(spec.run_id))
+    return ending, ledger
+
+
+def _server_secrets(folder: RunFolder) -> dict[str, str]:
+    server = parameter_server.known(folder.path)
+    return {} if server is None else {"EPHEMERON_CHANNEL_TOKEN": server.token}

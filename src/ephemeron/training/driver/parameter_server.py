@@ -1,0 +1,71 @@
+"""A parameter server process for one run on this machine: started before the functions, ended after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ephemeron.errors import ChannelUnreachable
+
+IDLE_EXIT_S = 60.0
+"""If the client dies, the server goes when no function has been connected for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A running server."""
+
+    address: str
+    token: str
+    pid: int
+
+    def stop(self) -> None:
+        """Ends it; harmless when it has ended."""
+        try:
+            os.kill(self.pid, signal.SIGTERM)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
+    """Starts a server on a free loopback port and keeps its address and token in a file only we can read.
+
+    Raises:
+        ChannelUnreachable: it did not come up.
+    """
+    token, announce = secrets.token_urlsafe(24), folder / "server.address"
+    announce.unlink(missing_ok=True)
+    with (folder / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ephemeron.communication.channels.parameter_server", "--announce", str(announce),
+             "--idle-exit-s", str(IDLE_EXIT_S)],
+            env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    end = time.monotonic() + wait_s
+    while not announce.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            raise ChannelUnreachable(f"the parameter server did not start; see {folder / 'server.log'}")
+        time.sleep(0.02)
+    host, port = announce.read_text().split()
+    server = ServerProcess(f"ps://{host}:{port}", token, process.pid)
+    secret = folder / "server.json"
+    secret.touch(mode=0o600)
+    secret.write_text(json.dumps({"address": server.address, "token": token, "pid": server.pid}))
+    return server
+
+
+def known(folder: Path) -> ServerProcess | None:
+    """The server that an earlier client started for this run, whether or not it still lives."""
+    try:
+        return ServerProcess(**json.loads((folder / "server.json").read_text()))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,234 @@
+"""Everything that can be done, and everything that can be refused, before a function is started.
+
+Loads the data, builds the model once, tries one batch through it, splits the samples unequally by role, and
+returns the objects to put into the channel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.communication.keys import Keys
+from ephemeron.data import assign
+from ephemeron.errors import JobError
+from ephemeron.functions.base import Call, Limits
+from ephemeron.training.driver import model_partition
+from ephemeron.training.driver.admission import check_call, check_memory, check_time
+from ephemeron.training.driver.bundle_check import bundled, check_travels
+from ephemeron.training.driver.memory import estimate, quota_for
+from ephemeron.training.driver.renewal import source_of
+from ephemeron.training.driver.training_data import TrainingData, material
+from ephemeron.training.driver.trial import Trial, trial_of
+from ephemeron.training.job import Configuration, Fault, Job, check_limits, sync_name
+from ephemeron.training.planner.prices import Prices
+from ephemeron.training.worker.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run, ready to be launched."""
+
+    job: Job
+    spec: RunSpec
+    objects: dict[str, list[Buffer]]
+    """Key to buffers; the specification itself comes last."""
+    model_bytes: int
+    """S_m: bytes of the exchanged vector."""
+    test_samples: int = 0
+    source: dict[str, Any] = field(default_factory=dict)
+    """Where the code came from, for `training.renewal`."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the run should know."""
+
+
+def refuse_contradictions(c: Configuration) -> None:
+    """Combinations that no protocol here can honour.
+
+    Raises:
+        JobError: names both sides.
+    """
+    sync, _ = sync_name(c.sync)
+    server = c.pattern == "parameter-server"
+    if server and sync == "hap":
+        raise JobError(
+            "sync 'hap' needs aggregating workers, pattern 'parameter-server' has none", remedy="use bsp, ssp:N or asp"
+        )
+    if server and c.compression != "none":
+        raise JobError(
+            f"compression '{c.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'"
+        )
+    if server and sync == "asp" and c.exchange == "parameters":
+        raise JobError(
+            "an asynchronous parameter server adds changes; exchange 'parameters' does not apply",
+            remedy="use gradients",
+        )
+    if c.stages > 1:
+        _refuse_with_stages(c, sync)
+    if c.pattern == "pipelined" and sync == "asp":
+        raise JobError(
+            "pattern 'pipelined' needs every contribution of an iteration, sync 'asp' does not wait",
+            remedy="use k-reduce",
+        )
+    if sync == "asp" and c.exchange == "parameters":
+        raise JobError(
+            "exchange 'parameters' under 'asp' would undo what others did", remedy="use exchange 'gradients'"
+        )
+    if c.compression == "int8" and c.exchange == "parameters":
+        raise JobError(
+            "compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16"
+        )
+    if server != c.channel.startswith(("ps://", "parameter_server")) and server:
+        raise JobError(f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
+                       remedy="use --channel parameter_server or ps://host:port")  # fmt: skip
+
+
+def _refuse_with_stages(c: Configuration, sync: str) -> None:
+    if sync != "bsp":
+        raise JobError(f"sync '{c.sync}' is not for a model on several functions", remedy="use sync 'bsp'")
+    if c.pattern in ("parameter-server", "standalone"):
+        raise JobError(
+            f"pattern '{c.pattern}' is not for a model on several functions", remedy="use k-reduce or pipelined"
+        )
+    if c.exchange != "gradients":
+        raise JobError(
+            f"exchange '{c.exchange}' is not for a model on several functions", remedy="use exchange 'gradients'"
+        )
+
+
+def prepare(
+    job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, faults: Sequence[Fault] = (),
+    patience_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
+    only_first: int | None = None,
+) -> Prepared:  # fmt: skip
+    """Checks and builds everything.
+
+    Args:
+        job, configuration: what and how; the configuration is resolved.
+        network: latency in seconds and MB/s of one function, where known.
+        only_first: train on so many samples and test on none: a rehearsal.
+
+    Raises:
+        JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
+    """
+    refuse_contradictions(configuration)
+    check_limits(job, configuration)
+    for fault in faults:
+        if fault.rank >= configuration.workers:
+            raise JobError(
+                f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}"
+            )
+    data = material(job, only_first=only_first)
+    spec = RunSpec(
+        run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
+        epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
+        budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
+        flow=data.flow, last_batch=job.data.last_batch,
+    )  # fmt: skip
+    idle = [r for r, n in enumerate(spec.split.counts) if n == 0]
+    if idle:
+        raise JobError(
+            f"{data.samples} training samples are fewer than {configuration.group} functions to share them: rank {idle[0]} "
+            "would have none",
+            remedy=f"use at most {min(data.samples, configuration.group - 1)} workers",
+        )
+    call = Call(
+        run=run_id,
+        rank=0,
+        attempt=0,
+        memory_mb=configuration.memory_mb,
+        lifetime_s=configuration.lifetime_s,
+        channel=configuration.channel,
+    )
+    check_call(call, workers=configuration.workers, limits=limits)
+    tried = trial_of(job, data, smallest_batch(spec))
+    model_bytes, copies = tried.model_bytes, tried.optimizer_copies
+    code = bundled(job)
+    check_travels(job, code)
+    divided, bounded, note = None, configuration, ""
+    if configuration.stages > 1:
+        divided = model_partition.divide(
+            job,
+            configuration,
+            data,
+            spec=spec,
+            optimizer_copies=copies,
+            network=network,
+            mb_per_vcpu=limits.mb_per_vcpu,
+        )
+        spec = dataclasses.replace(spec, stages=divided.stages)
+        # What bounds a stage: its share of the vector among its replicas. Computing is divided, who knows how well.
+        bounded = dataclasses.replace(configuration, workers=configuration.group, stages=1)
+        model_bytes = -(-model_bytes // configuration.stages)
+    else:
+        spec, note = _with_memory(spec, tried, data, most_mb=limits.memory_max_mb)
+        check_memory(
+            spec.configuration.memory_mb,
+            model_bytes=model_bytes,
+            optimizer_copies=copies,
+            data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size),
+            most_mb=limits.memory_max_mb,
+        )
+    check_time(
+        job, bounded, iterations=spec.iterations - spec.epochs, model_bytes=model_bytes, latency_s=network[0],
+        bandwidth_mb_s=network[1], compute=job.simulation.compute if divided is None else None,
+    )  # fmt: skip
+    objects = (
+        _objects(job, spec, data, tried.initial)
+        if divided is None
+        else model_partition.objects(job, spec, data, divided)
+    )
+    keys = Keys(run_id)
+    objects = {keys.code: [code], **objects, keys.spec: [spec.to_bytes()]}
+    return Prepared(
+        job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
+        source=source_of(job, tried.layout), notes=(note,) if note else (),
+    )  # fmt: skip
+
+
+def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: int) -> tuple[RunSpec, str]:
+    """The specification with a quota that the model fits into, and what there is to say about it."""
+    c = spec.configuration
+    if c.platform == "simulated":
+        return spec, ""
+    tested = -(-data.test_samples // c.workers)
+    found = estimate(
+        c, activations=tried.activations, state_bytes=tried.state_bytes, vector_bytes=tried.model_bytes,
+        optimizer_copies=tried.optimizer_copies, data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size),
+        test_samples=tested,
+    )  # fmt: skip
+    quota_mb, note = quota_for(found, c, most_mb=most_mb)
+    return dataclasses.replace(spec, configuration=dataclasses.replace(c, memory_mb=quota_mb)), note
+
+
+def smallest_batch(spec: RunSpec) -> tuple[int, str]:
+    """The least samples that a function trains on at once, and where that is."""
+    c, split = spec.configuration, spec.split
+    found = [
+        (n // c.micro_batches if n >= c.micro_batches else 1, r, i)
+        for i in sorted({0, split.iterations - 1})
+        for r in range(c.group)
+        if (n := split.batch_at(r, i)) > 0
+    ]
+    n, rank, iteration = min(found, key=lambda f: (f[0], -f[2], f[1]))
+    who = f"rank {rank}" if c.stages == 1 else f"replica {rank}"
+    return (
+        n,
+        f"{who} has {n} in iteration {iteration} of every epoch ({spec.samples} samples, global batch {split.global_batch})",
+    )
+
+
+def _objects(job: Job, spec: RunSpec, data: TrainingData, initial: bytes) -> dict[str, list[Buffer]]:
+    keys = Keys(spec.run_id)
+    world = spec.configuration.workers
+    objects: dict[str, list[Buffer]] = {keys.init: [initial]}
+    for rank, indices in enumerate(assign(data.samples, spec.split, job.seed)):
+        objects[keys.data(rank)] = data.share(indices)
+    for rank, indices in enumerate(np.array_split(np.arange(data.test_samples), world)):
+        objects[keys.test(rank)] = data.test_share(indices)
+    return objects

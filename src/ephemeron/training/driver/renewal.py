@@ -1,0 +1,125 @@
+"""The user's code anew when a run is resumed: the model was mended, and the functions shall run what is mended.
+
+A checkpoint holds tensors by name and the optimiser's state by number, so the new model has to have the same parameters
+and buffers in the same order. Anything else in the code may differ.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.channels import Channel
+from ephemeron.communication.keys import Keys
+from ephemeron.config.code_bundle import Selection, bundle, unbundle
+from ephemeron.config.user_code import isolated, resolve
+from ephemeron.errors import JobError, UserError
+from ephemeron.training.driver.bundle_check import selection_of
+from ephemeron.training.driver.trial import Layout, layout_of
+from ephemeron.training.job import Job
+from ephemeron.training.worker.spec import RunSpec
+
+_NAMED = 5
+_KEEP = "resume with --keep-code (keep_code=True) to go on with the code of the launch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Code that takes the place of a run's."""
+
+    bundle: bytes
+    changed: tuple[str, ...]
+    """Files that were changed, added or removed."""
+
+    def __str__(self) -> str:
+        named = ", ".join(self.changed[:_NAMED]) + (", …" if len(self.changed) > _NAMED else "")
+        return (
+            f"code changed since it was sent: {len(self.changed)} file{'s' if len(self.changed) > 1 else ''} ({named})"
+        )
+
+
+def source_of(job: Job, layout: Layout) -> dict[str, Any]:
+    """What `renewed` has to know of a run, as JSON."""
+    chosen = selection_of(job)
+    return {
+        "folders": [str(f) for f in job.code], "include": list(chosen.include), "exclude": list(chosen.exclude),
+        "apart": [str(p) for p in chosen.apart], "closed": [str(p) for p in chosen.closed], "layout": layout,
+    }  # fmt: skip
+
+
+async def renewed(channel: Channel, source: dict[str, Any], spec: RunSpec) -> Renewal | None:
+    """The code as it is now; None if it is what the run has.
+
+    Args:
+        channel: of the run.
+        source: from `source_of`.
+
+    Raises:
+        JobError: the folders are gone, the model cannot be built from them, or its state would not fit; and a model on several
+            functions, which was divided as it was.
+    """
+    chosen = Selection(
+        include=tuple(source["include"]), exclude=tuple(source["exclude"]), apart=tuple(map(Path, source["apart"])),
+        closed=tuple(map(Path, source["closed"])),
+    )  # fmt: skip
+    try:
+        now = bundle([Path(f) for f in source["folders"]], chosen)
+    except JobError as e:
+        raise JobError(e.problem, remedy=_KEEP) from None
+    sent = await channel.fetch(Keys(spec.run_id).code)
+    if sent is None:
+        raise UserError(f"run {spec.run_id} has no code in its channel: it has ended, or was cleared")
+    changed = differing(bytes(sent), now)
+    if not changed:
+        return None
+    made = Renewal(bundle=now, changed=changed)
+    if spec.stages is not None:
+        raise JobError(
+            f"{made}, and a model on several functions is divided as it was", remedy=f"start it anew, or {_KEEP}"
+        )
+    _check_fits(source, spec, made)
+    return made
+
+
+def differing(a: bytes, b: bytes) -> tuple[str, ...]:
+    """Files that are not the same in two bundles, by their paths below the folders."""
+    with zipfile.ZipFile(io.BytesIO(a)) as before, zipfile.ZipFile(io.BytesIO(b)) as after:
+        sums = [{i.filename: (i.CRC, i.file_size) for i in z.infolist()} for z in (before, after)]
+    names = sorted(n for n in sums[0].keys() | sums[1].keys() if sums[0].get(n) != sums[1].get(n))
+    return tuple(n.partition("/")[2] for n in names)
+
+
+def _check_fits(source: dict[str, Any], spec: RunSpec, made: Renewal) -> None:
+    from ephemeron.training.worker.losses import make_loss
+    from ephemeron.training.worker.torch_trainer import make_model
+
+    with tempfile.TemporaryDirectory(prefix="ephemeron-renewal-") as name:
+        place = Path(name).resolve()
+        folders = unbundle(made.bundle, place / "code")
+        with isolated(place, hidden=[Path(f) for f in source["folders"]]):
+            find = partial(resolve, folders=folders)
+            try:
+                model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
+                make_loss(spec.loss, find)
+            except JobError as e:
+                raise JobError(f"{made}; {e}", remedy=f"mend it, or {_KEEP}") from None
+            layout = layout_of(model)
+    for old, new in zip_longest(source["layout"], layout):
+        if old != new:
+            raise JobError(
+                f"{made}, and checkpoints do not fit the model any more: it had {_told(old)} where it has {_told(new)}",
+                remedy=f"start a new run, or {_KEEP}",
+            )
+
+
+def _told(entry: list[Any] | None) -> str:
+    if entry is None:
+        return "nothing"
+    name, shape, dtype, trained = entry
+    return f"{name} {shape} {dtype}{'' if trained else ', not trained'}"

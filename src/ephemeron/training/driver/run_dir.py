@@ -1,0 +1,114 @@
+"""Where runs live on this machine: `HOME/runs/RUN/`, with `HOME` from EPHEMERON_HOME or `~/.ephemeron`.
+
+run.json        what was asked for (job, configuration, address of the channel): enough to attach and resume
+events.jsonl    everything that happened
+result.json     the summary that `--json` prints
+weights.safetensors   the trained parameters and buffers
+report.html, report.png
+plan.json, profile.json   what it was planned with, if it was
+objects/        the channel, where it is a folder
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ephemeron.config.paths import home as home
+from ephemeron.errors import JobError, RunNotFound
+
+PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
+
+
+def new_run_id(job: str) -> str:
+    """Unique, sortable, and fit for keys and file names."""
+    safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.lower()).strip("-")[:24] or "run"
+    return f"{safe}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's files."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def objects(self) -> Path:
+        return self.path / "objects"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replaces a JSON file as a whole."""
+        target = self.path / name
+        part = target.with_suffix(".part")
+        part.write_text(json.dumps(value, indent=2) + "\n")
+        part.replace(target)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file, or None."""
+        try:
+            value = json.loads((self.path / name).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+
+def runs_folder() -> Path:
+    """The folder of all runs; need not be there."""
+    return home() / "runs"
+
+
+def create(run_id: str) -> RunFolder:
+    """A new run's folder.
+
+    Raises:
+        JobError: the home folder cannot be written.
+    """
+    path = runs_folder() / run_id
+    try:
+        path.mkdir(parents=True, exist_ok=False)
+    except OSError as e:
+        raise JobError(
+            f"cannot make {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
+        ) from None
+    return RunFolder(path)
+
+
+def find(run_id: str) -> RunFolder:
+    """A run by its name, by an unambiguous beginning of it, or `last`: the newest that has begun.
+
+    Raises:
+        RunNotFound: none, or more than one.
+    """
+    everything = all_runs()
+    if run_id == "last" and everything:
+        return next((r for r in everything if r.events.exists()), everything[0])
+    matches = [r for r in everything if r.run_id == run_id] or [r for r in everything if r.run_id.startswith(run_id)]
+    if len(matches) == 1:
+        return matches[0]
+    known = ", ".join(r.run_id for r in (matches or everything)[:5]) or "none yet"
+    problem = "is ambiguous" if matches else f"is not in {runs_folder()}"
+    raise RunNotFound(f"run {run_id!r} {problem}; runs: {known}")
+
+
+def all_runs() -> list[RunFolder]:
+    """All runs, newest first."""
+    folder = runs_folder()
+    found = [RunFolder(p) for p in folder.iterdir() if (p / "run.json").exists()] if folder.is_dir() else []
+    return sorted(found, key=lambda r: (r.path / "run.json").stat().st_mtime, reverse=True)

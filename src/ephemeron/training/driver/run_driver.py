@@ -1,0 +1,371 @@
+"""The trigger (FasDL, section 4.2.1): puts everything into the channel, launches the workers, watches, collects.
+
+It may go away at any moment: the workers need it no more once they are launched. Whoever comes later, by `attach`,
+reads the same events and does the same as if it had been there from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import Outage
+from ephemeron.communication.channels.run_channel import RunChannel, outage_text
+from ephemeron.communication.keys import Keys
+from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, PlatformError
+from ephemeron.events import Event, Note, RunEnded, RunStarted
+from ephemeron.functions.base import Call, Platform, Reason
+from ephemeron.training.collectives.chunking import best_chunk_bytes, measure_requests
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.renewal import Renewal
+from ephemeron.training.driver.supervisor import Action, Fail, Finish, Replace, RunSupervisor, Stopped
+from ephemeron.training.job import parse_fault
+from ephemeron.training.tensors import Arrays, decode_state, digest
+from ephemeron.training.worker import fencing
+from ephemeron.training.worker.failure_detector import NOT_AFTER
+from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.finalize import clear, parts_of
+from ephemeron.training.worker.invocation import CHANNEL_RETRY, RECOVER
+from ephemeron.training.worker.spec import RunSpec
+
+STOP_GRACE_S = 15.0
+"""How long functions may take to stop at a checkpoint before they are killed."""
+ROOM_S, ROOM_TRIES = 1.0, 60
+"""How often a replacement is tried while the platform has no place for it: functions that end make room."""
+END_GRACE_S = 10.0
+RESULT_S = 10.0
+"""How long to look for the result of a run that was stopped or has failed."""
+
+Status = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """How a run ended for the one who watched."""
+
+    status: Status
+    causes: list[str]
+    arrays: Arrays | None = None
+    final: dict[str, Any] | None = None
+
+
+class RunDriver:
+    """One client's hold on one run.
+
+    Args:
+        platform, channel: where it runs; the channel is the trigger's own connection.
+        spec: what runs.
+        channel_address: what functions are told, without secrets.
+        clock: Unix time for real platforms, loop time for the simulated one.
+        origin: the clock at the run's t = 0; None: now.
+        session: `wall_time` of the launch or resume to attach to.
+        on_event: sees every event, old ones first.
+    """
+
+    def __init__(
+        self, platform: Platform, channel: Channel, spec: RunSpec, *, channel_address: str,
+        clock: Callable[[], float], origin: float | None = None, session: float = 0.0, on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:  # fmt: skip
+        self.platform, self.spec, self.on_event = platform, spec, on_event
+        self.retry = RetryPolicy(total_s=spec.configuration.channel_retry_s)
+        # In virtual time there is one client, and its jitter is a function of the run.
+        owner = f"client-{clock()!r}-{os.getpid() if channel.traits.shared else 0}"
+        self.channel = RunChannel(channel, owner=owner, retry=self.retry, told=self._outage, run=spec.run_id)
+        self.address = channel_address
+        self.keys = Keys(spec.run_id)
+        self.supervisor = RunSupervisor(spec.configuration.workers)
+        self.ledger = CostMeter(spec.prices)
+        self._clock = clock
+        self.origin = clock() if origin is None else origin
+        self.session = session
+        self.notes: tuple[str, ...] = ()
+        self._current = False
+        self.stop_requested = asyncio.Event()
+        self.kill_requested = asyncio.Event()
+
+    # -- launching ----------------------------------------------------------------------------------------
+
+    async def launch(self, prepared: Prepared) -> None:
+        """Puts the objects and starts one function per rank."""
+        self.notes = prepared.notes
+        self.spec = spec = await self._with_chunks(prepared)
+        objects = [(key, buffers) for key, buffers in prepared.objects.items() if key != self.keys.spec]
+        await asyncio.gather(*(self.channel.put(key, buffers) for key, buffers in objects))
+        await self.channel.put(self.keys.spec, [spec.to_bytes()])
+        await self._announce()
+        if not spec.chunk_bytes:
+            text = (
+                "pipelined: at what requests take here, whole shards are faster than chunks, so shards are sent whole"
+            )
+            await self.platform.emit(spec.run_id, Note(t=self.now(), level="info", text=text))
+        await asyncio.gather(*(self._invoke(rank, 0, "start") for rank in range(spec.configuration.workers)))
+
+    async def _with_chunks(self, prepared: Prepared) -> RunSpec:
+        """The specification with the chunk size of the pipelined form, measured where objects are asked for one by one."""
+        spec, c = self.spec, self.spec.configuration
+        polled = self.channel.traits.service == "objects" and self.platform.name != "simulated"
+        if c.pattern != "pipelined" or not polled:
+            return spec
+        cost = await measure_requests(self.channel, self.keys.probe("requests"))
+        chunk = best_chunk_bytes(c.group, c.aggregators, model_bytes=prepared.model_bytes, cost=cost)
+        return dataclasses.replace(spec, chunk_bytes=chunk)
+
+    async def resume(self, last_t: float, renewal: Renewal | None = None) -> None:
+        """Starts every rank again, from its newest checkpoint, with new code if there is any. The run's clock goes on from
+        `last_t`."""
+        self.origin = self._clock() - last_t
+        await self.channel.delete([self.keys.control])
+        if renewal is not None:
+            await self.channel.put(self.keys.code, [renewal.bundle])
+        await fencing.restore(self.channel, self.keys)
+        await self._announce()
+        if renewal is not None:
+            await self.platform.emit(self.spec.run_id, Note(t=self.now(), text=str(renewal)))
+        for rank in range(self.spec.configuration.workers):
+            attempt = await fencing.latest_attempt(self.channel, self.keys, rank) + 1
+            if await fencing.claim(self.channel, self.keys, rank, attempt, Claim(at_s=self.now())):
+                await self._invoke(rank, attempt, "resume")
+
+    async def _announce(self) -> None:
+        self.session = time.time()
+        spec, c = self.spec, self.spec.configuration
+        await self.platform.emit(
+            spec.run_id,
+            RunStarted(
+                t=self.now(),
+                run_id=spec.run_id,
+                job=spec.name or spec.model.target,
+                workers=c.workers,
+                aggregators=c.aggregators,
+                memory_mb=c.memory_mb,
+                iterations=spec.iterations,
+                epochs=spec.epochs,
+                samples=spec.samples,
+                configuration=describe(spec),
+                platform=self.platform.name,
+                wall_time=self.session,
+                notes=[*self.platform.unenforced, *self.notes],
+                traffic=self.channel.traffic,
+            ),
+        )
+
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, options: dict[str, float] | None = None) -> None:
+        call = self.call(rank, attempt, reason)
+        await self.platform.invoke(dataclasses.replace(call, options={**call.options, **options}) if options else call)
+
+    def call(self, rank: int, attempt: int, reason: Reason) -> Call:
+        """What a function of this run is told."""
+        c = self.spec.configuration
+        options: dict[str, Any] = {"origin": self.origin, CHANNEL_RETRY: c.channel_retry_s}
+        faults = map(parse_fault, self.spec.faults)
+        if attempt == 0 and any(f.kind == "duplicate" and f.rank == rank for f in faults):
+            options["duplicate"] = True
+        return Call(
+            run=self.spec.run_id,
+            rank=rank,
+            attempt=attempt,
+            memory_mb=c.memory_mb,
+            lifetime_s=c.lifetime_s,
+            channel=self.address,
+            reason=reason,
+            options=options,
+        )
+
+    def interrupt(self) -> None:
+        """First time: stop at a checkpoint. Second time: kill."""
+        (self.kill_requested if self.stop_requested.is_set() else self.stop_requested).set()
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return self._clock() - self.origin
+
+    # -- watching -----------------------------------------------------------------------------------------
+
+    async def watch(self) -> RunOutcome:
+        """Supervises until the run has ended and its last function with it."""
+        ending: RunOutcome | None = None
+        events = self.platform.events(self.spec.run_id)
+        upcoming = asyncio.ensure_future(anext(events))
+        stopper: asyncio.Future[RunOutcome] = asyncio.ensure_future(self._stop_when_asked())
+        deadline: float | None = None
+        killed = False
+        loop = asyncio.get_running_loop()
+        try:
+            while ending is None or self.supervisor.running:
+                left = None if deadline is None else max(0.0, deadline - loop.time())
+                waiting: list[asyncio.Future[Any]] = [upcoming, stopper]
+                done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    if killed:
+                        break  # the platform has lost sight of them
+                    killed = True
+                    await self.platform.cancel_all(self.spec.run_id)
+                    deadline = loop.time() + END_GRACE_S
+                if stopper in done:
+                    ending = ending or stopper.result()
+                    stopper = loop.create_future()  # asked once; this one never comes
+                if upcoming in done:
+                    try:
+                        event = upcoming.result()
+                    except PlatformError as e:  # nothing more will be heard of the functions
+                        ending = ending or self._given_up(e)
+                        break
+                    upcoming = asyncio.ensure_future(anext(events))
+                    actions = self._read(event)
+                    try:
+                        ending = ending or await self._act(actions)
+                    except (ChannelError, PlatformError) as e:
+                        ending = self._given_up(e)
+                        await self.platform.cancel_all(self.spec.run_id)
+                if ending is not None and deadline is None:
+                    deadline = loop.time() + END_GRACE_S
+        finally:
+            upcoming.cancel()
+            stopper.cancel()
+        assert ending is not None
+        if ending.status != "finished" and await self._has_result():
+            ending = RunOutcome("finished", [])  # it was over before it was to be stopped
+        if ending.status == "finished":
+            await self.collect(ending)
+            with contextlib.suppress(ChannelError):  # those who were ended now could not do it themselves
+                await clear(self.channel, self.keys, parts=parts_of(self.spec))
+        await self._end(ending)
+        return ending
+
+    def _given_up(self, e: Exception) -> RunOutcome:
+        remedy = f"once that is mended, go on with: ephemeron resume {self.spec.run_id}"
+        return RunOutcome("failed", [f"{type(e).__name__}: {e}; {remedy}"])
+
+    def _outage(self, outage: Outage) -> None:
+        text = outage_text(outage, who="client", policy=self.retry)
+        self.on_event(Note(t=self.now(), level="info" if outage.over else "warning", text=text))
+
+    def _read(self, event: Event) -> list[Action]:
+        """Earlier sessions of a run count for its bill, and decide nothing any more."""
+        self.ledger.feed(event)
+        self.on_event(event)
+        if isinstance(event, RunStarted):
+            self._current = event.wall_time == self.session
+            self.supervisor = RunSupervisor(self.supervisor.world, latest=self.supervisor.latest)
+        actions = self.supervisor.feed(event)
+        return actions if self._current else []
+
+    async def _act(self, actions: list[Action]) -> RunOutcome | None:
+        for action in actions:
+            match action:
+                case Finish():
+                    return RunOutcome("finished", [])
+                case Stopped():
+                    return RunOutcome("stopped", [])
+                case Fail(cause):
+                    await self.platform.cancel_all(self.spec.run_id)
+                    return RunOutcome("failed", [cause])
+                case Replace(rank, attempt):
+                    most = self.spec.most_replacements
+                    await fencing.check_left(self.channel, self.keys, most, rank=rank, iteration=None)
+                    missed = await self._still_missed(rank, attempt - 1)
+                    claim = Claim(at_s=self.now(), not_after=missed)
+                    if await fencing.claim(self.channel, self.keys, rank, attempt, claim):
+                        await fencing.spend(self.channel, self.keys, most, rank=rank, iteration=None)
+                        await self._replace(rank, attempt, {} if missed is None else {NOT_AFTER: missed})
+                    else:  # its own successor waits to be told where to go on
+                        with contextlib.suppress(KeyExists):
+                            await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
+        return None
+
+    async def _still_missed(self, rank: int, attempt: int) -> float | None:
+        """The iteration that an attempt was to send again, if it has died before it could."""
+        claim = await fencing.claimed(self.channel, self.keys, rank, attempt)
+        if claim is None or claim.not_after is None or self.supervisor.reached.get(rank, -1) >= claim.not_after:
+            return None
+        return claim.not_after
+
+    async def _replace(self, rank: int, attempt: int, options: dict[str, float] | None = None) -> None:
+        """Starts a replacement; where others still take all places, as soon as there is one."""
+        tries = ROOM_TRIES
+        while True:
+            try:
+                return await self._invoke(rank, attempt, "replacement", options)
+            except InvocationRefused as e:
+                tries -= 1
+                if e.binding != "concurrency" or not tries:
+                    raise
+            await asyncio.sleep(ROOM_S)
+
+    async def _stop_when_asked(self) -> RunOutcome:
+        """First request: stop at a checkpoint; second one, or no answer in time: kill. Either can be resumed."""
+        await self.stop_requested.wait()
+        telling = asyncio.ensure_future(self.channel.put(self.keys.control, [b"stop"]))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self.kill_requested.wait()
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        await self.platform.cancel_all(self.spec.run_id)
+        return RunOutcome("stopped", [])
+
+    async def _has_result(self) -> bool:
+        with contextlib.suppress(ChannelError, TimeoutError):
+            async with asyncio.timeout(RESULT_S):
+                return await self.channel.fetch(self.keys.result) is not None
+        return False
+
+    async def collect(self, ending: RunOutcome) -> None:
+        """Fetches the result of a finished run."""
+        try:
+            deadline = asyncio.get_running_loop().time() + 30
+            received = await self.channel.get(self.keys.result, deadline=deadline)
+            ending.arrays, ending.final = decode_state(received.data, key=self.keys.result)
+            await together(ending, self.channel, self.keys)
+        except ChannelError as e:
+            ending.status, ending.arrays, ending.final = "failed", None, None
+            ending.causes.append(f"rank 0 ended, but its result cannot be read: {e}")
+
+    async def _end(self, ending: RunOutcome) -> None:
+        for cause in ending.causes:
+            note = Note(t=self.now(), level="error", text=cause)
+            self.on_event(note)
+            await self.platform.emit(self.spec.run_id, note)
+        ended = RunEnded(t=self.ledger.ended_at, status=ending.status, causes=ending.causes)
+        await self.platform.emit(self.spec.run_id, ended)
+        self.on_event(ended)
+
+
+async def together(ending: RunOutcome, channel: Channel, keys: Keys) -> None:
+    """Puts the weights of a divided model together, one stage after the other: no function could hold them all."""
+    final = ending.final
+    if final is None or "parts" not in final:
+        return
+    arrays: Arrays = {}
+    bf16: list[str] = []
+    for stage in range(final["parts"]):
+        received = await channel.get(keys.part(stage), deadline=asyncio.get_running_loop().time() + 30)
+        part, notes = decode_state(received.data, key=keys.part(stage))
+        arrays |= part
+        bf16 += notes.get("bf16", [])
+    ending.arrays = arrays
+    ending.final = {**final, "weights_sha256": digest(arrays), **({"bf16": bf16} if bf16 else {})}
+
+
+def describe(spec: RunSpec) -> dict[str, Any]:
+    """The configuration as people call it, for reports."""
+    c = spec.configuration
+    return {
+        "pattern": c.pattern, "sync": c.sync, "channel": c.channel, "exchange": c.exchange, "compression": c.compression,
+        "workers": c.workers, "aggregators": c.aggregators, "memory_mb": c.memory_mb, "batch_size": c.batch_size,
+        "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,
+        "lifetime_s": c.lifetime_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
+        **({} if spec.stages is None else {
+            "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.schedule,
+        }),
+        "optimizer": spec.optimizer.target, "loss": spec.loss.target, "seed": spec.seed, "dtype": spec.dtype,
+    }  # fmt: skip

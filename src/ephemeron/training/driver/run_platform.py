@@ -1,0 +1,118 @@
+"""The platforms on which functions live on their own, as `train`, `attach`, `resume` and `stop` take hold of them.
+
+What a run was started on is in its record (`run.json`): `platform`, and for clouds which function, where. No secrets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.errors import JobError
+from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
+from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.run_status import session_end
+from ephemeron.training.job import Configuration
+
+if TYPE_CHECKING:
+    from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
+    from ephemeron.functions.async_invoke.provider import Provider, Settings
+    from ephemeron.functions.base import Limits
+    from ephemeron.functions.local import LocalPlatform
+
+
+def admit(
+    where: Provider[Any], c: Configuration, settings: Settings, secrets: dict[str, str]
+) -> tuple[Configuration, Limits]:
+    """What a cloud makes of a configuration: see `Provider.admit`."""
+    request, limits = where.admit(_capacity(c), settings, secrets)
+    return dataclasses.replace(c, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s), limits
+
+
+def hold_of(c: Configuration, *, run: str, run_dir: Path, channel: str, since: float, starting: bool) -> RunHandle:
+    """What a cloud needs to know of a run whose calls it opens."""
+    return RunHandle(run=run, run_dir=run_dir, capacity=_capacity(c), channel=channel, since=since, starting=starting)
+
+
+def _capacity(c: Configuration) -> CapacityRequest:
+    return CapacityRequest(workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, channel=c.channel)
+
+
+class NotRunning(Exception):
+    """Nothing of the run lives any more."""
+
+
+async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str]) -> LocalPlatform | AsyncInvokePlatform:
+    """A platform to launch or resume the run on.
+
+    Raises:
+        PlatformError: it cannot be had.
+        JobError: the function has become another one since.
+    """
+    if run["platform"] in CLOUDS:
+        return await _open(folder, run, starting=True)
+    from ephemeron.functions.local import LocalPlatform
+
+    return await LocalPlatform.start(folder.path, env=secrets, restart=True)
+
+
+def sweep(runs: Path) -> None:
+    """Removes what clients and daemons that were killed have left below the folder of all runs."""
+    from ephemeron.functions import local
+    from ephemeron.training.driver import driver_lock
+
+    local.sweep(runs)
+    driver_lock.sweep(runs)
+
+
+async def at_work(folder: RunFolder, run: dict[str, Any]) -> bool:
+    """Whether functions of the run are running on this machine."""
+    if run["platform"] in CLOUDS:
+        return False
+    from ephemeron.functions.local import DaemonGone, LocalPlatform
+
+    try:
+        async with await LocalPlatform.attach(folder.path) as platform:
+            return bool((await platform.status())["running"])
+    except DaemonGone:
+        return False
+
+
+async def attach(
+    folder: RunFolder, run: dict[str, Any], *, restart: bool = True
+) -> LocalPlatform | AsyncInvokePlatform:
+    """The platform that the run is on.
+
+    Args:
+        folder, run: of the run.
+        restart: replace the process that hosts local functions where it dies; for the client that drives the run.
+
+    Raises:
+        NotRunning: it is over.
+    """
+    if run["platform"] in CLOUDS:
+        if session_end(folder.events) is not None:
+            raise NotRunning
+        return await _open(folder, run, starting=False)
+    from ephemeron.functions.local import DaemonGone, LocalPlatform
+
+    try:
+        return await LocalPlatform.attach(folder.path, restart=restart)
+    except DaemonGone:
+        raise NotRunning from None
+
+
+async def _open(folder: RunFolder, run: dict[str, Any], *, starting: bool) -> AsyncInvokePlatform:
+    where = cloud(run["platform"])
+    try:
+        settings = where.settings(**run[where.name])
+        configuration = Configuration(**run["configuration"])
+    except (KeyError, TypeError) as e:
+        raise JobError(f"run.json of {folder.run_id} does not say where on {where.title} it runs: {e}") from None
+    hold = hold_of(
+        configuration, run=run["run_id"], run_dir=folder.path, channel=run["address"],
+        since=run["wall_time"], starting=starting,
+    )  # fmt: skip
+    return await where.open(hold, settings.located())

@@ -1,0 +1,135 @@
+"""Decides what to do when functions end: events in, actions out, no I/O.
+
+The supervisor only hastens what the workers would do by themselves when they had waited long enough. Its one
+privilege is to call a run failed, because it alone learns how a function ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ephemeron.events import Ended, Event, Invoked, Loaded, Progress
+from ephemeron.training.driver.failures import in_short
+
+MOST_LOSSES = 5
+"""Times in a row that a rank may be lost without finishing an iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Launch another attempt of a rank, unless somebody else has claimed it."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The result is in the channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Every rank has stopped at a checkpoint, or all functions were cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The run cannot go on."""
+
+    cause: str
+
+
+Action: TypeAlias = Replace | Finish | Stopped | Fail
+
+
+@dataclass(slots=True)
+class RunSupervisor:
+    """State of one run as its events tell it."""
+
+    world: int
+    latest: dict[int, int] = field(default_factory=dict)
+    """Per rank, the newest attempt invoked."""
+    running: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Invocations that have not ended: id to (rank, attempt)."""
+    reached: dict[int, int] = field(default_factory=dict)
+    """Per rank, the latest iteration that its newest attempt has finished."""
+    stopped: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    _waiting: dict[int, int] = field(default_factory=dict)
+    """Per rank, an attempt that its predecessor has prepared and not handed over to."""
+    _fruitless: dict[int, int] = field(default_factory=dict)
+    _at: dict[int, int] = field(default_factory=dict)
+    _next: dict[int, int] = field(default_factory=dict)
+    """Per rank, the iteration that its newest function is at."""
+
+    def feed(self, event: Event) -> list[Action]:
+        """Takes one event in; returns what is to be done about it."""
+        match event:
+            case Invoked():
+                self.running[event.invocation] = (event.rank, event.attempt)
+                if event.attempt > self.latest.get(event.rank, -1):
+                    self.reached.pop(event.rank, None)
+                self.latest[event.rank] = max(event.attempt, self.latest.get(event.rank, 0))
+                if event.reason == "relay":
+                    self._waiting[event.rank] = event.attempt
+                if event.reason == "resume":
+                    self.stopped.discard(event.rank)
+                    self._fruitless.pop(event.rank, None)
+            case Progress() | Loaded():
+                if isinstance(event, Progress) and event.attempt == self.latest.get(event.rank):
+                    self.reached[event.rank] = event.iteration
+                if event.attempt >= self._waiting.get(event.rank, event.attempt + 1):
+                    del self._waiting[event.rank]
+                self._next[event.rank] = event.iteration + isinstance(event, Progress)
+                if event.iteration > self._at.get(event.rank, -1):
+                    self._at[event.rank] = event.iteration
+                    self._fruitless.pop(event.rank, None)
+            case Ended():
+                self.running.pop(event.invocation, None)
+                return self._ended(event)
+        return []
+
+    def _ended(self, event: Ended) -> list[Action]:
+        rank = event.rank
+        if event.status == "ok":
+            if event.outcome == "finished":
+                self.finished.add(rank)
+                return [Finish()] if rank == 0 else []
+            if event.outcome == "stopped":
+                self.stopped.add(rank)
+                return [Stopped()] if len(self.stopped | self.finished) == self.world else []
+            return []  # relayed, duplicate or fenced: another invocation carries on
+        if event.status == "cancelled":  # by whoever ends the run: this client, another one, or the platform
+            return [] if self.running else [Stopped()]
+        if rank in self.finished or (event.attempt < self.latest.get(rank, 0) and not self._has_handed_nothing(event)):
+            return []
+        if event.status == "error":
+            return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
+        if event.status == "out_of_memory":
+            more = -(-event.memory_mb * 3 // 2 // 64) * 64
+            return [Fail(f"rank {rank}, attempt {event.attempt}: out of memory: {event.error or 'the quota was exceeded'}; "
+                         f"it had taken {event.peak_memory_mb:.0f} MB and wanted more, its quota is {event.memory_mb} MB: use a larger "
+                         f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
+        return self._lost(event)
+
+    def _has_handed_nothing(self, event: Ended) -> bool:
+        """Whether a function failed whose own successor waits for it, and would only fail in the same way."""
+        return event.status in ("error", "out_of_memory") and self._waiting.get(event.rank) == event.attempt + 1
+
+    def _place(self, event: Ended) -> str:
+        """The iteration that a rank had begun, or its attempt where none is known."""
+        return f"iteration {self._next[event.rank]}" if event.rank in self._next else f"attempt {event.attempt}"
+
+    def _lost(self, event: Ended) -> list[Action]:
+        rank = event.rank
+        self._fruitless[rank] = self._fruitless.get(rank, 0) + 1
+        if event.status == "timed_out" and self._fruitless[rank] > 2:
+            return [Fail(f"rank {rank}: no iteration fits the lifetime limit ({event.error}); "
+                         "use a longer --lifetime-s, more memory or smaller batches")]  # fmt: skip
+        if self._fruitless[rank] > MOST_LOSSES:
+            return [
+                Fail(f"rank {rank}: lost {self._fruitless[rank]} times without progress: {event.error or event.status}")
+            ]
+        return [Replace(rank, event.attempt + 1)]

@@ -1,0 +1,170 @@
+"""What a job is trained on, as `prepare` sees it: samples that travel to the functions, or a flow that they read there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.data import DataSets, encode, load
+from ephemeron.data.batch_source import BatchSource, Positions, TrainingBatch
+from ephemeron.data.flow.batch_source import encode_indices
+from ephemeron.data.flow.collate import Collator
+from ephemeron.data.flow.from_job import NamedFlow, find_flow
+from ephemeron.data.flow.prefetch import paired
+from ephemeron.data.flow.sample_loader import SampleRequest
+from ephemeron.data.flow_spec import FlowSpec
+from ephemeron.data.shuffle import Indices
+from ephemeron.errors import JobError
+from ephemeron.training.job import Job, check_data
+
+TRIAL = 2
+"""Most samples of the batch that the model is tried with."""
+
+
+class TrainingData(Protocol):
+    """The training and the test set of a job."""
+
+    flow: FlowSpec | None
+    samples: int
+    """To train on; at least 1."""
+    test_samples: int
+
+    def share(self, positions: Indices) -> list[Buffer]:
+        """What a function gets of the training set."""
+
+    def test_share(self, positions: Indices) -> list[Buffer]:
+        """What a function gets of the test set."""
+
+    def held_bytes(self, owned: int, batch: int) -> int:
+        """Bytes that a function with so many samples and this batch size holds at least."""
+
+    def trial(self, most: int = TRIAL) -> BatchSource:
+        """One small batch to train on, of `most` samples or as many as there are, and if there is a test set one to test."""
+
+    def described(self) -> str:
+        """The trial batch in words, for messages."""
+
+
+def material(job: Job, *, only_first: int | None = None) -> TrainingData:
+    """Loads the samples, or finds the flow.
+
+    Args:
+        job: whose data.
+        only_first: train on so many samples and test on none.
+
+    Raises:
+        JobError, MissingExtra, DatasetNotFound, DatasetError: the data cannot be had.
+    """
+    check_data(job.data)
+    if job.data.flow is not None:
+        return FlowMaterial(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first)
+    data = load(job.data, seed=job.seed, code=job.code)
+    if len(data.train) == 0:
+        raise JobError(f"data source {job.data.source!r} has no training samples")
+    if only_first is not None:
+        first = np.arange(min(only_first, len(data.train)))
+        data = DataSets(train=data.train.take(first), test=data.test.take(np.arange(0)))
+    return ArrayMaterial(data)
+
+
+class ArrayMaterial:
+    """Samples that travel."""
+
+    flow: FlowSpec | None = None
+
+    def __init__(self, data: DataSets) -> None:
+        self._data = data
+        self.samples, self.test_samples = len(data.train), len(data.test)
+
+    def share(self, positions: Indices) -> list[Buffer]:
+        return encode(self._data.train.take(positions))
+
+    def test_share(self, positions: Indices) -> list[Buffer]:
+        return encode(self._data.test.take(positions))
+
+    def held_bytes(self, owned: int, batch: int) -> int:
+        return owned * self._data.train.nbytes // self.samples
+
+    def trial(self, most: int = TRIAL) -> BatchSource:
+        first = self._data.train.take(np.arange(min(most, self.samples)))
+        tested = self._data.test.take(np.arange(min(most, self.test_samples)))
+        return _OneBatch(
+            TrainingBatch(first.inputs, first.targets, len(first)),
+            TrainingBatch(tested.inputs, tested.targets, len(tested)) if len(tested) else None,
+        )
+
+    def described(self) -> str:
+        inputs, targets = self._data.train.inputs, self._data.train.targets
+        return f"a batch of shape {[2, *inputs.shape[1:]]} ({inputs.dtype}) with targets {targets.dtype}"
+
+
+class FlowMaterial:
+    """Samples that functions read themselves."""
+
+    def __init__(self, named: NamedFlow, *, only_first: int | None = None) -> None:
+        if only_first is not None:
+            named = dataclasses.replace(
+                named, train_indices=named.train_indices[:only_first], test_indices=named.test_indices[:0]
+            )
+        self._named = named
+        self.flow: FlowSpec | None = named.spec
+        self.samples, self.test_samples = len(named.train_indices), len(named.test_indices)
+        self._trial = self._first(TRIAL)
+
+    def share(self, positions: Indices) -> list[Buffer]:
+        return encode_indices(self._named.train_indices[positions])
+
+    def test_share(self, positions: Indices) -> list[Buffer]:
+        return encode_indices(self._named.test_indices[positions])
+
+    def held_bytes(self, owned: int, batch: int) -> int:
+        return min(owned, batch) * self._named.spec.sample_nbytes
+
+    def trial(self, most: int = TRIAL) -> BatchSource:
+        batch = TrainingBatch(*self._first(most), len(self._named.tried[:most]))
+        return _OneBatch(batch, batch if self.test_samples else None)
+
+    def _first(self, most: int) -> tuple[Any, Any]:
+        named = self._named
+        tried = named.tried[:most]
+        items = [SampleRequest(index=int(i), seed=0) for i in named.train_indices[: len(tried)]]
+        return paired(tried, Collator(named.collate), named.train, items)
+
+    def described(self) -> str:
+        inputs, targets = map(_described, self._trial)
+        return f"a batch of flow {self._named.spec.train.target} with inputs {inputs} and targets {targets}"
+
+
+class _OneBatch:
+    """A feed of one batch, and of at most one to test."""
+
+    def __init__(self, batch: TrainingBatch, test: TrainingBatch | None) -> None:
+        self._batch, self._test = batch, test
+
+    @property
+    def test_samples(self) -> int:
+        return 0 if self._test is None else self._test.samples
+
+    def batch(self, positions: Positions, iteration: int) -> TrainingBatch:
+        return self._batch
+
+    def tests(self) -> Iterator[TrainingBatch]:
+        return iter(() if self._test is None else (self._test,))
+
+    def close(self) -> None:
+        pass
+
+
+def _described(value: Any) -> str:
+    """`float32[2, 3, 8, 8]`, and trees of it."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_described, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k}: {_described(v)}' for k, v in value.items())}}}"
+    if hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,52 @@
+"""Finding the cheapest configuration that meets the limits: the space, the searches, the plan."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ephemeron.training.planner.plan import Choice, Plan, Predicted, SearchReport, load_plan, parse_plan
+    from ephemeron.training.planner.plan_to_configuration import EXPLICIT, overrides
+    from ephemeron.training.planner.planner import PlanRequest, make_plan
+    from ephemeron.training.planner.search.branch_and_bound import METHODS
+    from ephemeron.training.planner.search.space import PlanLimits
+    from ephemeron.units import duration
+
+_LAZY = {
+    "EXPLICIT": "ephemeron.training.planner.plan_to_configuration",
+    "overrides": "ephemeron.training.planner.plan_to_configuration",
+    "Choice": "ephemeron.training.planner.plan",
+    "Plan": "ephemeron.training.planner.plan",
+    "Predicted": "ephemeron.training.planner.plan",
+    "SearchReport": "ephemeron.training.planner.plan",
+    "load_plan": "ephemeron.training.planner.plan",
+    "parse_plan": "ephemeron.training.planner.plan",
+    "PlanRequest": "ephemeron.training.planner.planner",
+    "make_plan": "ephemeron.training.planner.planner",
+    "METHODS": "ephemeron.training.planner.search.branch_and_bound",
+    "PlanLimits": "ephemeron.training.planner.search.space",
+    "duration": "ephemeron.units",
+}
+
+__all__ = [
+    "EXPLICIT",
+    "METHODS",
+    "Choice",
+    "Plan",
+    "PlanLimits",
+    "PlanRequest",
+    "Predicted",
+    "SearchReport",
+    "duration",
+    "load_plan",
+    "make_plan",
+    "overrides",
+    "parse_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,133 @@
+"""What a plan wants to know of a space, each thing looked for once, all of it in the same tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ephemeron.training.planner.search.branch_and_bound import Search
+from ephemeron.training.planner.search.pareto import Best, Candidate, Front
+from ephemeron.training.planner.search.space import PlanLimits, Space
+from ephemeron.training.planner.targets import ALL, Query
+
+TOLERANCE = 0.005
+"""By which a configuration may be better than the nearest one of the front that is listed."""
+ALONE = Query(workers=frozenset([1]))
+
+
+Question = tuple[str, PlanLimits, Query]
+"""What to minimise, within which limits, and where."""
+
+
+class PlanAnswers:
+    """Questions to one space. Optima are exact; the front is complete up to `TOLERANCE`."""
+
+    def __init__(self, space: Space, limits: PlanLimits, minimise: str) -> None:
+        self.space, self.limits, self.minimise = space, limits, minimise
+        self.wider = int(min(2 * space.largest_global_batch, space.workload.samples))
+        self.search = Search(space, largest_global_batch=self.wider)
+        self._front = Front(TOLERANCE)
+        self._known: dict[Question, Candidate | None] = {}
+        first: list[Question] = [
+            (minimise, limits, ALL), ("cost", PlanLimits(), ALL), ("time", PlanLimits(), ALL), ("cost", PlanLimits(), ALONE),
+            *((minimise, _without(limits, name), ALL) for name in ("deadline_s", "budget_usd")),
+        ]  # fmt: skip
+        if self.wider > space.largest_global_batch:
+            first.append((minimise, limits, self._wide))
+        # The front first: from what it computes all others start with answers that are nearly right.
+        self.search.run(self._front)
+        self._ask_all(first)
+
+    @property
+    def _wide(self) -> Query:
+        return Query(largest_global_batch=self.wider)
+
+    def best(self) -> Candidate | None:
+        """Within the limits."""
+        return self.ask(self.minimise, self.limits)
+
+    def without(self, limit: str) -> Candidate | None:
+        """The best where `deadline_s` or `budget_usd` does not count."""
+        return self.ask(self.minimise, _without(self.limits, limit))
+
+    def free(self, minimise: str, **limits: float) -> Candidate | None:
+        """The best whatever it costs, or takes, but for the limits given."""
+        return self.ask(minimise, PlanLimits(**limits))  # type: ignore[arg-type]
+
+    def with_wider_batches(self) -> Candidate | None:
+        """The best if the global batch might be twice as large."""
+        if self.wider <= self.space.largest_global_batch:
+            return None
+        return self.ask(self.minimise, self.limits, self._wide)
+
+    def alone(self) -> Candidate | None:
+        """The cheapest single function."""
+        return self.ask("cost", PlanLimits(), ALONE)
+
+    def beside(self, best: Candidate, *, workers: bool = True) -> list[tuple[str, Candidate]]:
+        """What lies next to the best: the next best W and one function more or less (unless W is given), one memory step.
+
+        Another number of functions is looked for within the limits, and outside them where it has to be; another quota
+        whatever the limits, for the same functions, batches chosen anew.
+        """
+        others = frozenset(range(1, self.space.most_workers + 1)) - {best.workers}
+        steps = {step: Query(workers=frozenset([best.workers + step])) for step in (-1, 1) if best.workers + step >= 1}
+        quotas = list(map(float, self.space.quotas))
+        i = quotas.index(float(best.memory_mb))
+        same = frozenset([best.workers])
+        sizes = {
+            step: Query(workers=same, memory_mb=quotas[i + step], aggregators=best.aggregators)
+            for step in (-1, 1) if 0 <= i + step < len(quotas)
+        }  # fmt: skip
+        asked: list[tuple[str, Question]] = []
+        if workers:
+            asked.append(("next best W", (self.minimise, self.limits, Query(workers=others))))
+            asked += [(f"{step:+d} worker", (self.minimise, self.limits, q)) for step, q in steps.items()]
+        asked += [(f"{step:+d} memory step", (self.minimise, PlanLimits(), q)) for step, q in sizes.items()]
+        self._ask_all([question for _, question in asked])
+        found = []
+        for why, (minimise, limits, query) in asked:
+            c = self.ask(minimise, limits, query)
+            if c is None and query in steps.values():
+                c = self.ask(minimise, PlanLimits(), query)
+            if c is not None:
+                found.append((why, c))
+        return found
+
+    def everything(self) -> list[Candidate]:
+        """The front, whatever the limits, fastest first."""
+        points = self._front.thinned()
+        return [points.candidate(self.space.options, i) for i in range(len(points))]
+
+    def front(self) -> list[Candidate]:
+        """The part of it that keeps the limits."""
+        return [c for c in self.everything() if c.seconds <= self.limits.seconds and c.cost_usd <= self.limits.usd]
+
+    def ask(self, minimise: str, limits: PlanLimits, query: Query = ALL) -> Candidate | None:
+        """The best within limits, in a part of the space."""
+        self._ask_all([(minimise, limits, query)])
+        return self._known[_plain((minimise, limits, query))]
+
+    def _ask_all(self, questions: Sequence[Question]) -> None:
+        """Answers those that are new, together."""
+        new = {q: Best(q[0], q[1]) for q in map(_plain, questions) if q not in self._known}
+        if not new:
+            return
+        for (_, limits, query), target in new.items():
+            target.take(self.search.known(query, limits))
+        self.search.run_all([(target, q[2]) for q, target in new.items()])
+        for q, target in new.items():
+            points = target.points
+            if q[2].largest_global_batch is None:
+                self._front.take(points)
+            self._known[q] = points.candidate(self.space.options, 0) if len(points) else None
+
+
+def _without(limits: PlanLimits, name: str) -> PlanLimits:
+    return dataclasses.replace(limits, **{name: None})
+
+
+def _plain(question: Question) -> Question:
+    """The same question in the same words: the space has its largest global batch already."""
+    minimise, limits, query = question
+    return minimise, dataclasses.replace(limits, max_global_batch=None), query

@@ -1,0 +1,71 @@
+"""Platform profiles that come with the library, so that a cloud can be planned for before it is paid for.
+
+- `aws-lambda-s3`: fitted coefficients of published transfer times (`platforms/aws-lambda-s3.json` says which, from when,
+  and what in it is assumed rather than measured).
+- `aws-lambda-cache`: **derived**. The same link, since the function's own network is what binds at the sizes that are
+  exchanged; a latency of 1 ms and no polling, since streams wait; prices of ElastiCache Serverless.
+- `aws-lambda-server`: **derived**. λDNN's parameter server on one m5.large; its link is shared by all functions.
+
+Prices are those of `ephemeron.training.planner.prices`, whose file carries their date and sources.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from importlib.resources import files
+
+from ephemeron.errors import JobError
+from ephemeron.training.planner.model.profile import PlatformProfile, Rate, Transfer, parse_platform
+from ephemeron.training.planner.prices import Prices, load_prices
+from ephemeron.units import MB
+
+CACHE_LATENCY_S = 0.001
+"""Assumed: within one availability zone."""
+SERVER_MB_S = 94.0
+"""Baseline of an m5.large, 0.75 Gbit/s (Amazon EC2 instance types); bursts up to 10 Gbit/s are not counted on."""
+BUILTIN = ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server")
+
+
+def builtin_platform(name: str) -> PlatformProfile:
+    """A profile by its name.
+
+    Raises:
+        JobError: no such profile; names those there are.
+    """
+    if name not in BUILTIN:
+        raise JobError(f"platform profile {name!r} is not built in", remedy=f"use one of {', '.join(BUILTIN)}")
+    text = files(__package__).joinpath("platforms", "aws-lambda-s3.json").read_text()
+    objects = priced(parse_platform(json.loads(text), where="aws-lambda-s3"), load_prices("objects"))
+    if name == "aws-lambda-s3":
+        return objects
+    link = replace(
+        objects, name=name, poll_s=0.0, transfer=tuple(_with_latency(t, CACHE_LATENCY_S) for t in objects.transfer)
+    )
+    derived = f"derived from aws-lambda-s3: the same link with an assumed latency of {CACHE_LATENCY_S * 1000:g} ms, no polling"
+    if name == "aws-lambda-cache":
+        return priced(replace(link, channel="cache", notes=(derived, *objects.notes)), load_prices("cache"))
+    shared = (
+        f"one m5.large as parameter server, {SERVER_MB_S:g} MB/s in each direction shared by all functions (assumed)"
+    )
+    server = replace(link, channel="server", server_mb_s=SERVER_MB_S, notes=(derived, shared, *objects.notes))
+    return priced(server, load_prices("server"))
+
+
+def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:
+    """The same platform at these prices."""
+    return replace(
+        platform, price_gb_s=prices.gb_second_usd, price_invocation=prices.invocation_usd, price_put=prices.put_usd,
+        price_get=prices.get_usd, price_list=prices.list_usd, price_delete=prices.delete_usd,
+        price_mb=prices.byte_usd * MB, price_gb_hour=prices.gb_hour_usd, least_kept_gb=prices.least_gb,
+        price_server_hour=prices.server_hour_usd, burst=prices.burst, burst_s=prices.burst_s, as_of=prices.as_of,
+    )  # fmt: skip
+
+
+def _with_latency(transfer: Transfer, latency_s: float) -> Transfer:
+    def lower(rate: Rate) -> Rate:
+        if "latency_s" not in {f.name for f in fields(rate)}:
+            return rate
+        return replace(rate, latency_s=latency_s)  # type: ignore[arg-type]
+
+    return replace(transfer, up=lower(transfer.up), down=lower(transfer.down))

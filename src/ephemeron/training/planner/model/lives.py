@@ -1,0 +1,238 @@
+"""When a function hands over to its successor, and how many iterations it computes until then. Pure.
+
+Workers decide by these rules, and the performance model counts by them: both call the functions of the first part. A function
+looks at what is left of its life after every iteration, and hands over after the first one at which another iteration and
+handing over might not fit. Its successor is started some whole iterations before, so that it has loaded by then.
+
+All arguments are floats or arrays that broadcast against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ephemeron.training.planner.model.profile import Array
+
+LEAST_CLOSING_S = 0.5
+CLOSING_REQUESTS = 12
+"""Requests in a row that whoever waits until its end may make, to find out for whom, and to have a successor."""
+ROUNDING = 1e-9
+SHARE, FIRST_SHARE = 1 / 3, 1 / 2
+"""Of a life that a successor may wait for its predecessor, and the first one, for whose start all wait otherwise."""
+SPARE = 0.5
+"""Of an iteration: by so much the next one may take longer than usual."""
+TOGETHER = 0.25
+"""Of an iteration: whoever is so near to its own hand-over hands over with the others, so that the run stops but once."""
+WARM_START_S = 0.3
+"""Until a function runs whose environment is warm, as its predecessor reckons."""
+
+
+def closing_s(life_s: Array | float, write_s: Array | float, request_s: Array | float) -> Array:
+    """Seconds that handing over may take: writing the state, or having oneself replaced in the middle of a wait."""
+    life_s, write_s, request_s = map(np.asarray, (life_s, write_s, request_s))
+    least = np.minimum(LEAST_CLOSING_S, 0.03 * life_s)
+    return np.asarray(np.maximum(np.maximum(least, 2 * write_s), CLOSING_REQUESTS * request_s))
+
+
+def reserve_s(life_s: Array | float, iteration_s: Array | float, closing: Array | float) -> Array:
+    """Seconds of life that another iteration and handing over may take: with less, a function hands over."""
+    return np.asarray(
+        np.maximum(np.minimum(1.0, 0.05 * np.asarray(life_s)), (1 + SPARE) * np.asarray(iteration_s) + closing)
+    )
+
+
+def leaving_s(life_s: Array | float, iteration_s: Array | float, closing: Array | float) -> Array:
+    """Seconds of life below which it hands over with the others: somewhat more, but never in the first half of its life."""
+    reserve = reserve_s(life_s, iteration_s, closing)
+    together = np.minimum(reserve + TOGETHER * np.asarray(iteration_s), 0.5 * np.asarray(life_s))
+    return np.asarray(np.maximum(reserve, together))
+
+
+def iterations_until(left_s: Array | float, iteration_s: Array | float, leaving: Array | float) -> Array:
+    """Iterations after which less than `leaving` seconds of `left_s` are left; 0: it is time now."""
+    return np.asarray(np.maximum(np.floor((np.asarray(left_s) - leaving) / iteration_s) + 1, 0.0))
+
+
+def ahead(
+    life_s: Array | float, iteration_s: Array | float, leaving: Array | float, *, lead_s: Array | float,
+    stop_s: Array | float, share: float = SHARE,
+) -> Array:  # fmt: skip
+    """Iterations by which a successor is started before it is needed.
+
+    Args:
+        life_s, iteration_s, leaving: as above.
+        lead_s: until it has loaded.
+        stop_s: between its predecessor's last iteration and its own first.
+        share: of the iterations that fit a life that may pass meanwhile.
+
+    Returns:
+        As many as loading takes, but not more than that share: a successor's life passes while it waits, and is billed.
+        0: it is started when its predecessor has computed its last iteration.
+    """
+    fit = iterations_until(np.asarray(life_s) - stop_s, iteration_s, leaving)
+    return np.asarray(np.minimum(np.ceil(np.asarray(lead_s) / iteration_s), np.floor(share * fit + ROUNDING)))
+
+
+def stop_s(write_s: Array | float, request_s: Array | float) -> Array:
+    """About what a hand-over stops the run for, where the successor has loaded: writing, telling, reading."""
+    return np.asarray(2 * np.asarray(write_s) + 2 * np.asarray(request_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handing:
+    """What lives and hand-overs take on some platform, in seconds."""
+
+    life_s: Array | float
+    """Of a function, its start aside."""
+    first_load_s: Array | float
+    """Until a first function computes."""
+    load_s: Array | float
+    """Until a successor has loaded all but the state, and could ask where to go on."""
+    write_s: Array | float
+    """Of a checkpoint."""
+    read_s: Array | float
+    request_s: Array | float
+    """Of something tiny."""
+    cold_s: Array | float
+    """Start of the first successor, whose predecessor has left no environment."""
+    warm_s: Array | float
+    """Start of all others."""
+    waits: Array | bool = True
+    """Whether it waits for other ranks, and has to leave before its end for that."""
+    mixed: Array | bool = False
+    """Whether aggregators are so many that, under HAP, only some of their first successors find an environment that others have
+    left a moment before: these wait for the rest in their first iteration."""
+
+    def take(self, which: Array) -> Handing:
+        """Some of many."""
+        all_of = ((f.name, np.asarray(getattr(self, f.name))) for f in fields(self))
+        return Handing(**{name: x[which] if x.ndim else x for name, x in all_of})
+
+    @property
+    def tell_s(self) -> Array:
+        """From a predecessor's last iteration until its successor knows where to go on."""
+        return np.asarray(self.write_s) + self.request_s
+
+    @property
+    def asked_s(self) -> Array:
+        """From a successor's start until it is told where to go on, if that is known by then."""
+        return np.asarray(self.load_s) + self.request_s
+
+    def closing(self) -> Array:
+        """See `closing_s`."""
+        return closing_s(self.life_s, self.write_s, self.request_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """The lives of one rank."""
+
+    relays: Array
+    """Hand-overs."""
+    stops_s: Array
+    """For which they stop the run, all together."""
+    twice_s: Array
+    """For which two functions of the rank are billed, all together."""
+
+
+def lives_of(h: Handing, iteration_s: Array, iterations: Array) -> Lives:
+    """The lives of a rank that computes so many iterations of one length."""
+    leaving = leaving_s(h.life_s, iteration_s, h.closing())
+
+    def successor(start_s: Array | float, early: Array) -> tuple[Array, Array, Array]:
+        """Iterations that a successor computes, seconds for which it stops the run, and for which it is billed besides."""
+        waited = early * iteration_s
+        until = np.maximum(start_s + h.asked_s - waited, h.tell_s) + h.read_s
+        return _computed(h, iteration_s, leaving, waited + until - start_s), h.request_s + until, waited + h.tell_s
+
+    first, early = _first(h, iteration_s, leaving)
+    second, stop_once, twice_once = successor(h.cold_s, early)
+    later, stop_each, twice_each = successor(h.warm_s, _ahead(h, iteration_s, leaving, WARM_START_S, SHARE))
+    once = np.where(iterations > first, 1.0, 0.0)
+    more = np.ceil(np.maximum(iterations - first - second, 0.0) / later)
+    return Lives(once + more, once * stop_once + more * stop_each, once * twice_once + more * twice_each)
+
+
+def dies_too_early(h: Handing, iteration_s: Array, iterations: Array | float) -> Array:
+    """Whether a function ends before it has done an iteration. Once true, true for more and longer iterations and loading."""
+    tells = h.request_s + h.tell_s
+    needed = iteration_s + np.where(h.waits, np.maximum(h.closing(), tells), tells)
+    passed = np.maximum(h.asked_s, h.tell_s - h.warm_s) + h.read_s
+    _, early = _first(h, iteration_s, leaving_s(h.life_s, iteration_s, h.closing()))
+    cold = np.where(np.asarray(h.mixed) & (early == 0), np.maximum(h.cold_s - h.warm_s, 0.0), 0.0)
+    later = (h.life_s < passed + needed + cold) & (np.asarray(iterations) > 1)
+    return np.asarray((h.life_s < h.first_load_s + needed) | later)
+
+
+def _computed(h: Handing, iteration_s: Array, leaving: Array, passed_s: Array | float) -> Array:
+    """Iterations of a life of which some seconds have passed before the first."""
+    return np.maximum(iterations_until(np.asarray(h.life_s) - passed_s, iteration_s, leaving), 1.0)
+
+
+def _ahead(h: Handing, iteration_s: Array, leaving: Array, start_s: Array | float, share: float) -> Array:
+    lead, stop = start_s + 2 * np.asarray(h.load_s), stop_s(h.write_s, h.request_s)
+    return ahead(h.life_s, iteration_s, leaving, lead_s=lead, stop_s=stop, share=share)
+
+
+def _first(h: Handing, iteration_s: Array, leaving: Array) -> tuple[Array, Array]:
+    """Iterations of a first life, and by how many of them its successor is started ahead."""
+    count = _computed(h, iteration_s, leaving, h.first_load_s)
+    return count, np.minimum(_ahead(h, iteration_s, leaving, h.cold_s, FIRST_SHARE), count - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Lower bounds on the lives of a rank."""
+
+    relays: Array
+    seconds: Array
+    """By which the run is longer for them than its iterations are."""
+    billed_s: Array
+    """The same for what is billed of the rank."""
+
+
+def least_lives(
+    h: Handing, iteration_s: Array, iterations: Array, *, whole: Array, loop_s: Array, billed_s: Array
+) -> tuple[Least, Least]:
+    """Lower bounds for any iterations that are no fewer and no shorter.
+
+    Lives of whole iterations are no monotone function of an iteration's length: where iterations are slightly longer, one fewer
+    may pass while a successor loads. These bounds leave out that they are whole.
+
+    Args:
+        h: its life is given, all else may be longer, but for what writing, reading and requests take.
+        iteration_s, iterations: of the longest ones, and how many there are.
+        whole: how many of them are as long as that, at least.
+        loop_s: all iterations together.
+        billed_s: what is billed for these.
+
+    Returns:
+        Bounds that hold where iterations are so short that a successor has the time to load, and bounds that hold where they
+        are not. Of both, the lower one holds.
+    """
+    each, lead = np.asarray(iteration_s), WARM_START_S + 2 * np.asarray(h.load_s)
+    useful = np.maximum(h.life_s - h.closing(), 1e-9)
+    many = np.ceil(loop_s / np.where(h.waits, useful, h.life_s) * (1 - ROUNDING)) - 1
+
+    def fitting(passed: Array | float, length: Array) -> Array:
+        return np.maximum((useful - passed) / length - SPARE, 1.0)
+
+    def of(passed: Array | float, waited: Array | float, length: Array) -> Least:
+        first = fitting(h.first_load_s, length)
+        rest = np.maximum(iterations - first - fitting(h.asked_s + h.read_s, length), 0.0) / fitting(passed, length)
+        relays = np.where(iterations > first * (1 + ROUNDING), 1.0, 0.0) + np.ceil(rest * (1 - ROUNDING))
+        relays = np.maximum(relays, many)
+        stops = relays * (h.request_s + h.tell_s + h.read_s)
+        twice = relays * h.tell_s + np.maximum(relays - 1, 0.0) * waited
+        longer, dearer = (np.maximum(whole * length - x, 0.0) for x in (loop_s, billed_s))
+        return Least(relays, stops + longer, stops + twice + dearer)
+
+    # Up to this length, that share of what fits a life lasts as long as loading does: see `ahead`.
+    spared = useful - stop_s(h.write_s, h.request_s) - np.minimum(1.0, 0.05 * np.asarray(h.life_s))
+    longest = np.maximum((spared - lead / SHARE) / (1 / SHARE + SPARE + TOGETHER), 0.0)
+    waited = np.maximum(lead, each)
+    soon = of(waited + h.tell_s + h.read_s - h.warm_s, waited, each)
+    soon = Least(*(np.where(each > longest, np.inf, x) for x in (soon.relays, soon.seconds, soon.billed_s)))
+    return soon, of(h.asked_s + h.read_s, 0.0, np.maximum(each, longest))

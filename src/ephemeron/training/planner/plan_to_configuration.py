@@ -1,0 +1,26 @@
+"""Between plans and configurations: what a choice means for `train`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ephemeron.training.planner.plan import Choice
+
+EXPLICIT = (
+    "stages", "replicas", "placement", "workers", "aggregators", "memory_mb", "batch_size", "nonaggregator_batch_size", "pattern", "sync", "compression",
+)  # fmt: skip
+"""Values of a configuration that say how to run; where a user gives any of them, nothing is planned."""
+
+
+def overrides(choice: Choice) -> dict[str, Any]:
+    """The choice in the names of `Configuration`. The channel's address is the user's business."""
+    return {
+        "workers": choice.workers,
+        "aggregators": choice.aggregators,
+        "memory_mb": choice.memory_mb,
+        "batch_size": choice.batch_size_aggregator,
+        "nonaggregator_batch_size": choice.batch_size_nonaggregator,
+        "pattern": choice.pattern,
+        "sync": choice.sync,
+        "compression": choice.compression,
+    }

@@ -1,0 +1,1 @@
+"""Search for the cheapest configuration within the limits: space, bounds, branch and bound, Pareto front."""

@@ -1,0 +1,120 @@
+"""What the exact search is held against: everything, one candidate after the other, and the thesis's two stages."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from ephemeron.training.planner.search.pareto import Candidate, SearchResult
+from ephemeron.training.planner.search.space import Option, PlanLimits, Space
+
+DELTAS = (0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shrinking factors of algorithm 3.2."""
+
+
+def brute_force(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> SearchResult:
+    """Computes every candidate there is. Slow; what `exact` is held against."""
+    began = time.perf_counter()
+    found = SearchResult("brute-force", optimal=True)
+    for o in space.options:
+        for w, k, ba, bn in space.candidates(o):
+            for m in space.quotas:
+                found.evaluated += len(w)
+                ms = np.full_like(w, m)
+                p = space.predict(o, w, ms, k, ba, bn)
+                good = space.fits(o, w, ms, k, ba, bn) & (p.seconds <= limits.seconds) & (p.cost_usd <= limits.usd)
+                i = np.flatnonzero(good & np.isfinite(p.seconds))
+                if len(i):
+                    two = (p.cost_usd, p.seconds) if minimise == "cost" else (p.seconds, p.cost_usd)
+                    first = i[np.lexsort((ba[i], k[i], w[i], two[1][i], two[0][i]))[0]]
+                    nw, nm, nk, na, nn = (int(x[first]) for x in (w, ms, k, ba, bn))
+                    _consider(
+                        found,
+                        Candidate(o, nw, nm, nk, na, nn, float(p.seconds[first]), float(p.cost_usd[first])),
+                        limits,
+                        minimise,
+                    )
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def _consider(found: SearchResult, one: Candidate | None, limits: PlanLimits, minimise: str) -> None:
+    if one is None or one.seconds > limits.seconds or one.cost_usd > limits.usd or math.isinf(one.seconds):
+        return
+    if found.best is None or one.key(minimise) < found.best.key(minimise):
+        found.best = one
+
+
+def evaluate(
+    space: Space, o: Option, w: float, m: float, k: float, b: float, other: float | None = None
+) -> Candidate | None:
+    """One candidate, its B^n by equation 3-22 unless given; None if memory or the global batch forbid it."""
+    ws, ms, ks, bs = (np.array([float(x)]) for x in (w, m, k, b))
+    bn = space.other_batch(o, ws, ms, ks, bs) if other is None else np.array([float(other)])
+    if not space.fits(o, ws, ms, ks, bs, bn)[0]:
+        return None
+    p = space.predict(o, ws, ms, ks, bs, bn)
+    return Candidate(o, int(w), int(m), int(k), int(b), int(bn[0]), float(p.seconds[0]), float(p.cost_usd[0]))
+
+
+def two_stage(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> SearchResult:
+    """FasDL, algorithms 3.1 and 3.2 as published: ScatterReduce first, then K and B^n for its W, M and B^a.
+
+    A heuristic: it proves nothing, and finds nothing where ScatterReduce has no configuration that comes near. Of the
+    options it takes K-REDUCE under HAP, or what comes nearest to it.
+    """
+    began = time.perf_counter()
+    found = SearchResult("two-stage")
+    hap = [o for o in space.options if o.terms.sync == "hap"]
+    for o in hap or space.options:
+        for delta in DELTAS:
+            stage = _shrunk(space, o, limits, delta, found, minimise)
+            if stage is None:
+                continue
+            w, m, b = stage
+            low, high = (1, w) if w > 1 else (1, 1)
+            for k in range(low, high + 1):
+                found.evaluated += 1
+                _consider(found, evaluate(space, o, w, m, k, b), limits, minimise)
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def _shrunk(
+    space: Space, o: Option, limits: PlanLimits, delta: float, found: SearchResult, minimise: str
+) -> tuple[int, int, int] | None:
+    """Algorithm 3.1: W, M and B^a of the cheapest ScatterReduce under T_max/δ and B^g_max·δ.
+
+    Its lines 15 to 17 leave the loop over batches at the first one that is too slow, which is the smallest, although
+    larger ones are faster; its text gives up a quota only if no batch is fast enough. The text is followed.
+    """
+    best: tuple[float, int, int, int] | None = None
+    quotas = space.quotas[::-1]
+    for w in range(*_inclusive(o.workers(space.most_workers))):
+        m, b = (x.ravel() for x in np.meshgrid(quotas, space.batches, indexing="ij"))
+        ws = np.full_like(m, w)
+        p = space.predict(o, ws, m, ws, b, b)
+        found.evaluated += len(m)
+        grid = (len(quotas), len(space.batches))
+        seconds, usd = p.seconds.reshape(grid), p.cost_usd.reshape(grid)
+        upper = space.workload.largest_batch(quotas)
+        for i in range(len(quotas)):
+            stop = True
+            for j, batch in enumerate(space.batches):
+                if batch > upper[i] or batch * w > space.largest_global_batch * delta:
+                    break
+                if seconds[i, j] > limits.seconds / delta:
+                    continue
+                stop = False
+                value = usd[i, j] if minimise == "cost" else seconds[i, j]
+                if best is None or value < best[0]:
+                    best = (float(value), w, int(quotas[i]), int(batch))
+            if stop:
+                break
+    return None if best is None else best[1:]
+
+
+def _inclusive(bounds: tuple[int, int]) -> tuple[int, int]:
+    return bounds[0], bounds[1] + 1

@@ -1,0 +1,177 @@
+"""From a job to a plan: profile it or reuse its profile, and search.
+
+A job's profile is kept in the home folder under a digest of what it depends on (model, loss, optimiser, data, code,
+number type), so that the second `plan` or `train` of a job measures nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import xxhash
+
+from ephemeron.errors import JobError
+from ephemeron.events import Event, from_json
+from ephemeron.training.driver import run_dir
+from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE
+from ephemeron.training.job import Job
+from ephemeron.training.planner import Plan, PlanLimits, PlanRequest, make_plan
+from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, load_profile
+
+LAMBDA = "aws-lambda"
+"""All of Lambda's profiles: the channel is left open."""
+PLATFORMS = ("local", "simulated", LAMBDA, *BUILTIN)
+CPU_PART = 0.8
+"""Of this machine's cores that functions may be promised."""
+
+
+def digest(job: Job) -> str:
+    """Of everything that a workload's profile depends on."""
+    parts = [repr((job.model, job.loss, job.optimizer, job.data, job.dtype, job.simulation))]
+    for folder in job.code:
+        for file in sorted(folder.rglob("*.py")):
+            parts.append(f"{file.relative_to(folder)} {xxhash.xxh3_64_hexdigest(file.read_bytes())}")
+    return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
+
+
+def profile_path(job: Job, platform: str) -> Path:
+    """Where a job's profile is kept."""
+    return run_dir.home() / "profiles" / f"{job.name}-{platform}-{digest(job)}.json"
+
+
+def known_or_measured(
+    job: Job, *, platform: str, channel: str = "folder", fresh: bool = False, on_progress: Callable[[str], None] = print
+) -> Profile:
+    """The job's profile on a platform that can be probed from here: the one that is kept, or a new one, kept.
+
+    Raises:
+        UserError: refused, or measured in vain.
+    """
+    path = profile_path(job, f"{platform}-{_service(channel)}")
+    if path.exists() and not fresh:
+        try:
+            known = load_profile(path)
+        except JobError:
+            pass  # of another release
+        else:
+            on_progress(f"using the profile of this job and code in {path}")
+            return known
+    from ephemeron.training.profiling import profile_job
+
+    profile = profile_job(job, platform=platform, channel=channel, fresh=fresh, on_progress=on_progress)
+    keep(job, profile, platform=platform, channel=channel)
+    return profile
+
+
+def keep(job: Job, profile: Profile, *, platform: str, channel: str) -> Path:
+    """Keeps a job's profile for whoever plans the same job and code next; returns where."""
+    path = profile_path(job, f"{platform}-{_service(channel)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile.save(path)
+    return path
+
+
+def platforms_for(name: str, measured: PlatformProfile) -> tuple[PlatformProfile, ...]:
+    """What to plan for: the measured platform, or built-in ones.
+
+    Raises:
+        JobError: no such platform.
+    """
+    if name in ("local", "simulated"):
+        return (on_this_machine(measured) if name == "local" else measured,)
+    if name == LAMBDA:
+        return tuple(builtin_platform(n) for n in BUILTIN)
+    return (builtin_platform(name),)
+
+
+def on_this_machine(platform: PlatformProfile) -> PlatformProfile:
+    """With the sum of quotas that this machine's cores can honour; beyond it functions slow each other down."""
+    total = CPU_PART * (os.cpu_count() or 1) * platform.mb_per_vcpu
+    return dataclasses.replace(platform, total_memory_mb=total)
+
+
+def limits_of(job: Job | None) -> PlanLimits:
+    """The job's own."""
+    if job is None:
+        return PlanLimits()
+    return PlanLimits(
+        deadline_s=job.limits.deadline_s, budget_usd=job.limits.budget_usd, max_global_batch=job.limits.max_global_batch
+    )
+
+
+def plan_job(
+    job: Job, wish: PlanRequest | None = None, *, platform: str = "local", channel: str = "folder", profile: Profile | None = None,
+    prices_file: Path | None = None, fresh: bool = False, on_progress: Callable[[str], None] = lambda text: None,
+) -> Plan:  # fmt: skip
+    """Profiles (or reuses), and plans.
+
+    Args:
+        job: what to train, with its limits.
+        wish: limits, aim, and what is not left open; None: the job's limits, at least cost.
+        platform: `local`, `simulated`, `aws-lambda`, or one built-in profile.
+        channel: address, for platforms that are probed.
+        profile: instead of measuring.
+        prices_file: instead of the profile's prices.
+        fresh: measure again.
+        on_progress: hears what is being measured.
+
+    Raises:
+        PlanInfeasible: nothing meets the limits.
+        UserError: refused.
+    """
+    if platform not in PLATFORMS:
+        raise JobError(f"platform = {platform!r} is not known", remedy=f"use one of {', '.join(PLATFORMS)}")
+    if profile is None:
+        probed = platform if platform in ("local", "simulated") else "local"
+        profile = known_or_measured(job, platform=probed, channel=channel, fresh=fresh, on_progress=on_progress)
+    wish = wish or PlanRequest(epochs=job.epochs, limits=limits_of(job))
+    return make_plan(profile, wish, platforms=platforms_for(platform, profile.platform), prices_file=prices_file)
+
+
+def profile_of_run(run_id: str) -> Profile:
+    """The profile that a run was planned with, corrected by what the run took.
+
+    Raises:
+        RunNotFound: no such run.
+        JobError: it was not planned, or has no events.
+    """
+    from ephemeron.training.profiling import refine
+
+    folder = run_dir.find(run_id)
+    path = folder.path / PROFILE_FILE
+    if not path.exists():
+        raise JobError(
+            f"run {folder.run_id} had no profile", remedy="runs that were planned have one: train without configuration"
+        )
+    return refine(load_profile(path), events_of(folder.events))
+
+
+def events_of(path: Path) -> Sequence[Event]:
+    """A run's events; what is cut off or unknown is passed over."""
+    found = []
+    with path.open() as lines:
+        for line in lines:
+            try:
+                found.append(from_json(line))
+            except (ValueError, TypeError, KeyError):
+                continue
+    return found
+
+
+def plan_of(path: Path) -> dict[str, object] | None:
+    """`plan.json` of a run folder, if it was planned."""
+    try:
+        value: dict[str, object] = json.loads((path / PLAN_FILE).read_text())
+        return value
+    except (OSError, ValueError):
+        return None
+
+
+def _service(channel: str) -> str:
+    """The scheme only: credentials and hosts stay out of file names."""
+    return "".join(c if c.isalnum() else "-" for c in channel.partition("://")[0])

@@ -1,0 +1,362 @@
+"""The profiler's blocking face: job in, profile out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ephemeron import blocking
+from ephemeron.communication.channels.credentials import public_address
+from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
+from ephemeron.functions.base import Limits
+from ephemeron.training.driver import run_dir
+from ephemeron.training.driver.api import platform_limits
+from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.job import Configuration, Job
+from ephemeron.training.planner.model.builtin import priced
+from ephemeron.training.planner.model.fit import StepFit, TransferFit, fit_memory, fit_transfers
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.profiling import calibration, live, probe_design, store
+from ephemeron.training.profiling.live import Prober
+from ephemeron.training.profiling.probe_design import Measurement, Range
+from ephemeron.units import MB
+
+OnProgress = Callable[[str], None]
+
+WITHIN_S = 65.0
+"""After which no further probe is started."""
+LONGEST_STEP_S = 1.0
+"""At one vCPU; larger batches are not probed."""
+LARGEST_BATCH = 1024
+SMALLEST_BATCH = 8
+QUOTA_STEP_MB = 64
+SPARE = 1.1
+"""A quota is probed if it is this much above what the probes so far say that is needed."""
+WORTH_A_SECOND_CPU = 1.15
+REPEATS = 7
+
+
+def profile_job(
+    job: Job, *, platform: str = "local", channel: str = "folder", confidence: float = 0.05, limits: Limits | None = None,
+    fresh: bool = False, within_s: float = WITHIN_S, on_progress: OnProgress = lambda text: None,
+) -> Profile:  # fmt: skip
+    """Measures what a plan has to know.
+
+    Args:
+        job: whose model and data.
+        platform: `local`, or `simulated`, which is asked instead of measured.
+        channel: address, as for training.
+        confidence: wanted relative half width of the 95 % interval of every predicted step.
+        limits: of the platform; None: its own.
+        fresh: measure the platform again although its profile is known.
+        within_s: no further probe is started after this.
+        on_progress: hears what is being done.
+
+    Raises:
+        UserError: refused: an argument, the job, or a model that fits no quota.
+        PlatformError, ChannelError: a probe ended badly, or the store does not answer.
+    """
+    if not 0 < confidence < 1:
+        raise JobError(f"confidence = {confidence:g} should be between 0 and 1", remedy="0.05 is 5 %")
+    if within_s <= 0:
+        raise JobError(f"within_s = {within_s:g} should be above 0")
+    limits = limits or platform_limits(platform)
+    if platform == "simulated":
+        from ephemeron.training.profiling.simulated import simulated_profile
+
+        return simulated_profile(job, channel=channel, limits=limits, on_progress=on_progress)
+    if platform != "local":
+        raise JobError(f"platform {platform!r} cannot be probed from here", remedy="use local or simulated")
+    if channel == "memory":
+        raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
+    began = time.monotonic()
+    public, secrets = public_address(channel)
+    prepared = prepared_alone(job, channel=public, limits=limits, platform="local")
+    known = None if fresh else store.load("local", public)
+
+    async def measure() -> Profile:
+        async with live.probing(
+            prepared, channel=public, secrets=secrets, limits=limits, on_progress=on_progress
+        ) as prober:
+            return await _measure(prober, prepared, public, known, confidence, began + within_s)
+
+    profile = blocking.run(lambda _: measure())
+    return dataclasses.replace(profile, fit={**profile.fit, "seconds": round(time.monotonic() - began, 1)})
+
+
+def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: str) -> Prepared:
+    """The job as one function would run it; refuses what `train` would refuse."""
+    server = channel.startswith(("ps://", "parameter_server"))
+    alone = Configuration(
+        platform=platform, channel=channel, pattern="standalone", workers=1, batch_size=1, memory_mb=limits.memory_max_mb,
+        lifetime_s=limits.lifetime_s,
+    ).resolved()  # fmt: skip
+    prices = load_prices("server" if server else "cache" if channel.startswith("redis") else "objects")
+    free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None)
+    return prepare(
+        dataclasses.replace(job, limits=free), alone, run_id=run_dir.new_run_id(f"profile-{job.name}"), limits=limits,
+        prices=prices,
+    )  # fmt: skip
+
+
+async def _measure(
+    prober: Prober, prepared: Prepared, channel: str, known: store.Known | None, confidence: float, end: float
+) -> Profile:
+    limits = prober.limits
+    high = _quota(min(limits.mb_per_vcpu, limits.memory_max_mb), limits, up=False)
+    first, top, raw = await _first_look(prober, prepared, high)
+    over = _range(prepared, limits, first, top, high)
+    cells, kept_out, refused, stopped = await _probe(prober, over, confidence, end)
+    fitted = probe_design.fit(cells)
+    if known is None:
+        known = await _platform(prober, prepared, channel, sorted({over.quotas[0], over.quotas[-1]}))
+    second = await _second_cpu(prober, cells, high, end)
+    peaks = [*first, *cells, *kept_out]
+    memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
+    spec, folded = prepared.spec, raw["fold"]
+    per_mb = statistics.median([*folded["pack_s"], *folded["unpack_add_s"]]) / max(folded["mb"], 1e-9)
+    workload = Workload(
+        name=spec.name, model_mb=raw["model_bytes"] / MB, a=fitted.a, b=fitted.b, m=fitted.m,
+        memory_slope_mb=memory.slope_mb, memory_base_mb=max(memory.base_mb, raw["load_peak_mb"]),
+        dataset_mb=live.data_mb(prepared), samples=spec.samples, test_samples=prepared.test_samples,
+        state_mb=raw["state_bytes"] / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
+        fold_s_per_mb=per_mb, apply_s=statistics.median([p["apply_s"] for p in raw["steps"]]),
+    )  # fmt: skip
+    workload, platform, company = await _rehearse(prober, prepared, workload, known.platform, over)
+    if not known.reused:
+        known = dataclasses.replace(known, platform=platform)
+        store.save("local", channel, known)
+    fit = {
+        "company": company, "steps": steps_report(fitted, cells, kept_out, over, confidence, stopped),
+        "memory": {
+            "raised_mb": round(memory.raised_mb, 1), "probes": len(peaks),
+            "note": "holds the whole training set, one message of the whole vector and one checkpoint",
+        },
+        "second_vcpu_speedup": second, "too_small_quotas_mb": refused,
+        "platform": {**known.fit, "reused": known.reused},
+    }  # fmt: skip
+    return Profile(workload=workload, platform=known.platform, fit=fit)
+
+
+async def _rehearse(
+    prober: Prober, prepared: Prepared, workload: Workload, platform: PlatformProfile, over: Range
+) -> tuple[Workload, PlatformProfile, dict[str, Any]]:
+    """Several functions at once, if this machine has room for them."""
+    ends = over.batches[0], over.batches[-1]
+    todo = calibration.parts(workload, platform, batches=ends, cores=calibration.cores(), limits=prober.limits)
+    done = []
+    for part in todo:
+        prober.on_progress(f"rehearsal of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each")
+        rehearsed = await calibration.rehearse(
+            prepared.job, part, workload, platform=prober.actors, channel=prober.store, address=prober.address,
+            limits=prober.limits, prices=prepared.spec.prices,
+        )  # fmt: skip
+        done.append(rehearsed)
+    if not done:
+        return workload, platform, {"rehearsals": [], "note": "this machine has no room for two functions"}
+    return calibration.calibrate(workload, platform, done)
+
+
+# -- the workload -------------------------------------------------------------------------------------------
+
+
+async def _first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[list[Measurement], int, dict[str, Any]]:
+    """Short windows of two small batches at one vCPU: what larger ones may take.
+
+    Returns:
+        What was measured, the largest batch that is worth probing, and the raw answer.
+    """
+    samples = prepared.spec.samples
+    most = prepared.job.limits.max_global_batch or LARGEST_BATCH
+    most = max(1, min(most, LARGEST_BATCH, samples // 2))
+    low = min(SMALLEST_BATCH, most)
+    pair = sorted({low, min(4 * low, most)})
+    try:
+        cells = await prober.steps(high, pair, window_s=0.25, windows=2, fold={"repeats": 9})
+    except OutOfMemory:
+        raise PlanInfeasible(
+            f"a batch of {pair[-1]} samples does not fit {high} MB; use a smaller model or smaller samples",
+            binding="memory",
+        ) from None
+    slow, large = cells[0], cells[-1]
+    if large is slow:
+        return cells, most, prober.last
+    per_sample = max((large.seconds - slow.seconds) / (large.batch - slow.batch), 1e-9)
+    slope = max((large.peak_mb - slow.peak_mb) / (large.batch - slow.batch), 0.0)
+    in_time = large.batch + (LONGEST_STEP_S - large.seconds) / per_sample
+    in_memory = large.batch + (high / SPARE - large.peak_mb) / slope if slope > 0 else math.inf
+    return cells, max(large.batch, min(most, int(min(in_time, in_memory)))), prober.last
+
+
+def _range(prepared: Prepared, limits: Limits, first: Sequence[Measurement], top: int, high: int) -> Range:
+    """Batches from small to `top`; quotas from what those need to one vCPU."""
+    memory = fit_memory([c.batch for c in first], [c.peak_mb for c in first])
+    needed = SPARE * (memory.base_mb + memory.slope_mb * top)
+    low = min(_quota(max(needed, limits.memory_min_mb), limits, up=True), high)
+    bottom = min(c.batch for c in first)
+    batches = probe_design.steps_of(bottom, top, 6) if top > bottom else (bottom,)
+    inner = probe_design.steps_of(low, high, 5, multiple=QUOTA_STEP_MB)[1:-1] if low < high else ()
+    quotas = {low, high, *(q for q in (_quota(q, limits, up=True) for q in inner) if q < high)}
+    return Range(batches=batches, quotas=tuple(sorted(quotas)))
+
+
+def _quota(memory_mb: float, limits: Limits, *, up: bool) -> int:
+    """A quota that the platform sells, on a step of 64 MB where it can be."""
+    step = max(limits.memory_step_mb, QUOTA_STEP_MB if up else 1)
+    low = limits.memory_min_mb
+    count = (memory_mb - low) / step
+    return max(low, min(limits.memory_max_mb, low + step * int(math.ceil(count - 1e-9) if up else count + 1e-9)))
+
+
+async def _probe(
+    prober: Prober, over: Range, confidence: float, end: float
+) -> tuple[list[Measurement], list[Measurement], list[int], str]:
+    """Probes until every step is known well enough. Returns cells, cells kept out, quotas too small, and why it ended."""
+    cells: list[Measurement] = []
+    kept_out: list[Measurement] = []
+    refused: list[int] = []
+    looks = 0
+    while True:
+        held = [c for c in over.kept_out if c not in {(k.batch, k.memory_mb) for k in kept_out}]
+        if len(cells) >= len(over.corners) and held and not kept_out:
+            kept_out += await prober.steps(held[0][1], [b for b, _ in held])
+            continue
+        if len(cells) >= len(over.corners) and probe_design.enough(cells, over, confidence):
+            return cells, kept_out, refused, "confident"
+        if time.monotonic() > end and len(cells) >= len(over.corners):
+            return cells, kept_out, refused, "out of time"
+        wanted = probe_design.next_probe(cells, over)
+        if wanted is None:
+            again = probe_design.doubtful(cells) if looks < probe_design.SECOND_LOOKS else None
+            if again is None:
+                return cells, kept_out, refused, "most probes"
+            looks += 1
+            (second,) = await prober.steps(again.memory_mb, [again.batch])
+            cells[cells.index(again)] = min(again, second, key=lambda c: c.seconds)
+            continue
+        batch, quota = wanted
+        missing = {b for b, m in over.corners if m == quota} - {c.batch for c in cells if c.memory_mb == quota}
+        try:
+            cells += await prober.steps(quota, sorted(missing | {batch}) if batch in missing else [batch])
+        except OutOfMemory:
+            # The peak alone did not say it: leave the quota out, as a plan will have to.
+            refused.append(quota)
+            quotas = tuple(q for q in over.quotas if q > quota)
+            if not quotas:
+                raise
+            over = Range(batches=over.batches, quotas=quotas)
+            cells = [c for c in cells if c.memory_mb > quota]
+
+
+async def _second_cpu(prober: Prober, cells: Sequence[Measurement], high: int, end: float) -> float | None:
+    """How much faster a second vCPU makes the largest batch; None where this machine or the time has none to spare."""
+    limits = prober.limits
+    quota = _quota(2 * limits.mb_per_vcpu, limits, up=True)
+    at_one = [c for c in cells if c.memory_mb == high]
+    if calibration.cores() < 2 or quota < 2 * limits.mb_per_vcpu or not at_one or time.monotonic() > end:
+        return None
+    largest = max(at_one, key=lambda c: c.batch)
+    (cell,) = await prober.steps(quota, [largest.batch], windows=2)
+    return round(largest.seconds / cell.seconds, 3)
+
+
+def steps_report(
+    fitted: StepFit,
+    cells: Sequence[Measurement],
+    kept_out: Sequence[Measurement],
+    over: Range,
+    confidence: float | None,
+    stopped: str,
+) -> dict[str, Any]:
+    """What the profile says of its own coefficients."""
+    errors = [abs(float(fitted.seconds(c.batch, c.memory_mb)) / c.seconds - 1) for c in kept_out]
+
+    def row(c: Measurement) -> dict[str, Any]:
+        return {
+            "batch": c.batch, "memory_mb": c.memory_mb, "seconds": round(c.seconds, 6), "spread": round(c.spread, 4),
+            "predicted_s": round(float(fitted.seconds(c.batch, c.memory_mb)), 6),
+            "half_width": finite(float(fitted.half_width(c.batch, c.memory_mb))), "peak_mb": round(c.peak_mb, 1),
+        }  # fmt: skip
+
+    return {
+        "level": fitted.level, "plus_minus": {k: finite(v) for k, v in fitted.plus_minus.items()},
+        "half_width": finite(probe_design.widest(fitted, over)), "wanted": confidence, "stopped": stopped,
+        "residual": finite(fitted.residual), "left_out_error": finite(_mean(fitted.left_out)),
+        "kept_out_error": finite(_mean(errors)), "kept_out_worst": finite(max(errors, default=math.nan)),
+        "batches": list(over.batches), "quotas_mb": list(over.quotas), "fixed": list(fitted.fixed),
+        "probes": [row(c) for c in cells], "kept_out": [row(c) for c in kept_out],
+    }  # fmt: skip
+
+
+def finite(value: float) -> float | None:
+    """For JSON, which knows neither infinity nor NaN."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+# -- the platform -------------------------------------------------------------------------------------------
+
+
+async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Sequence[int]) -> store.Known:
+    """Starts, transfers and polls."""
+    model_mb = prepared.model_bytes / MB
+    sizes = [0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, float(min(64.0, max(8.0, 1.5 * model_mb)))]
+    timings, together, polls = [], [], []
+    for quota in quotas:
+        raw = await prober.transfers(quota, sizes, REPEATS)
+        timings += live.timings_of(quota, raw)
+        together += raw["together"]
+        polls += raw["polls_s"]
+    fitted = fit_transfers(timings)
+    while not prober.warm_s:
+        await prober.call(quotas[0])
+    limits, prices = prober.limits, prepared.spec.prices
+    overlap = _overlap(together)
+    service = prober.traits.service
+    bare = PlatformProfile(
+        name="local", memory_min_mb=limits.memory_min_mb, memory_max_mb=limits.memory_max_mb,
+        memory_step_mb=max(limits.memory_step_mb, QUOTA_STEP_MB), lifetime_s=limits.lifetime_s,
+        cold_start_s=prober.cold_s[0], warm_start_s=statistics.median(prober.warm_s), price_gb_s=0.0,
+        price_invocation=0.0, poll_s=0.0 if prober.traits.waits else statistics.median(polls),
+        channel=service if service in ("cache", "server") else "objects", concurrency=limits.concurrency,
+        mb_per_vcpu=limits.mb_per_vcpu, parallel=max(1, round(overlap)), transfer=fitted.transfer,
+        source=f"measured by functions of this machine ({store.this_machine()}), channel {channel}",
+        notes=prober.platform.unenforced,
+    )  # fmt: skip
+    fit = {
+        "transfer": transfer_report(fitted), "cold_starts_s": [round(s, 3) for s in prober.cold_s],
+        "warm_starts_s": [round(s, 4) for s in prober.warm_s], "polls_s": [round(s, 6) for s in polls],
+        "overlap": round(overlap, 2),
+        "measured_on": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+    return store.Known(platform=priced(bare, prices), fit=fit)
+
+
+def _overlap(rows: Sequence[dict[str, Any]]) -> float:
+    """How many requests at once take the time of one: the worse direction, small objects."""
+    small = min(row["size_mb"] for row in rows)
+    mine = [row for row in rows if row["size_mb"] == small]
+    each = [statistics.median(row[f"{way}_alone_s"] / row[f"{way}_s"] for row in mine) for way in ("up", "down")]
+    return float(live.PARALLEL * min(each))
+
+
+def transfer_report(fitted: TransferFit) -> dict[str, Any]:
+    """Form and error, per direction and quota."""
+    return {
+        "error_up": finite(fitted.error_up), "error_down": finite(fitted.error_down),
+        "rows": [
+            {
+                "memory_mb": quota, "up": type(fitted.up[quota].rate).__name__.lower(), "up_error": finite(fitted.up[quota].error),
+                "down": type(fitted.down[quota].rate).__name__.lower(), "down_error": finite(fitted.down[quota].error),
+            }
+            for quota in fitted.up
+        ],
+    }  # fmt: skip

@@ -1,0 +1,163 @@
+"""Probes as functions of this machine: one at a time, so that no probe disturbs another.
+
+A new quota is a cold start; every further call of the same quota finds a warm function. Both are measured on the way. What
+a profile needs of cold starts is how long a run's first functions take: the first here, with its imports, which later ones
+are forked from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels.base import Channel, Traits
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.channels.wrappers import size_of
+from ephemeron.communication.keys import Keys
+from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
+from ephemeron.functions.base import Call, Limits
+from ephemeron.functions.local import LocalPlatform
+from ephemeron.training.driver import parameter_server, run_dir
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.planner.model.fit import TimingSample
+from ephemeron.training.profiling.probe_design import Measurement
+from ephemeron.units import MB
+
+ENTRY = "ephemeron.training.worker.probe:run_probe"
+PRELOAD = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer,ephemeron.training.worker.probe"
+WINDOW_S = 0.6
+"""Six periods of Linux's CPU quotas."""
+WINDOWS = 4
+PARALLEL = 8
+"""Requests at once, when it is measured how many overlap."""
+SMALL_SHARE = 0.5
+"""Of a vCPU: below, windows are twice as long, since a function stands still for most of each period."""
+
+
+@dataclass(slots=True)
+class Prober:
+    """Functions that measure."""
+
+    platform: LocalPlatform
+    run: str
+    address: str
+    traits: Traits
+    limits: Limits
+    on_progress: Callable[[str], None]
+    store: Channel
+    actors: LocalPlatform
+    """For rehearsals: its functions are workers."""
+    cold_s: list[float] = field(default_factory=list)
+    warm_s: list[float] = field(default_factory=list)
+    calls: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    """What the latest call returned."""
+
+    async def call(self, memory_mb: int, **options: Any) -> dict[str, Any]:
+        """Runs one probe.
+
+        Raises:
+            OutOfMemory, FunctionTimedOut, FunctionLost, FunctionFailed: it ended badly.
+        """
+        self.calls += 1
+        call = Call(
+            run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.limits.lifetime_s,
+            channel=self.address, options={"origin": time.time(), **options},
+        )  # fmt: skip
+        invoked = time.time()
+        outcome = await (await self.platform.invoke(call)).wait()
+        if outcome.status != "ok":
+            text = f"a probe of {memory_mb} MB: {outcome.error.strip().splitlines()[0] if outcome.error else outcome.status}"
+            kinds = {"out_of_memory": OutOfMemory, "timed_out": FunctionTimedOut, "error": FunctionFailed}
+            raise kinds.get(outcome.status, FunctionLost)(text, rank=0, attempt=self.calls)
+        value = self.last = outcome.value
+        (self.cold_s if value["cold"] else self.warm_s).append(value["entered_wall"] - invoked)
+        return value
+
+    async def steps(
+        self, memory_mb: int, batches: list[int], *, window_s: float = WINDOW_S, windows: int = WINDOWS, **more: Any
+    ) -> list[Measurement]:
+        """Measures steps of these batches at one quota."""
+        self.on_progress(f"steps of {', '.join(map(str, batches))} samples at {memory_mb} MB")
+        longer = 2.0 if self.limits.vcpus(memory_mb) < SMALL_SHARE else 1.0
+        probe = {"batches": batches, "window_s": longer * window_s, "windows": windows}
+        value = await self.call(memory_mb, probe=probe, **more)
+        return [_cell(part, memory_mb) for part in value["steps"]]
+
+    async def transfers(self, memory_mb: int, sizes_mb: list[float], repeats: int) -> dict[str, Any]:
+        """Measures puts, gets and empty polls at one quota."""
+        self.on_progress(f"transfers at {memory_mb} MB")
+        options = {"sizes_mb": sizes_mb, "repeats": repeats, "parallel": PARALLEL}
+        value: dict[str, Any] = (await self.call(memory_mb, transfer=options))["transfer"]
+        return value
+
+
+def timings_of(memory_mb: int, raw: dict[str, Any]) -> list[TimingSample]:
+    """Both directions of every size: medians, since a disturbance only ever makes a transfer longer."""
+    out = []
+    for size in sorted({row["size_mb"] for row in raw["rows"]}):
+        for direction in ("up", "down"):
+            seconds = [row[f"{direction}_s"] for row in raw["rows"] if row["size_mb"] == size]
+            out.append(TimingSample(direction, memory_mb, size, max(statistics.median(seconds), 1e-7)))
+    return out
+
+
+def _cell(part: dict[str, Any], memory_mb: int) -> Measurement:
+    windows = part["seconds"]
+    middle = statistics.median(windows)
+    spread = statistics.stdev(windows) / middle / len(windows) ** 0.5 if len(windows) > 1 else 0.0
+    return Measurement(
+        batch=part["batch"], memory_mb=memory_mb, seconds=middle, spread=spread, peak_mb=part["peak_mb"],
+        steps=part["steps"],
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def probing(
+    prepared: Prepared, *, channel: str, secrets: dict[str, str], limits: Limits, on_progress: Callable[[str], None]
+) -> AsyncIterator[Prober]:
+    """A platform of its own with the job's objects in its channel; nothing of it is left afterwards.
+
+    Raises:
+        EphemeronError: the platform does not start, or the channel does not answer.
+    """
+    run = prepared.spec.run_id
+    folder = run_dir.home() / "profiling" / run
+    folder.mkdir(parents=True)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        address = (folder / "objects").resolve().as_uri() if channel == "folder" else channel
+        if channel == "parameter_server":
+            server = parameter_server.start(folder)
+            stack.callback(server.stop)
+            address, secrets = server.address, {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
+        stack.enter_context(environment(secrets))
+        store = await stack.enter_async_context(open_channel(address))
+        stack.push_async_callback(_clear, store, run)
+        for key, buffers in prepared.objects.items():
+            await RunChannel(store, owner="profile").put(key, buffers)
+        env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
+        platform = await LocalPlatform.start(folder, limits=limits, env=env)
+        stack.push_async_callback(platform.shutdown)
+        (folder / "rehearsals").mkdir()
+        actors = await LocalPlatform.start(folder / "rehearsals", limits=limits, env=secrets)
+        stack.push_async_callback(actors.shutdown)
+        yield Prober(platform, run, address, store.traits, limits, on_progress, store, actors)
+
+
+async def _clear(store: Channel, run: str) -> None:
+    with contextlib.suppress(ChannelError):
+        await store.delete(await store.list(f"{run}/"))
+
+
+def data_mb(prepared: Prepared) -> float:
+    """MB of what functions get of the training set: the samples, or with a flow their numbers."""
+    return size_of(prepared.objects[Keys(prepared.spec.run_id).data(0)]) / MB

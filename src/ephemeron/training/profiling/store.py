@@ -1,0 +1,83 @@
+"""Platform profiles, measured once and reused: `HOME/platforms/NAME-CHANNEL.json`.
+
+A profile holds for the machine it was measured on. One of another machine (a home folder that is shared, a container
+that got other cores) is measured anew, never used silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform as machine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.channels.credentials import public_address
+from ephemeron.errors import JobError
+from ephemeron.training.driver import run_dir
+from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A platform's profile, and how it was measured."""
+
+    platform: PlatformProfile
+    fit: dict[str, Any]
+    reused: bool = False
+
+
+def this_machine() -> str:
+    """What a measurement depends on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{machine.system()} {machine.machine()}, {_processor()}, {cores} cores"
+
+
+def path_of(name: str, channel: str) -> Path:
+    """Where the profile lies."""
+    public, _ = public_address(channel)
+    safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in public).strip("-")
+    return run_dir.home() / "platforms" / f"{name}-{safe}.json"
+
+
+def load(name: str, channel: str) -> Known | None:
+    """The profile of this machine, or None."""
+    path = path_of(name, channel)
+    try:
+        raw = json.loads(path.read_text())
+        if raw["machine"] != this_machine():
+            return None
+        return Known(platform=parse_platform(raw["platform"], where=str(path)), fit=raw["fit"], reused=True)
+    except (OSError, ValueError, KeyError, TypeError, JobError):
+        return None  # absent, or of another release: it is measured again
+
+
+def save(name: str, channel: str, known: Known) -> None:
+    """Keeps a profile.
+
+    Raises:
+        JobError: the home folder cannot be written.
+    """
+    path = path_of(name, channel)
+    table = dataclasses.asdict(known.platform)
+    table["memory_mb"] = {k: table.pop(f"memory_{k}_mb") for k in ("min", "max", "step")}
+    value = {"machine": this_machine(), "platform": table, "fit": known.fit}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(value, indent=2, default=list) + "\n")
+        part.replace(path)
+    except OSError as e:
+        raise JobError(
+            f"cannot write {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"
+        ) from None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return machine.processor() or "unknown processor"
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "unknown processor")

@@ -1,0 +1,233 @@
+"""The four line charts of the page: learning, cost, bytes and requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+from ephemeron.rendering.svg import Scale, Tick, el, log_ticks, path, text, ticks, time_ticks, whole_ticks
+from ephemeron.training.report.headline import Headline, compact, usd
+from ephemeron.training.report.metrics import EvaluationPoint, Learning, Points
+from ephemeron.training.report.run_summary import RunSummary
+from ephemeron.units import human_bytes
+
+WIDTH, HEIGHT = 560, 270
+LEFT, RIGHT, TOP, BOTTOM = 62, 54, 24, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartLine:
+    """One line of a chart."""
+
+    label: str
+    points: Points
+    colour: str
+    """A name in `palette.LINE_COLOURS`."""
+    marks: tuple[str, ...] = ()
+    """What to say when a point is hovered; points are drawn as dots when given."""
+    faint: bool = False
+    dashed: bool = False
+    right: bool = False
+    """On the right axis."""
+    fill: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A vertical axis."""
+
+    title: str
+    lo: float
+    hi: float
+    ticks: list[Tick]
+    log: bool = False
+
+
+def learning_chart(story: RunSummary) -> str:
+    """Loss per iteration, and the test set per epoch."""
+    told = story.learning
+    lines = []
+    if told.smooth:
+        lines.append(ChartLine(label="training loss", points=told.loss, colour="blue", faint=True))
+        lines.append(ChartLine(label=f"mean of {told.window} iterations", points=told.smooth, colour="blue"))
+    elif told.loss:
+        lines.append(ChartLine(label="training loss", points=told.loss, colour="blue"))
+    if told.evaluations:
+        said = tuple(map(_said, told.evaluations))
+        loss, accuracy = test_points(told)
+        lines.append(ChartLine(label="test loss", points=loss, colour="orange", marks=said, dashed=True))
+        lines.append(ChartLine(label="test accuracy (right)", points=accuracy, colour="green", marks=said, right=True))
+    losses = [y for line in lines if not line.right for _, y in line.points if math.isfinite(y)]
+    if not losses:
+        return _nothing("No iteration was finished with a finite loss, so there is none to show.")
+    last = max(x for line in lines for x, _ in line.points)
+    accuracies = [e.accuracy for e in told.evaluations if e.accuracy is not None]
+    right = accuracy_axis(accuracies) if accuracies else None
+    return chart(lines, whole_ticks(0, last, 6), (0.0, last or 1.0), "iteration", loss_axis(losses), right)
+
+
+def test_points(told: Learning) -> tuple[Points, Points]:
+    """Loss and accuracy of the test set by iteration, NaN where there is none."""
+    loss = tuple((float(e.iteration), math.nan if e.loss is None else e.loss) for e in told.evaluations)
+    return loss, tuple((float(e.iteration), math.nan if e.accuracy is None else e.accuracy) for e in told.evaluations)
+
+
+def _said(e: EvaluationPoint) -> str:
+    loss = "not finite" if e.loss is None else f"{e.loss:.4g}"
+    return f"epoch {e.epoch}: loss {loss}" + ("" if e.accuracy is None else f", accuracy {e.accuracy:.4f}")
+
+
+def loss_axis(values: list[float]) -> Axis:
+    """Logarithmic when the loss falls by more than two decades."""
+    lo, hi = min(values), max(values)
+    if lo > 0 and hi / lo > 100:
+        return Axis(title="loss (log)", lo=lo, hi=hi, ticks=log_ticks(lo, hi), log=True)
+    lo = min(0.0, lo)
+    hi = hi * 1.04 or 1.0
+    return Axis(title="loss", lo=lo, hi=hi, ticks=ticks(lo, hi, 5, "{:g}".format))
+
+
+def accuracy_axis(values: list[float]) -> Axis:
+    """From 0 to 1, unless all of it is so near 1 that the shape would be lost."""
+    lo = 0.9 if min(values) >= 0.92 else 0.0
+    return Axis(title="accuracy", lo=lo, hi=1.0, ticks=ticks(lo, 1.0, 5, "{:.2g}".format))
+
+
+def cost_chart(story: RunSummary, figures: Headline) -> str:
+    """Where the money went, and the budget."""
+    spent, top = story.spending, story.spending.total_usd
+    lines = [ChartLine(label="total", points=spent.points("total_usd"), colour="blue", fill=True)]
+    parts = (("compute (GB-seconds)", "compute_usd", "green"), ("requests", "requests_usd", "orange"))
+    for label, name, colour in (*parts, ("calls", "calls_usd", "grey")):
+        lines.append(ChartLine(label=label, points=spent.points(name), colour=colour, dashed=name == "calls_usd"))
+    budget = figures.budget_usd if figures.budget_usd and figures.budget_usd <= 20 * (top or 1) else None
+    return _over_time(story, lines, "US dollars", max(top, budget or 0.0), usd, budget)
+
+
+def bytes_chart(story: RunSummary) -> str:
+    """Bytes through the channel."""
+    up, down = story.spending.points("bytes_up"), story.spending.points("bytes_down")
+    lines = [
+        ChartLine(label="downloaded", points=down, colour="blue"),
+        ChartLine(label="uploaded", points=up, colour="amber"),
+    ]
+    return _over_time(story, lines, "bytes", _top(lines), human_bytes)
+
+
+def requests_chart(story: RunSummary) -> str:
+    """Requests to the channel."""
+    of = story.spending.points
+    lines = [
+        ChartLine(label="gets", points=of("gets"), colour="blue"),
+        ChartLine(label="polls that found nothing", points=of("polls"), colour="grey", dashed=True),
+        ChartLine(label="puts", points=of("puts"), colour="amber"),
+        ChartLine(label="deletes", points=of("deletes"), colour="green"),
+    ]
+    return _over_time(story, lines, "requests", _top(lines), compact)
+
+
+def _top(lines: list[ChartLine]) -> float:
+    return max((y for line in lines for _, y in line.points), default=0.0)
+
+
+def _over_time(
+    story: RunSummary,
+    lines: list[ChartLine],
+    title: str,
+    top: float,
+    label: Callable[[float], str],
+    rule: float | None = None,
+) -> str:
+    if not top or not story.seconds:
+        return _nothing("Nothing to show yet.")
+    axis = Axis(title=title, lo=0.0, hi=top * 1.04, ticks=ticks(0.0, top * 1.04, 5, label))
+    across = time_ticks(0, story.seconds, 6)
+    return chart(lines, across, (0.0, story.seconds), "time since launch", axis, None, rule)
+
+
+def chart(
+    lines: list[ChartLine],
+    across: list[Tick],
+    reach: tuple[float, float],
+    x_title: str,
+    left: Axis,
+    right: Axis | None,
+    rule: float | None = None,
+) -> str:
+    """A chart with its legend above it."""
+    x = Scale(*reach, LEFT, WIDTH - RIGHT)
+    ys = {False: _scale(left), True: _scale(right or left)}
+    body = [_grid(x, across, ys[False], left), _right(ys[True], right) if right else ""]
+    lines = [line for line in lines if any(value and math.isfinite(value) for _, value in line.points)]
+    body += [_line(line, x, ys[line.right]) for line in lines]
+    if rule is not None:
+        y = ys[False](rule)
+        body.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="budget"))
+        body.append(text(LEFT + 6, y + (13 if y < TOP + 14 else -5), f"budget {usd(rule)}", class_="bad"))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    body.append(text(middle, HEIGHT - 5, x_title, class_="title", text_anchor="middle"))
+    label = f"{left.title} by {x_title}"
+    picture = el("svg", *body, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img", aria_label=label)
+    return _legend(lines) + picture
+
+
+def _scale(axis: Axis) -> Scale:
+    return Scale(axis.lo, axis.hi, HEIGHT - BOTTOM, TOP, axis.log)
+
+
+def _grid(x: Scale, across: list[Tick], y: Scale, axis: Axis) -> str:
+    out = []
+    for value, name in axis.ticks:
+        at = y(value)
+        out.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid"))
+        out.append(text(LEFT - 7, at + 4, name, text_anchor="end"))
+    for value, name in across:
+        at = x(value)
+        out.append(el("line", x1=at, x2=at, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"))
+        out.append(text(at, HEIGHT - BOTTOM + 17, name, text_anchor="middle"))
+    out.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis"))
+    out.append(text(LEFT - 7, TOP - 10, axis.title, class_="title", text_anchor="end"))
+    return "".join(out)
+
+
+def _right(y: Scale, axis: Axis) -> str:
+    names = [text(WIDTH - RIGHT + 7, y(v) + 4, name) for v, name in axis.ticks]
+    return "".join(names) + text(WIDTH - RIGHT - 12, TOP - 10, axis.title, class_="title")
+
+
+def _line(line: ChartLine, x: Scale, y: Scale) -> str:
+    style = f"line {line.colour}" + (" faint" if line.faint else "") + (" dashed" if line.dashed else "")
+    data = path(line.points, x, y)
+    out = ""
+    if line.fill:
+        floor, first, last = y.a, x(line.points[0][0]), x(line.points[-1][0])
+        out += el("path", d=f"{data}L{last:.1f} {floor:.1f}L{first:.1f} {floor:.1f}Z", class_=f"area {line.colour}")
+    if len(line.points) > 1:
+        out += el("path", d=data, class_=style)
+    if line.marks or len(line.points) == 1:
+        said = line.marks or (f"{line.label}: {line.points[0][1]:g}",)
+        for (px, py), words in zip(line.points, said, strict=True):
+            if math.isnan(py):
+                continue
+            dot = {"cx": x(px), "cy": y(py), "r": 3.2 if len(line.points) < 60 else 1.6}
+            out += el("circle", el("title", escape(words)), class_=f"dot {line.colour}", **dot)
+    return out
+
+
+def _legend(lines: list[ChartLine]) -> str:
+    items = []
+    for line in lines:
+        key = el("line", x1=0, x2=22, y1=5, y2=5, class_=_key_style(line))
+        swatch = el("svg", key, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true")
+        items.append(f"<span>{swatch}{escape(line.label)}</span>")
+    return f'<div class="legend">{"".join(items)}</div>'
+
+
+def _key_style(line: ChartLine) -> str:
+    return f"line {line.colour}" + (" faint" if line.faint else "") + (" dashed" if line.dashed else "")
+
+
+def _nothing(words: str) -> str:
+    return f'<p class="nothing">{escape(words)}</p>'

@@ -1,0 +1,174 @@
+"""Numbers and words at the head of a report: the result where it speaks, the events where it does not.
+
+`result.json` is written by whoever supervised the run and may be absent, partial or older than the events, so
+it is parsed here, once, into `Headline`; nothing behind this module sees the dict.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.training.report.run_summary import RunSummary
+from ephemeron.units import human_bytes, human_seconds
+
+Result = Mapping[str, Any]
+
+_NOT_CONFIGURATION = frozenset(
+    {"run_id", "status", "seconds", "cost_usd", "iterations", "invocations", "metrics", "traffic", "billed"}
+    | {"phases_s"}
+)
+"""Keys of the result that state what came out, not what was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """Key figures of a run."""
+
+    run_id: str
+    job: str
+    status: str
+    seconds: float
+    cost_usd: float
+    storage_usd: float
+    """Part of the cost that only the result knows."""
+    budget_usd: float | None
+    workers: int
+    aggregators: int
+    memory_mb: int
+    iterations: int
+    planned_iterations: int
+    accuracy: float | None
+    test_loss: float | None
+    train_loss: float | None
+    gb_seconds: float
+    invocations: int
+    configuration: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, story: RunSummary, result: Result | None) -> Headline:
+        """Puts the two sources together. While a resumed run goes on, the result is of its earlier part: not used."""
+        r: Result = result or {}
+        if story.status == "running" and story.resumes:
+            r = {k: v for k, v in r.items() if k not in _NOT_CONFIGURATION}
+        run, final = story.run, story.learning.final
+        configuration = _configuration(story, r)
+        storage = _number(r, "billed.storage_usd") or 0.0
+        return cls(
+            run_id=run.run_id if run else str(r.get("run_id", "unknown run")),
+            job=run.job if run else "",
+            status=story.status if story.status != "running" else str(r.get("status", "running")),
+            seconds=_number(r, "seconds") or story.seconds,
+            cost_usd=_number(r, "cost_usd") or story.spending.total_usd,
+            storage_usd=storage,
+            budget_usd=_number(r, "budget_usd") or _budget(run.configuration if run else {}),
+            workers=int(_number(r, "workers") or (run.workers if run else len(story.lanes))),
+            aggregators=int(_number(r, "aggregators") or (run.aggregators if run else 0)),
+            memory_mb=int(_number(r, "memory_mb") or (run.memory_mb if run else 0)),
+            iterations=int(_number(r, "iterations") or story.learning.iterations),
+            planned_iterations=run.iterations if run else 0,
+            accuracy=_first(_number(r, "metrics.accuracy"), final.accuracy if final else None),
+            test_loss=_first(_number(r, "metrics.loss"), final.loss if final else None),
+            train_loss=story.learning.last_loss,
+            gb_seconds=_number(r, "billed.gb_seconds") or story.spending.gb_seconds,
+            invocations=len(story.invocations) or int(_number(r, "invocations") or 0),
+            configuration=configuration,
+        )
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        who = f"{self.workers} function{'s' if self.workers != 1 else ''} of {self.memory_mb} MB"
+        of = f" of {self.planned_iterations:,}" if self.planned_iterations > self.iterations else ""
+        done = f"{self.iterations:,}{of} iteration{'s' if (of or self.iterations != 1) else ''}"
+        bill = f"in {human_seconds(self.seconds)} for {usd(self.cost_usd)}"
+        ending = "" if self.test_loss is None else f": test loss {self.test_loss:.4g}"
+        if self.accuracy is not None:
+            ending = f": accuracy {self.accuracy:.3f}"
+        if not self.seconds and not self.iterations:
+            return f"{who} {'were' if self.workers != 1 else 'was'} asked for; nothing has happened yet."
+        if not self.iterations:
+            return f"{who} finished no iteration {bill}."
+        if self.status == "running":
+            return f"{who} trained {done} so far, {bill}{ending}."
+        if self.status == "failed":
+            return f"{who} trained {done} before the run failed, {bill}{ending}."
+        if self.status == "stopped":
+            return f"{who} trained {done} before the run was stopped, {bill}{ending}."
+        return f"{who} trained {done} {bill}{ending}."
+
+
+def usd(amount: float) -> str:
+    """Three significant digits below a dollar: `0.00182 -> '$0.00182'`."""
+    if abs(amount) >= 1:
+        return f"${amount:,.2f}"
+    if not amount:
+        return "$0"
+    digits = max(2, 2 - math.floor(math.log10(abs(amount))))
+    text = f"{amount:.{digits}f}".rstrip("0")
+    return "$" + text.ljust(text.index(".") + 3, "0")
+
+
+def compact(n: float) -> str:
+    """Large counts: `12345 -> '12.3k'`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(n) >= size:
+            return f"{n / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{n:g}"
+
+
+def learning_note(story: RunSummary) -> str:
+    """What is odd about the loss, or nothing."""
+    n = story.learning.not_finite
+    return f"{n} iteration{'s' if n != 1 else ''} had a loss that is not a finite number." if n else ""
+
+
+def cost_mix(story: RunSummary) -> str:
+    """`12% compute, 88% requests`, or nothing where nothing was paid."""
+    s = story.spending
+    if not s.total_usd:
+        return ""
+    return f"{s.compute_usd / s.total_usd:.0%} compute, {s.requests_usd / s.total_usd:.0%} requests"
+
+
+def moved(story: RunSummary) -> str:
+    """Bytes through the channel."""
+    t = story.spending.traffic
+    return f"{human_bytes(t.bytes_up)} up, {human_bytes(t.bytes_down)} down"
+
+
+def _first(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a
+
+
+def _number(r: Result, path: str) -> float | None:
+    """A finite number at `a.b`, or None whatever else is there."""
+    value: Any = r
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good else None
+
+
+def _budget(configuration: Result) -> float | None:
+    return _number(configuration, "budget_usd") or _number(configuration, "limits.budget_usd")
+
+
+def _configuration(story: RunSummary, r: Result) -> tuple[tuple[str, str], ...]:
+    run = story.run
+    told: dict[str, Any] = {}
+    if run:
+        told |= {"job": run.job, "platform": run.platform, "workers": run.workers, "aggregators": run.aggregators}
+        told |= {"memory_mb": run.memory_mb, "epochs": run.epochs, "iterations": run.iterations}
+        told |= {"samples": run.samples, **run.configuration}
+    told |= {k: v for k, v in r.items() if k not in _NOT_CONFIGURATION}
+    return tuple((k, _word(v)) for k, v in told.items() if v not in (None, ""))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)

@@ -1,0 +1,116 @@
+"""The report as one HTML file that needs nothing else: no server, no network, no script to be readable.
+
+It is opened from a disk, mailed, and printed years later, so style, script and pictures are all inside, and its
+own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB for the longest timelines.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+
+from ephemeron.rendering.page import card, document, tiled
+from ephemeron.training.report import charts, tables
+from ephemeron.training.report.headline import Headline, Result, cost_mix, learning_note, moved, usd
+from ephemeron.training.report.prediction import CAPTION, Comparison, render_table
+from ephemeron.training.report.run_summary import RunSummary
+from ephemeron.training.report.timeline import caption, timeline
+from ephemeron.units import human_bytes, human_seconds
+
+
+def render_html(story: RunSummary, result: Result | None, comparison: Comparison | None = None) -> str:
+    """The whole page.
+
+    Args:
+        story: what happened.
+        result: the run's `result.json`, if there is one; may be partial.
+        comparison: the plan against it, if the run had one.
+    """
+    figures = Headline.of(story, result)
+    return document(f"{figures.job or 'run'} · {figures.run_id}", _parts(story, figures, comparison), script=True)
+
+
+def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) -> list[str]:
+    drawn = charts.learning_chart(story)
+    note = learning_note(story)
+    parts = [
+        _header(story, figures),
+        _tiles(story, figures),
+        card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
+        '<div class="pair">',
+        card("Learning", drawn, note),
+        card("Cost over time", charts.cost_chart(story, figures)),
+        card("Bytes through the channel", charts.bytes_chart(story)),
+        card("Requests to the channel", charts.requests_chart(story)),
+        "</div>",
+    ]
+    if comparison:
+        words = " ".join((*comparison.notes, CAPTION))
+        parts.append(card("Predicted and measured", render_table(comparison), words))
+    timed = any(any(lane.totals.values()) for lane in story.lanes)
+    overlap = "Phases may overlap, so a row can add up to more than the time alive. Shares are of the time alive."
+    parts += [
+        card("Time by phase", tables.phase_table(story), overlap if timed else ""),
+        card("Bill", tables.bill_table(story, figures)),
+        card("Invocations", tables.invocation_table(story)),
+    ]
+    said = tables.said_table(story)
+    if said:
+        parts.append(card("Notes and faults", said))
+    parts.append(card("Configuration", tables.configuration_table(figures)))
+    if story.environment:
+        items = "".join(f"<li>{escape(words)}</li>" for words in story.environment)
+        parts.append(card("Environment", f"<ul>{items}</ul>"))
+    return parts
+
+
+def _header(story: RunSummary, figures: Headline) -> str:
+    run = story.run
+    when = f" · {datetime.fromtimestamp(run.wall_time, UTC):%Y-%m-%d %H:%M} UTC" if run and run.wall_time else ""
+    on = f" · {escape(run.platform)}" if run and run.platform else ""
+    name = escape(figures.job or "run")
+    status = escape(figures.status)
+    shown = status if status in ("finished", "stopped", "failed", "running") else "other"
+    out = (
+        f'<header><p class="over">ephemeron run report</p><h1>{name}<span class="pill {shown}">{status}</span></h1>'
+        f'<p class="id"><code>{escape(figures.run_id)}</code>{on}{when}</p>'
+        f'<p class="summary">{escape(figures.summary)}</p>'
+    )
+    if figures.status == "running":
+        out += '<p class="caption">No end is recorded: the run goes on, or its client went away.</p>'
+    if story.causes:
+        out += f'<div class="causes">{"".join(f"<pre>{escape(c)}</pre>" for c in story.causes)}</div>'
+    return out + "</header>"
+
+
+def _tiles(story: RunSummary, figures: Headline) -> str:
+    n, budget, t = figures.iterations, figures.budget_usd, story.spending.traffic
+    again = figures.invocations - len(story.lanes)
+    calls = f"{figures.invocations:,} invocations" + (f", {again:,} beyond the first" if again > 0 else "")
+    mix = cost_mix(story)
+    tiles = [
+        ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),
+        ("Cost", usd(figures.cost_usd), f"{figures.cost_usd / budget:.0%} of the budget" if budget else mix),
+        _tested(figures),
+        ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
+        ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
+        ("Functions", f"{figures.workers} × {figures.memory_mb} MB", calls),
+        ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
+        ("Moved", human_bytes(t.bytes_up + t.bytes_down), moved(story)),
+    ]
+    return tiled(tiles)
+
+
+def _tested(figures: Headline) -> tuple[str, str, str]:
+    """The accuracy where there is one, else the loss."""
+    if figures.accuracy is None and figures.test_loss is not None:
+        return "Test loss", f"{figures.test_loss:.4g}", "last evaluation"
+    return "Accuracy", _or_dash(figures.accuracy, ".3f"), _told("test loss {:.4g}", figures.test_loss)
+
+
+def _told(words: str, value: float | None) -> str:
+    return "" if value is None else words.format(value)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

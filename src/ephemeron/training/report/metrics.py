@@ -1,0 +1,171 @@
+"""How well the model learned, out of what every rank reported.
+
+Ranks report their own batch, so the loss of an iteration is the mean over ranks weighted by samples: unequal
+batches would bias a plain mean. A replaced function repeats iterations; the highest attempt is the one whose
+gradient counted, so it alone is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from ephemeron.events import Evaluated, Progress
+from ephemeron.training.metrics import means
+
+Points = tuple[tuple[float, float], ...]
+"""(x, y) pairs in the order of x. Where y is NaN the line has a gap."""
+
+DRAWN_POINTS = 2000
+"""More points than this in one line cannot be told apart, and make a page slow."""
+
+_SMOOTH_FROM = 120
+"""Fewer iterations than this are legible without a smoothed line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPoint:
+    """The test set after one epoch, all ranks' slices together."""
+
+    epoch: int
+    """Epochs completed."""
+    iteration: int
+    t: float
+    """When the last slice was done, in run seconds."""
+    loss: float | None
+    """None: not finite."""
+    accuracy: float | None
+    """None: outputs and targets are no classes."""
+    samples: int
+    ranks: int
+    """How many ranks reported; fewer than in other epochs when one died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """Loss per iteration and evaluations per epoch."""
+
+    loss: Points = ()
+    """(iteration, sample-weighted mean loss); thinned for drawing, extremes kept, with a gap where it is not finite."""
+    smooth: Points = ()
+    """Moving mean over `window` iterations; empty for short runs."""
+    window: int = 1
+    last_loss: float | None = None
+    """Mean of the last iteration that has a finite loss."""
+    iterations: int = 0
+    """Distinct iterations that at least one rank finished."""
+    not_finite: int = 0
+    """Iterations whose loss is NaN or infinite: they cannot be drawn."""
+    evaluations: tuple[EvaluationPoint, ...] = ()
+
+    @property
+    def final(self) -> EvaluationPoint | None:
+        """The last evaluation that all ranks took part in."""
+        most = max((e.ranks for e in self.evaluations), default=0)
+        return next((e for e in reversed(self.evaluations) if e.ranks == most), None)
+
+
+def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated]) -> Learning:
+    """Merges what the ranks reported."""
+    losses = _losses(progress)
+    stretches = list(_finite_stretches(losses))
+    finite = sum(map(len, stretches))
+    window = max(1, finite // 60) if finite >= _SMOOTH_FROM else 1
+    return Learning(
+        loss=_with_gaps(stretches, finite),
+        smooth=_with_gaps([_moving_mean(s, window) for s in stretches], finite) if window > 1 else (),
+        window=window,
+        last_loss=stretches[-1][-1][1] if stretches else None,
+        iterations=len(losses),
+        not_finite=len(losses) - finite,
+        evaluations=_evaluations(evaluated),
+    )
+
+
+def _finite_stretches(losses: Iterable[tuple[int, float]]) -> Iterator[list[tuple[float, float]]]:
+    """The longest runs of points whose loss is finite."""
+    for finite, points in groupby(losses, key=lambda p: math.isfinite(p[1])):
+        if finite:
+            yield [(float(i), loss) for i, loss in points]
+
+
+def _with_gaps(stretches: list[list[tuple[float, float]]], total: int) -> Points:
+    """One line of them all, thinned in proportion, NaN between them."""
+    found: list[tuple[float, float]] = []
+    for stretch in stretches:
+        if found:
+            found.append(((found[-1][0] + stretch[0][0]) / 2, math.nan))
+        found += thin(stretch, max(4, DRAWN_POINTS * len(stretch) // total))
+    return tuple(found)
+
+
+def _losses(progress: Iterable[Progress]) -> list[tuple[int, float]]:
+    """(iteration, weighted mean loss), one for each iteration, sorted."""
+    best: dict[tuple[int, int], Progress] = {}
+    for p in progress:
+        old = best.get((p.rank, p.iteration))
+        if old is None or p.attempt >= old.attempt:
+            best[p.rank, p.iteration] = p
+    sums: dict[int, tuple[float, int]] = {}
+    for p in best.values():
+        total, samples = sums.get(p.iteration, (0.0, 0))
+        sums[p.iteration] = (total + p.loss * p.samples, samples + p.samples)
+    return [(i, total / samples) for i, (total, samples) in sorted(sums.items()) if samples]
+
+
+def _evaluations(evaluated: Iterable[Evaluated]) -> tuple[EvaluationPoint, ...]:
+    best: dict[tuple[int, int], Evaluated] = {}
+    for e in evaluated:
+        old = best.get((e.epoch, e.rank))
+        if old is None or e.attempt >= old.attempt:
+            best[e.epoch, e.rank] = e
+    epochs: dict[int, list[Evaluated]] = {}
+    for e in best.values():
+        epochs.setdefault(e.epoch, []).append(e)
+    return tuple(_one_epoch(epoch, parts) for epoch, parts in sorted(epochs.items()) if any(p.samples for p in parts))
+
+
+def _one_epoch(epoch: int, parts: list[Evaluated]) -> EvaluationPoint:
+    metrics = means(parts)
+    return EvaluationPoint(
+        epoch=epoch,
+        iteration=max(p.iteration for p in parts),
+        t=max(p.t for p in parts),
+        loss=metrics["loss"],
+        accuracy=metrics["accuracy"],
+        samples=sum(p.samples for p in parts),
+        ranks=len(parts),
+    )
+
+
+def _moving_mean(points: list[tuple[float, float]], window: int) -> list[tuple[float, float]]:
+    """Centred; at the ends the window shrinks, so that the line begins and ends with the data."""
+    y = np.array([p[1] for p in points])
+    total = np.concatenate([[0.0], np.cumsum(y)])
+    middle = np.arange(len(y))
+    reach = np.minimum(window // 2, np.minimum(middle, len(y) - 1 - middle))
+    low, high = middle - reach, middle + reach + 1
+    mean = (total[high] - total[low]) / (high - low)
+    return [(x, float(m)) for (x, _), m in zip(points, mean, strict=True)]
+
+
+def thin(points: list[tuple[float, float]], limit: int = DRAWN_POINTS) -> Points:
+    """At most `limit` points: the lowest and the highest of each bin, so that no spike is lost."""
+    if len(points) <= limit:
+        return tuple(points)
+    inner = points[1:-1]
+    edges = np.linspace(0, len(inner), (limit - 2) // 2 + 1).astype(int)
+    kept = [points[0]]
+    for a, b in pairwise(edges):
+        part = inner[a:b]
+        if part:
+            kept.extend(sorted({min(part, key=_y), max(part, key=_y)}))
+    return (*kept, points[-1])
+
+
+def _y(point: tuple[float, float]) -> float:
+    return point[1]

@@ -1,0 +1,86 @@
+"""From a specification to a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import xxhash
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.config.user_code import resolve
+from ephemeron.data import Sampler, decode
+from ephemeron.data.batch_source import ArrayFeed, BatchSource
+from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainer import Trainer
+
+
+def exchanged(spec: RunSpec) -> str:
+    """What travels: `gradients`, `parameters`, or `delta` for an asynchronous parameter server."""
+    c = spec.configuration
+    return "delta" if c.pattern == "parameter-server" and c.sync == "asp" else c.exchange
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """Seed of a rank's own random numbers (dropout and the like); the data order does not depend on it."""
+    return int(xxhash.xxh3_64_intdigest(f"{seed}/{rank}".encode())) % 2**63
+
+
+def open_feed(
+    spec: RunSpec, data: Buffer, test: Buffer, *, folders: Sequence[Path], own_process: bool = False
+) -> BatchSource:
+    """A function's samples: those that it got, or the flow that it reads.
+
+    Args:
+        data, test: what the channel holds for it: samples, or with a flow their numbers.
+        folders: of the user's code.
+        own_process: whether this process may fork and start threads, to load ahead.
+
+    Raises:
+        JobError, DatasetError: the flow is not what it was where the run was started.
+    """
+    if spec.flow is None:
+        return ArrayFeed(decode(bytearray(data)), decode(bytearray(test)))
+    from ephemeron.data.flow.batch_source import FlowFeed, decode_indices
+
+    return FlowFeed(
+        spec.flow, train_indices=decode_indices(bytes(data)), test_indices=decode_indices(bytes(test)), seed=spec.seed,
+        iterations=spec.iterations, epoch_length=spec.split.iterations, code=folders, own_process=own_process,
+    )  # fmt: skip
+
+
+def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> Trainer:
+    """The trainer that the specification asks for.
+
+    Raises:
+        JobError: the model, loss or optimiser cannot be made.
+        MissingExtra: PyTorch is not installed.
+    """
+    if spec.trainer == "synthetic":
+        from ephemeron.training.worker.synthetic_trainer import SyntheticTrainer
+
+        return SyntheticTrainer(seed=rank_seed(spec.seed, rank), split=spec.split, rank=rank, **spec.trainer_options)
+    if spec.trainer == "counting":
+        from ephemeron.training.worker.synthetic_trainer import CountingTrainer
+
+        c = spec.configuration
+        adds, asynchronous = c.pattern == "parameter-server", c.sync == "asp"
+        return CountingTrainer(
+            rank=rank, world=c.workers, iterations=spec.iterations, tables=c.aggregators,
+            weighted=adds and not asynchronous, replaces=adds and asynchronous,
+        )  # fmt: skip
+    from ephemeron.training.worker.losses import make_loss
+    from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer
+
+    find = partial(resolve, folders=folders)
+    model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
+    return TorchTrainer(
+        model=model,
+        loss=make_loss(spec.loss, find),
+        optimizer=make_optimizer(spec.optimizer, model),
+        feed=feed,
+        sampler=Sampler(spec.split, rank, spec.seed),
+        exchange=exchanged(spec),
+        seed=rank_seed(spec.seed, rank),
+    )

@@ -1,0 +1,71 @@
+"""Faults at given coordinates, from inside the function that they hit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from typing import NoReturn, TypeVar
+
+from ephemeron.events import Phase
+from ephemeron.functions.context import Compute
+from ephemeron.training.job import Fault
+
+T = TypeVar("T")
+_ITERATION = re.compile(r"/(g\d+|x)/\d+\.")
+"""Keys of what an iteration exchanges."""
+
+
+class FaultInjector:
+    """The faults that concern one attempt of one rank. Each kill and each drop happens once.
+
+    A kill fires when the first operation of its phase has ended: one shard of several is up, one of several has
+    been read. That is the middle of the phase, where a half-done job is hardest to clean up after.
+    """
+
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        *,
+        rank: int,
+        attempt: int,
+        die: Callable[[], NoReturn],
+        fired: Callable[[Fault, int], None],
+    ) -> None:
+        mine = [f for f in faults if f.rank == rank and f.attempt == attempt]
+        self._kills = [f for f in mine if f.kind == "kill"]
+        self._drops = [f for f in mine if f.kind == "drop-put"]
+        self.delay = max((f.factor for f in faults if f.kind == "delay" and f.rank == rank), default=1.0)
+        self._die, self._fired = die, fired
+        self.iteration = -1
+
+    def ended(self, phase: Phase) -> None:
+        """An operation of this phase is over."""
+        for fault in self._kills:
+            if fault.phase == phase and (fault.iteration == self.iteration or phase == "load"):
+                self._kills.remove(fault)
+                self._fired(fault, self.iteration)
+                self._die()
+
+    def drops(self, key: str) -> bool:
+        """Whether the put of this key is to be lost: the first one of its iteration."""
+        for fault in self._drops:
+            if _ITERATION.search(key) and f"/{fault.iteration}." in key:
+                self._drops.remove(fault)
+                self._fired(fault, fault.iteration)
+                return True
+        return False
+
+
+class Delayed:
+    """Computation slowed down by a factor: a straggler."""
+
+    def __init__(self, inner: Compute, factor: float) -> None:
+        self._inner, self._factor = inner, factor
+
+    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        result = await self._inner(work, samples=samples)
+        await asyncio.sleep((self._factor - 1) * (loop.time() - began))
+        return result

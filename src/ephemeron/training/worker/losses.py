@@ -1,0 +1,90 @@
+"""Losses by name, and right answers counted where a loss has any.
+
+Accuracy is a number only where outputs are scores of classes and targets are class numbers. PyTorch's own losses of
+classification have their classes in dimension 1: (N, C) and (N, C, d1, …). Of a user's function only (N, C) with targets
+(N) is taken for that: (N, T, V) might be anything. All else has a loss, and no accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ephemeron.errors import JobError
+from ephemeron.training.job import Target
+from ephemeron.training.worker.trainer import EvaluationSums
+
+_OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "multi_margin_loss"})
+"""Losses of `torch.nn.functional` whose targets are class numbers."""
+
+
+class AnswerCounts(NamedTuple):
+    """How often a model found the class."""
+
+    correct: int
+    counted: int
+    """Targets below 0 are not counted: losses ignore them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """`loss(output, target)`, a mean over the batch, with its options bound."""
+
+    function: Callable[..., torch.Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    """In `torch.nn.functional`; empty: the user's function."""
+
+    def __call__(self, output: Any, target: Any) -> torch.Tensor:
+        return self.function(output, target, **self.options)
+
+    def answers(self, output: Any, targets: Any) -> AnswerCounts | None:
+        """Right answers of a batch; None where outputs and targets are no classes.
+
+        Args:
+            output: (N, C) or, for PyTorch's own losses, (N, C, d1, …), floating.
+            targets: (N) or (N, d1, …), whole numbers below C.
+        """
+        if self.name and self.name not in _OF_CLASSES:
+            return None
+        if not (isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)):
+            return None
+        if targets.dtype not in _WHOLE or not output.is_floating_point() or output.ndim < 2:
+            return None
+        classes = output.shape[1]
+        if classes < 2 or (*output.shape[:1], *output.shape[2:]) != tuple(targets.shape):
+            return None
+        if output.ndim > 2 and not self.name:
+            return None
+        if targets.numel() and int(targets.max()) >= classes:
+            return None
+        valid = (targets >= 0) & (targets != self.options.get("ignore_index", -100))
+        return AnswerCounts(int(((output.argmax(dim=1) == targets) & valid).sum()), int(valid.sum()))
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def evaluated(loss: Callable[..., torch.Tensor], output: Any, targets: Any, samples: int) -> EvaluationSums:
+    """Sums over one part of a test set. Of losses that are no `Loss`, nothing is known but their value."""
+    answers = loss.answers(output, targets) if isinstance(loss, Loss) else None
+    correct, counted = (None, 0) if answers is None else answers
+    return EvaluationSums(float(loss(output, targets)) * samples, correct, samples, counted)
+
+
+def make_loss(target: Target, resolve: Callable[[str], Any]) -> Loss:
+    """A name of `torch.nn.functional`, or `module:function`, with its options bound.
+
+    Raises:
+        JobError: no such loss.
+    """
+    if ":" in target.target:
+        return Loss(function=resolve(target.target), options=target.options)
+    function = getattr(nn.functional, target.target, None)
+    if function is None:
+        raise JobError(f"loss {target.target!r} is not in torch.nn.functional", remedy="name one, or module:function")
+    return Loss(function=function, options=target.options, name=target.target)

@@ -1,0 +1,69 @@
+"""From a specification and a stage's document to its trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ephemeron.communication.channels.base import Buffer
+from ephemeron.config.code_bundle import unbundle
+from ephemeron.config.user_code import resolve
+from ephemeron.data import Sampler
+from ephemeron.partition.schedule_simulator.schedule import Schedule
+from ephemeron.partition.serialization.stage_bundle import joined
+from ephemeron.training.tensors import decode_state, encode_state
+from ephemeron.training.worker.factory import open_feed, rank_seed
+from ephemeron.training.worker.invocation import InvocationContext
+from ephemeron.training.worker.losses import make_loss
+from ephemeron.training.worker.pipeline.trainer import StageTrainer
+from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.torch_trainer import make_model, to_arrays, to_tensor
+
+Get = Callable[[str], Awaitable[memoryview]]
+
+
+def stage_object(document: dict[str, Any], constants: dict[str, torch.Tensor], *, dtype: torch.dtype) -> bytes:
+    """What lies in the channel for a stage; `stage_trainer` reads it."""
+    arrays, bf16 = to_arrays(constants)
+    meta = {"document": document, "bf16": bf16, "dtype": str(dtype).removeprefix("torch.")}
+    return encode_state(arrays, meta)
+
+
+async def stage_trainer(life: InvocationContext, spec: RunSpec, get: Get) -> tuple[StageTrainer, int]:
+    """The trainer of this rank's stages, and how many samples it tests with.
+
+    Raises:
+        JobError: the user's code is not what it was where the run was started.
+    """
+    assert spec.stages is not None
+    keys, stages = life.keys, spec.stages
+    stage, replica = stages.place(life.rank)
+    wanted = [keys.code, keys.stage(stage)]
+    if stages.fed[stage]:
+        wanted += [keys.data(life.rank), keys.test(life.rank)]
+    code, raw, *samples = await asyncio.gather(*(get(key) for key in wanted))
+    folders = [] if life.ctx.scratch is None else unbundle(bytes(code), life.ctx.scratch / "code")
+    find = partial(resolve, folders=folders)
+    arrays, meta = decode_state(raw, key=keys.stage(stage))
+    document = meta["document"]
+    split = joined(
+        document,
+        {n: to_tensor(a, n in meta["bf16"]) for n, a in arrays.items()},
+        resolve=find,
+        build=lambda: make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype),
+    )
+    feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=life.ctx.own_process)
+    return StageTrainer(
+        split, document["device"], saved=document["saved"], optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
+        schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches, recompute=stages.recompute), feed=feed,  # type: ignore[arg-type]
+        sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta["dtype"]),
+        seed=rank_seed(spec.seed, replica),
+    ), 0 if feed is None else feed.test_samples  # fmt: skip
+
+
+def _feed(spec: RunSpec, data: Buffer, test: Buffer, **how: Any) -> Any:
+    return open_feed(spec, data, test, **how)

@@ -1,0 +1,254 @@
+"""One function's stages behind the trainer port: passes one by one, then their gradients as one vector.
+
+The passes are those of `partition.running`; who carries values from stage to stage is not this module's business. So is
+the port kept: `compute` closes an iteration whose passes are over, `evaluate` an evaluation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ephemeron.data.batch_source import EVALUATION_BATCH, BatchSource, Positions, TrainingBatch
+from ephemeron.partition.runtime.boundaries import StageBoundary, borders
+from ephemeron.partition.runtime.device import DeviceRun, StageMessage
+from ephemeron.partition.runtime.device import MicroBatchInput as Fed
+from ephemeron.partition.runtime.micro_batches import cut, sizes
+from ephemeron.partition.runtime.training import Loss, Training
+from ephemeron.partition.schedule_simulator.schedule import Schedule
+from ephemeron.partition.tracing.split import ModelSplit
+from ephemeron.training.job import Target
+from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
+from ephemeron.training.worker.eager import eager_optimizers
+from ephemeron.training.worker.losses import evaluated
+from ephemeron.training.worker.torch_trainer import as_tensors, optimizer_over, to_arrays, to_tensor
+from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+
+
+class StageTrainer:
+    """See `Trainer`.
+
+    Args:
+        split: with this device's stages in it.
+        device: which.
+        saved: what this device writes into results: names here by key of the original model's `state_dict()`.
+        schedule: of micro-batches.
+        loss: `loss(output, target)`, a mean over samples.
+        optimizer: made over this device's parameters.
+        feed: this replica's samples; None: no stage here reads any.
+        sampler: which samples belong to an iteration.
+        dtype: of floating inputs.
+        seed: of random steps, which draw by seed, iteration, micro-batch and name.
+    """
+
+    def __init__(
+        self, split: ModelSplit, device: str, *, saved: Mapping[str, str], schedule: Schedule, loss: Loss, optimizer: Target,
+        feed: BatchSource | None, sampler: Positions, dtype: torch.dtype, seed: int,
+    ) -> None:  # fmt: skip
+        self.split, self.name, self.saved = split, device, dict(saved)
+        self.schedule, self.feed, self.sampler, self._inputs_dtype = schedule, feed, sampler, dtype
+        self.borders: tuple[StageBoundary, ...] = tuple(b for b in borders(split) if b.device == device)
+        self._loss = loss
+        self._outbox: list[StageMessage] = []
+        training = Training(
+            schedule=schedule, optimizer=lambda parameters: optimizer_over(optimizer, list(parameters)), loss=loss, seed=seed
+        )  # fmt: skip
+        self.device = DeviceRun(
+            split, device, training, send=self._outbox.append, clock=time.monotonic, at=torch.device("cpu")
+        )
+        self.trained = list(self.device.updates.parameters.items())
+        wide = self.trained[0][1].dtype if self.trained else torch.float32
+        for _, p in self.trained:
+            wide = torch.promote_types(wide, p.dtype)
+        wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
+        self.size = max(1, sum(p.numel() for _, p in self.trained))  # a stage without parameters exchanges one zero
+        self.dtype: np.dtype[np.generic] = torch.zeros(0, dtype=wide).numpy().dtype
+        self.flat = torch.zeros(self.size, dtype=wide)
+        ends = list(itertools.accumulate(p.numel() for _, p in self.trained))
+        self._bounds = list(zip([0, *ends], ends, strict=False))
+        self.losses: dict[int, float] = {}
+        """Of micro-batches, as far as they are known here."""
+        self._weights: tuple[float, ...] = ()
+        self._samples = 0
+        self._skipped: tuple[int, str] = (0, "")
+        self._sums = EvaluationSums(0.0, 0, 0)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the stages may be used in evaluation."""
+        return self.split.traced.evaluates
+
+    # -- passes -------------------------------------------------------------------------------------------
+
+    def begin(self, iteration: int, samples: int) -> None:
+        """A new iteration over so many samples, at least one."""
+        counts = sizes(samples, self.schedule.micro_batches)
+        self.losses, self._samples, self._skipped = {}, samples, (0, "")
+        self._weights = tuple(c / samples for c in counts)
+        self.device.begin(iteration, len(counts))
+        if self.feed is not None:
+            batch = self.feed.batch(self.sampler, iteration)
+            self._skipped = (batch.skipped, batch.failure)
+            inputs, targets = (
+                as_tensors(batch.inputs, self._inputs_dtype),
+                as_tensors(batch.targets, self._inputs_dtype),
+            )
+            for m, part in enumerate(cut((inputs,), {}, targets, len(counts))):
+                given = self._given(part.args)
+                self.device.feed(
+                    Fed(iteration=iteration, micro_batch=m, values=given, targets=part.targets, weight=part.weight)
+                )
+        elif any(b.given for b in self.borders):
+            for m, count in enumerate(counts):
+                given = self._sizes_of(count)
+                self.device.feed(Fed(iteration=iteration, micro_batch=m, values=given))
+
+    def turn(self) -> list[StageMessage]:
+        """Does one pass; returns what other functions have to be given."""
+        self.device.turn()
+        self.losses |= {m: s.loss for m, s in self.device.scored.items()}
+        sent, self._outbox[:] = list(self._outbox), []
+        return sent
+
+    def shares(self) -> dict[str, dict[str, torch.Tensor]]:
+        """After all passes: gradients of parameters that other functions have, too."""
+        return self.device.shares()
+
+    def sum_shared(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Adds theirs."""
+        self.device.updates.sum_shared(received)
+
+    def compute(self, iteration: int) -> TrainingStep:
+        """Gradients of the passes that are over; none if there were none, because the iteration has no samples here."""
+        self.flat.fill_(ABSENT)
+        if self.device.iteration != iteration:
+            return TrainingStep(self.flat.numpy(), 0, 0.0)
+        start = 0
+        for _, p in self.trained:
+            if p.grad is not None:
+                self.flat[start : start + p.numel()].copy_(p.grad.reshape(-1)).add_(0.0)  # minus zero becomes zero
+                p.grad = None
+            start += p.numel()
+        self.flat.mul_(self._samples)
+        loss = sum(w * self.losses.get(m, 0.0) for m, w in enumerate(self._weights))
+        return TrainingStep(self.flat.numpy(), self._samples, loss, *self._skipped)
+
+    def apply(self, mean: np.ndarray) -> None:
+        self.flat.copy_(torch.from_numpy(mean if mean.flags.writeable else mean.copy()))
+        none = absent_parts(mean, self._bounds)
+        for i, ((_, p), (start, stop)) in enumerate(zip(self.trained, self._bounds, strict=True)):
+            view = self.flat[start:stop].view(p.shape)
+            p.grad = None if i in none else view if p.dtype == view.dtype else view.to(p.dtype)
+        with eager_optimizers():
+            self.device.updates.step()
+        self.device.updates.clear()
+
+    def parameters(self) -> np.ndarray:
+        if not self.trained:
+            return np.zeros(self.size, dtype=self.dtype)
+        return torch.cat([p.detach().reshape(-1).to(self.flat.dtype) for _, p in self.trained]).numpy().copy()
+
+    # -- evaluation ---------------------------------------------------------------------------------------
+
+    def begin_evaluation(self) -> None:
+        """Stages stop training until `evaluate`."""
+        self._sums = EvaluationSums(0.0, 0, 0)
+        for b in self.borders:
+            self.split.stages[b.stage].eval()
+
+    def tests(self, samples: int) -> list[tuple[dict[str, Any], TrainingBatch | None]]:
+        """Of each part of the test slice: what the stages are given, and the samples themselves where they are here."""
+        if self.feed is None:
+            counts = [min(EVALUATION_BATCH, samples - at) for at in range(0, samples, EVALUATION_BATCH)]
+            known = any(b.given for b in self.borders)
+            return [(self._sizes_of(n) if known else {}, None) for n in counts]
+        return [(self._given((as_tensors(t.inputs, self._inputs_dtype),)), t) for t in self.feed.tests()]
+
+    def forward_only(
+        self, border: StageBoundary, values: Mapping[str, Any], test: TrainingBatch | None
+    ) -> dict[str, Any]:
+        """One stage over one part; the last one scores it."""
+        with torch.no_grad():
+            made: dict[str, Any] = self.split.stages[border.stage](values)
+            if border.last and test is not None:
+                output = self.split.traced.result({**values, **made})
+                targets = as_tensors(test.targets, self._inputs_dtype)
+                self._sums = self._sums.plus(evaluated(self._loss, output, targets, test.samples))
+        return made
+
+    def evaluate(self) -> EvaluationSums:
+        """What the last stage scored since `begin_evaluation`; zeros elsewhere."""
+        for b in self.borders:
+            self.split.stages[b.stage].train()
+        return self._sums
+
+    # -- inputs -------------------------------------------------------------------------------------------
+
+    def _given(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        given: dict[str, Any] = self.split.traced.named_inputs(args, {})
+        return given | self.split.numbers(given)
+
+    def _sizes_of(self, samples: int) -> dict[str, Any]:
+        """Sizes that follow from the inputs, for stages that read no input itself."""
+        given: dict[str, Any] = {
+            i.name: i.value if i.shape is None
+            else torch.empty([samples if n is None else n for n in i.shape], device="meta")
+            for i in self.split.traced.program.inputs
+        }  # fmt: skip
+        return given | self.split.numbers(given)
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+        """What this device writes of the original model's `state_dict()`."""
+        states = self._states()
+        arrays, bf16 = to_arrays({key: states[name] for key, name in self.saved.items()})
+        return arrays, {"bf16": bf16} if bf16 else {}
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        tensors = {f"w/{n}": t for n, t in self._states().items()}
+        plain: dict[str, dict[str, Any]] = {}
+        with eager_optimizers():
+            states, options = self.device.updates.state()
+        for name, values in states.items():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"o/{key}/{name}"] = value.detach()
+                else:
+                    plain.setdefault(name, {})[key] = value
+        arrays, bf16 = to_arrays(tensors)
+        return arrays, {"bf16": bf16, "optimizer": {"plain": plain, "options": options}}
+
+    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        bf16 = set(meta.get("bf16", ()))
+        prefix = "w/" if "optimizer" in meta else ""
+        with torch.no_grad():
+            for name, tensor in self._states().items():
+                tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
+        if "optimizer" not in meta:
+            return
+        states: dict[str, dict[str, Any]] = {n: dict(v) for n, v in meta["optimizer"]["plain"].items()}
+        for name, array in arrays.items():
+            if name.startswith("o/"):
+                _, key, of = name.split("/", 2)
+                states.setdefault(of, {})[key] = to_tensor(array, name in bf16)
+        with eager_optimizers():
+            self.device.updates.load(states, meta["optimizer"]["options"])
+
+    def close(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+
+    def _states(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of this device, each once."""
+        made: dict[str, torch.Tensor] = {}
+        for b in self.borders:
+            stage = self.split.stages[b.stage]
+            for name, t in (*stage.named_parameters(), *stage.named_buffers()):
+                made.setdefault(name, t.detach())
+        return made

@@ -1,0 +1,116 @@
+"""A trainer without a model: pseudo-gradients of any size from a seed, the iteration and the parameters.
+
+For studies of time, cost and fault tolerance at scale, where gradients only have to be cheap, deterministic and
+sensitive to every mistake: a lost, repeated or reordered update changes the final weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ephemeron.data import SampleSplit
+from ephemeron.training.tensors import Arrays
+from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+
+
+class SyntheticTrainer:
+    """Momentum descent on pseudo-gradients. See `ephemeron.training.worker.trainer.Trainer`.
+
+    Args:
+        seed: of this rank.
+        split: how many samples each iteration has.
+        rank: this rank.
+        elements: size of the vector.
+    """
+
+    def __init__(self, *, seed: int, split: SampleSplit, rank: int, elements: int = 64) -> None:
+        self.size = elements
+        self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
+        self._seed, self._split, self._rank = seed, split, rank
+        self._theta = np.linspace(-1, 1, elements, dtype=np.float32)
+        self._momentum = np.zeros(elements, dtype=np.float32)
+        self._draws = 0
+
+    def compute(self, iteration: int) -> TrainingStep:
+        n = self._split.batch_at(self._rank, iteration % self._split.iterations)
+        noise = np.float32(((self._seed ^ (iteration * 2654435761) ^ (self._draws * 40503)) % 1009) / 1009 - 0.5)
+        self._draws += 1  # state like a random generator's: it has to survive a replacement
+        return TrainingStep((self._theta * np.float32(0.1) + noise) * np.float32(n), n, float(abs(self._theta).mean()))
+
+    def apply(self, mean: np.ndarray) -> None:
+        self._momentum = np.float32(0.9) * self._momentum + mean
+        self._theta = self._theta - np.float32(0.05) * self._momentum
+
+    def evaluate(self) -> EvaluationSums:
+        return EvaluationSums(0.0, 0, 0)
+
+    def parameters(self) -> np.ndarray:
+        return self._theta.copy()
+
+    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+        return {"theta": self._theta.copy()}, {}
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        return {"theta": self._theta.copy(), "momentum": self._momentum.copy()}, {"draws": self._draws}
+
+    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        self._theta = arrays["theta"]
+        self._momentum = arrays["momentum"]
+        self._draws = meta["draws"]
+
+    def close(self) -> None:
+        pass
+
+
+class CountingTrainer:
+    """Counts how often each contribution was used: rank r adds one at place r·T + t of the vector in iteration t.
+
+    The vector holds one such table of W × T places for each aggregator, so that each shard is counted by itself.
+    After the last version every place of every rank's copy is 1. See `ephemeron.training.worker.trainer.Trainer`.
+
+    Args:
+        rank: this rank.
+        world: ranks that contribute.
+        iterations: of the whole run.
+        tables: K.
+        weighted: whether the means that arrive are over one sample from each rank; else they are plain sums.
+        replaces: whether what arrives are the counts themselves.
+    """
+
+    def __init__(
+        self, *, rank: int, world: int, iterations: int, tables: int, weighted: bool = False, replaces: bool = False
+    ) -> None:
+        self.size = tables * world * iterations
+        self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
+        self._rank, self._iterations, self._table = rank, iterations, world * iterations
+        self._weight, self._replaces = world if weighted else 0, replaces
+        self._counts: np.ndarray = np.zeros(self.size, dtype=np.float32)
+
+    def compute(self, iteration: int) -> TrainingStep:
+        vector = np.zeros(self.size, dtype=np.float32)
+        vector[self._rank * self._iterations + iteration :: self._table] = 1
+        return TrainingStep(vector, 1 if self._weight else 0, 0.0)
+
+    def apply(self, mean: np.ndarray) -> None:
+        self._counts = mean.copy() if self._replaces else self._counts + mean * np.float32(self._weight or 1)
+
+    def evaluate(self) -> EvaluationSums:
+        """As loss: by how much the counts are off."""
+        return EvaluationSums(float(np.abs(self._counts - 1).sum()), 0, 1)
+
+    def parameters(self) -> np.ndarray:
+        return self._counts.copy()
+
+    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+        return {"counts": self._counts.copy()}, {}
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        return {"counts": self._counts.copy()}, {}
+
+    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        self._counts = arrays["counts"]
+
+    def close(self) -> None:
+        pass

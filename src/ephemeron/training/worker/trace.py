@@ -1,0 +1,71 @@
+"""What a worker spends its time on, by phase, in seconds of the run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ephemeron.events import Phase
+from ephemeron.training.worker.faults import FaultInjector
+
+Span = tuple[Phase, float, float]
+
+
+class PhaseTrace:
+    """Collects spans between two flushes, and tells the fault injector of every operation that ended."""
+
+    def __init__(self, origin: float, faults: FaultInjector) -> None:
+        self._origin = origin
+        self._faults = faults
+        self._spans: list[Span] = []
+        self.busy_s = 0.0
+        """Spent on anything but waiting, between the last two flushes."""
+
+    def record(self, phase: Phase, start: float, end: float) -> None:
+        self._spans.append((phase, start - self._origin, end - self._origin))
+        self._faults.ended(phase)
+
+    def run_time(self) -> float:
+        return asyncio.get_running_loop().time() - self._origin
+
+    def flush(self) -> list[Span]:
+        """Spans since the last flush: merged per phase, and waiting only where nothing else went on."""
+        spans, self._spans = exclusive(self._spans), []
+        self.busy_s = sum(end - start for phase, start, end in spans if phase != "wait")
+        return spans
+
+
+def exclusive(spans: list[Span]) -> list[Span]:
+    """Unites overlapping spans of a phase and cuts from `wait` whatever another phase covers."""
+    by_phase: dict[Phase, list[tuple[float, float]]] = {}
+    for phase, start, end in spans:
+        by_phase.setdefault(phase, []).append((start, end))
+    united = {phase: _unite(parts) for phase, parts in by_phase.items()}
+    if "wait" in united:
+        busy = _unite([part for phase, parts in united.items() if phase != "wait" for part in parts])
+        united["wait"] = _minus(united["wait"], busy)
+    out = [(phase, round(a, 6), round(b, 6)) for phase, parts in united.items() for a, b in parts]
+    return sorted(out, key=lambda s: (s[1], s[2]))
+
+
+def _unite(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    out: list[tuple[float, float]] = []
+    for start, end in sorted(parts):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out
+
+
+def _minus(parts: list[tuple[float, float]], holes: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    out = []
+    for start, end in parts:
+        for a, b in holes:
+            if b <= start or a >= end:
+                continue
+            if a > start:
+                out.append((start, a))
+            start = max(start, b)
+        if start < end:
+            out.append((start, end))
+    return out

@@ -1,0 +1,360 @@
+"""Deploying: what is written for review, what is refused before an upload, and what the function is then like."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
+
+from aws_world import ROLE, keys, settings_of
+
+from ephemeron.cli.main import main
+from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.functions.aws.deploy import package, policy
+from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
+from ephemeron.functions.aws.preflight import check_channel, check_code, check_fit, inspect
+from ephemeron.functions.aws.settings import AwsSettings, client
+from ephemeron.functions.source_bundle import digest
+from ephemeron.testing.lambda_service import LambdaService
+from ephemeron.units import MIB
+
+CHANNEL = "s3://bucket/some/runs"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keys() -> Iterator[None]:
+    with keys():
+        yield
+
+
+@pytest.fixture
+def service() -> Iterator[LambdaService]:
+    with LambdaService(concurrency=10) as service:
+        yield service
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def deployed(service: LambdaService, out: Path, *more: str) -> Result:
+    return cli("deploy", "aws", "--channel", CHANNEL, "--out", str(out), "--endpoint", service.url, "--role", ROLE,
+               "--zip", "--no-dependencies", *more)  # fmt: skip
+
+
+# -- what is written ------------------------------------------------------------------------------------------
+
+
+def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path):
+    done = cli(
+        "deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path / "aws"), "--endpoint", "http://127.0.0.1:1"
+    )
+    assert done.exit_code == 0, done.output
+    assert "nothing was sent to AWS" in done.output
+    names = {str(p.relative_to(tmp_path / "aws")) for p in (tmp_path / "aws").rglob("*") if p.is_file()}
+    assert names >= {"template.json", "function-policy.json", "client-policy.json", "deployer-policy.json", "trust.json",
+                     "image/Dockerfile", "image/build.sh", "image/requirements.txt",
+                     "image/ephemeron/functions/aws/handler.py"}  # fmt: skip
+    assert not any("cli/" in name or "testing/" in name or "__pycache__" in name for name in names)
+    installed = (tmp_path / "aws/image/requirements.txt").read_text()
+    assert all(name in installed for name in ("torch", "boto3", "pillow", "pyarrow"))
+    assert package.HANDLER in (tmp_path / "aws/image/Dockerfile").read_text()
+
+
+def test_the_recipe_s_code_imports_by_itself(tmp_path: Path):
+    """In a Python that finds this package nowhere else: what a function imports is all in the context."""
+    import sys
+
+    package.write_image_recipe(tmp_path)
+    program = (
+        "import ephemeron.functions.aws.handler as h, ephemeron.training.worker.loop, ephemeron.functions.function_main, "
+        "ephemeron.functions.aws.invoker, ephemeron.training.worker.torch_trainer; print(h.__file__)"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+
+
+def test_policies_give_nothing_beyond_their_purpose():
+    place = policy.place_of(AwsSettings(region="eu-west-1"), account="123456789012", channel=CHANNEL, vpc=False)
+    for document in (policy.function_policy(place), policy.client_policy(place), policy.deployer_policy(place)):
+        for statement in document["Statement"]:
+            assert not [a for a in statement["Action"] if "*" in a]
+            if statement["Resource"] == "*":
+                assert statement["Action"] == ["lambda:GetAccountSettings"], "has no resources by AWS's design"
+            else:
+                assert "ephemeron" in statement["Resource"] or "bucket" in statement["Resource"]
+    (objects, listing) = policy.function_policy(place)["Statement"][-2:]
+    assert objects["Resource"] == "arn:aws:s3:::bucket/some/runs/*"
+    assert listing["Condition"] == {"StringLike": {"s3:prefix": "some/runs/*"}}
+    with_cache = policy.place_of(AwsSettings(region="eu-west-1"), account="1", channel="redis://c:6379", vpc=True)
+    actions = [a for s in policy.function_policy(with_cache)["Statement"] for a in s["Action"]]
+    assert not [a for a in actions if a.startswith("s3:")]
+    assert "ec2:CreateNetworkInterface" in actions
+    with pytest.raises(JobError, match="nothing that Lambda functions share"):
+        policy.place_of(AwsSettings(region="eu-west-1"), account="1", channel="folder", vpc=False)
+
+
+@pytest.mark.parametrize("channel", [CHANNEL, "s3://bucket", "redis://cache:6379/0"])
+def test_the_template_is_valid_cloudformation(tmp_path: Path, channel: str):
+    lint = pytest.importorskip("cfnlint.api", reason="no CloudFormation linter; pip install cfn-lint")
+    place = policy.place_of(AwsSettings(region="us-east-1"), account="A", channel=channel, vpc=channel != CHANNEL)
+    template = json.dumps(policy.template(place))
+
+    def mistakes(text: str) -> list[str]:
+        return [str(m) for m in lint.lint_all(text) if not m.rule.id.startswith("I")]  # advice is no mistake
+
+    assert mistakes(template) == []
+    assert mistakes(template.replace("AWS::IAM::Role", "AWS::IAM::Roll")) != [], "the linter sees mistakes"
+
+
+# -- sizes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mb", "limit"), [(package.UNZIPPED_MB, "250 MB"), (package.ZIPPED_MB, "50 MB")])
+def test_what_lambda_would_refuse_is_refused_before_the_upload(mb: int, limit: str):
+    package.check_size(mb * MIB, limit_mb=mb, what="it")
+    with pytest.raises(JobError, match=rf"it has {mb} MB, AWS Lambda takes {limit}.*deploy an image"):
+        package.check_size(mb * MIB + 1, limit_mb=mb, what="it")
+
+
+def test_a_zip_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(package, "UNZIPPED_MB", 0)
+    with pytest.raises(JobError, match="the code, unzipped, has"):
+        package.build_zip()
+    monkeypatch.undo()
+    monkeypatch.setattr(package, "ZIPPED_MB", 0)
+    with pytest.raises(JobError, match="the ZIP has"):
+        package.build_zip()
+
+
+@pytest.mark.parametrize(("nbytes", "code"), [(10 * 1024 * MIB, 0), (10 * 1024 * MIB + 1, 2)])
+def test_an_image_that_does_not_fit_is_not_pushed(tmp_path: Path, nbytes: int, code: int):
+    """build.sh with stand-ins for docker and aws that write down what they are asked."""
+    package.write_image_recipe(tmp_path / "image")
+    for name, body in (("docker", f'case "$1" in image) echo {nbytes};; esac'), ("aws", "echo secret")):
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n{body}\n')
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    uri = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/ephemeron:1"
+    done = subprocess.run(
+        [tmp_path / "image" / "build.sh", uri], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    asked = (tmp_path / "asked").read_text()
+    assert done.returncode == code, done.stderr
+    assert (f"docker push {uri}" in asked) == (code == 0)
+    if code:
+        assert "error: the image has 10240 MB, Lambda takes 10240 MB" in done.stderr
+    else:
+        assert "--region eu-west-1" in asked
+
+
+def test_the_same_code_makes_the_same_zip():
+    first, second = package.build_zip(), package.build_zip()
+    assert first == second
+    names = zipfile.ZipFile(io.BytesIO(first)).namelist()
+    assert "ephemeron/functions/aws/handler.py" in names
+    assert len(digest()) == 16
+
+
+# -- the function ---------------------------------------------------------------------------------------------
+
+
+def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
+    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", "hush")
+    done = deployed(service, tmp_path / "aws", "--memory-mb", "512")
+    assert done.exit_code == 0, done.output
+    assert "created function ephemeron in us-east-1: 512 MB, 900 s, no retries" in done.output
+    assert "it costs nothing while it does not run" in done.output
+    again = deployed(service, tmp_path / "aws", "--memory-mb", "1024", "--timeout-s", "60")
+    assert "updated function ephemeron" in again.output
+    api = client(settings_of(service), "lambda")
+    function = api.get_function_configuration(FunctionName="ephemeron")
+    assert (function["MemorySize"], function["Timeout"], function["Role"]) == (1024, 60, ROLE)
+    assert function["Environment"]["Variables"] == {
+        "EPHEMERON_CHANNEL_PASSWORD": "hush",
+        "EPHEMERON_CODE": digest(),
+    }
+    events = api.get_function_event_invoke_config(FunctionName="ephemeron")
+    assert (events["MaximumRetryAttempts"], events["MaximumEventAgeInSeconds"]) == (0, 60)
+    assert api.get_function_recursion_config(FunctionName="ephemeron")["RecursiveLoop"] == "Allow"
+    written = "".join(
+        p.read_text() for p in (tmp_path / "aws").rglob("*") if p.suffix in (".json", ".txt", ".sh", ".py")
+    )
+    assert "hush" not in written + done.output + again.output
+
+
+def test_a_cache_s_authority_is_given_to_the_function_as_text(
+    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("cryptography", reason="no maker of certificates; pip install cryptography")
+    from tls_world import Authority
+
+    own = Authority(tmp_path)
+    monkeypatch.setenv("EPHEMERON_CHANNEL_CA", str(own.file))
+    assert deployed(service, tmp_path / "aws").exit_code == 0
+    function = client(settings_of(service), "lambda").get_function_configuration(FunctionName="ephemeron")
+    assert function["Environment"]["Variables"]["EPHEMERON_CHANNEL_CA"] == own.pem
+    (tmp_path / "many.pem").write_text(own.pem * 10)
+    monkeypatch.setenv("EPHEMERON_CHANNEL_CA", str(tmp_path / "many.pem"))
+    refused = deployed(service, tmp_path / "aws")
+    assert (refused.exit_code, "AWS Lambda takes 4096" in refused.output) == (2, True)
+
+
+def test_an_image_is_deployed_by_its_address(service: LambdaService, tmp_path: Path):
+    uri = "123456789012.dkr.ecr.us-east-1.amazonaws.com/ephemeron:1"
+    done = cli("deploy", "aws", "--channel", CHANNEL, "--out", str(tmp_path), "--endpoint", service.url, "--role", ROLE,
+               "--image", uri)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = client(settings_of(service), "lambda").get_function(FunctionName="ephemeron")
+    assert (found["Configuration"]["PackageType"], found["Code"]["ImageUri"]) == ("Image", uri)
+
+
+def test_clean_removes_function_and_log_and_is_content_with_nothing(service: LambdaService, tmp_path: Path):
+    deployed(service, tmp_path)
+    service.logs.write("/aws/lambda/ephemeron", "s", "said")
+    done = cli("clean", "aws", "--endpoint", service.url, "--yes")
+    assert "deleted function ephemeron\ndeleted log /aws/lambda/ephemeron" in done.output
+    again = cli("clean", "aws", "--endpoint", service.url, "--yes")
+    assert (again.exit_code, "there is no function ephemeron" in again.output) == (0, True)
+    kept = cli("clean", "aws", "--endpoint", service.url)  # nobody answers the question
+    assert kept.exit_code == 1
+
+
+def test_wishes_that_contradict_each_other():
+    for wrong in (
+        {"image": "i", "zipped": b"z"},
+        {},
+        {"image": "i", "memory_mb": 100},
+        {"image": "i", "timeout_s": 901},
+    ):
+        with pytest.raises(JobError):
+            LambdaSpec(**{"role": ROLE, "memory_mb": 512, **wrong})  # type: ignore[arg-type]
+
+
+# -- refused before anything runs -----------------------------------------------------------------------------
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises((JobError, PlanInfeasible)) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_each_mistake_is_one_clear_line(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = settings_of(service)
+    assert "function 'ephemeron' in us-east-1 does not exist; run: ephemeron deploy aws" in refusal(
+        lambda: inspect(settings)
+    )
+    deployed(service, tmp_path, "--memory-mb", "512", "--timeout-s", "60")
+    found = inspect(settings)
+    assert (found.memory_mb, found.timeout_s, found.concurrency) == (512, 60, 10)
+
+    assert "did you mean eu-central-1?" in refusal(lambda: AwsSettings(region="eu-centrall-1").located())
+    elsewhere = settings_of(service, region="eu-west-1")
+    assert "region eu-west-1 is not the one that answers" in refusal(lambda: inspect(elsewhere))
+    service.guard.expired = {"test"}
+    assert "the AWS credentials have expired" in refusal(lambda: inspect(settings))
+    service.guard.expired, service.guard.unknown = set(), {"test"}
+    assert "AWS does not know these credentials" in refusal(lambda: inspect(settings))
+    service.guard.unknown, service.guard.denied = set(), {"test": {"lambda:InvokeFunction"}}
+    assert "these credentials may not lambda:InvokeFunction for function 'ephemeron'" in refusal(
+        lambda: inspect(settings)
+    )
+    service.guard.denied = {}
+
+    fits = {"workers": 10, "memory_mb": 512, "lifetime_s": 60.0}
+    check_fit(found, settings, **fits)  # type: ignore[arg-type]
+    too_many = refusal(lambda: check_fit(found, settings, **{**fits, "workers": 16}))
+    assert "16 workers are wanted, the quota of concurrent functions in us-east-1 is 10" in too_many
+    assert "has 512 MB, the run wants 1024 MB" in refusal(
+        lambda: check_fit(found, settings, **{**fits, "memory_mb": 1024})
+    )
+    assert "ends after 60 s, the run wants 90 s" in refusal(
+        lambda: check_fit(found, settings, **{**fits, "lifetime_s": 90.0})
+    )
+    assert "runs code" in refusal(lambda: check_code(found, settings, "0123456789abcdef"))
+    check_code(found, settings, digest())
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "no AWS credentials were found" in refusal(lambda: inspect(settings))
+    monkeypatch.delenv("AWS_REGION")
+    assert "no AWS region is set" in refusal(lambda: AwsSettings().located())
+
+
+def test_a_function_that_would_break_runs_is_refused(service: LambdaService, tmp_path: Path):
+    settings = settings_of(service)
+    deployed(service, tmp_path)
+    api = client(settings, "lambda")
+    api.put_function_event_invoke_config(FunctionName="ephemeron", MaximumRetryAttempts=2, MaximumEventAgeInSeconds=60)
+    assert "retries failed calls 2 times" in refusal(lambda: inspect(settings))
+    api.put_function_recursion_config(FunctionName="ephemeron", RecursiveLoop="Terminate")
+    assert "ends chains of functions after 16 links" in refusal(lambda: inspect(settings))
+    deployed(service, tmp_path)  # mends both
+    inspect(settings)
+    api.put_function_concurrency(FunctionName="ephemeron", ReservedConcurrentExecutions=3)
+    assert inspect(settings).limits.concurrency == 3
+
+
+def test_channels_that_functions_cannot_reach(service: LambdaService):
+    there = AwsSettings(region="us-east-1")
+    for channel in ("folder", "file:///tmp/x", "redis://127.0.0.1:6379", "parameter_server", "ps://localhost:1"):
+        assert "where AWS Lambda cannot reach it" in refusal(lambda: check_channel(channel, there, {}))  # noqa: B023
+    check_channel("s3://bucket/prefix", there, {})
+    here = settings_of(service)
+    check_channel("redis://127.0.0.1:6379", here, {})
+    assert "no address that functions could be told" in refusal(lambda: check_channel("folder", here, {}))
+    secret = refusal(lambda: check_channel("s3://bucket/prefix", there, {"AWS_SECRET_ACCESS_KEY": "hush"}))
+    assert "hush" not in secret
+
+
+def test_a_deployment_that_aws_refuses_is_one_line(service: LambdaService):
+    service.guard.denied = {"*": {"lambda:CreateFunction"}}
+    settings = settings_of(service)
+    wanted = LambdaSpec(role=ROLE, memory_mb=512, zipped=package.build_zip(), digest="")
+    text = refusal(lambda: deploy(client(settings, "lambda"), settings, wanted))
+    assert "may not lambda:CreateFunction" in text
+
+
+def test_train_refuses_in_one_line_and_leaves_no_run(
+    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    job = Path(__file__).parents[3] / "examples" / "digits" / "job.toml"
+    common = ["train", str(job), "--platform", "aws", "--aws-endpoint", service.url]
+    for arguments, said in (
+        (["--channel", CHANNEL, "--workers", "2"], "does not exist; run: ephemeron deploy aws"),
+        (["--workers", "2"], "no address that functions could be told"),
+        (["--channel", CHANNEL, "--workers", "2", "--aws-region", "mars-1"], "AWS region 'mars-1' has no Lambda"),
+    ):
+        done = CliRunner().invoke(main, [*common, *arguments])
+        assert done.exit_code == 2, done.output
+        assert said in done.output
+    deployed(service, tmp_path / "aws")
+    done = CliRunner().invoke(main, [*common, "--channel", CHANNEL, "--workers", "16"])
+    assert (done.exit_code, "16 workers are wanted, the quota" in done.output) == (2, True)
+    wrong = CliRunner().invoke(main, ["train", str(job), "--workers", "2", "--aws-function", "x"])
+    assert (wrong.exit_code, "platform local takes no" in wrong.output) == (2, True)
+    assert not list((tmp_path / "home").rglob("run.json"))

@@ -1,0 +1,265 @@
+"""Training on AWS Lambda as the local service has it: the same weights whatever happens on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
+pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
+
+from aws_world import KEYS, deployed
+
+from doctoring import left, refusal, texts
+from ephemeron.errors import UserError
+from ephemeron.events import Ended, Event, Invoked, Note, Progress
+from ephemeron.functions.aws.settings import client
+from ephemeron.testing import TrainingMatrix, TrainingWorld
+from ephemeron.testing.lambda_service import LambdaService
+from ephemeron.testing.training_world import of
+from ephemeron.training.driver import api, attach, resume, run_dir
+from ephemeron.training.job import Job, Target
+from tiny_job import JOB, SHORT
+
+MEMORY_MB = 704
+
+
+@dataclass(kw_only=True)
+class World(TrainingWorld):
+    """One service, one function, the cache and the object store that it reaches."""
+
+    service: LambdaService
+
+    def kill(self, rank: int) -> bool:
+        """SIGKILL from outside for whatever runs this rank now. Whether there was anything."""
+        for environment in self.service.environments():
+            if environment.request_id and json.loads(environment.payload).get("rank") == rank:
+                os.kill(environment.pid, signal.SIGKILL)
+                return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}.items():
+            patch.setenv(name, value)
+        s3 = {"AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}
+        with LambdaService(concurrency=10, environment=s3) as service:
+            settings = deployed(
+                service, entry="ephemeron.training.worker.loop:run_worker", memory_mb=MEMORY_MB, timeout_s=120,
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+            )  # fmt: skip
+            yield World(
+                platform="aws", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
+                channels={"cache": valkey_server.address, "objects": s3_server.address},
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=16.0, relay_faults=("delay:rank=1,factor=80",),
+            )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+
+
+class TestAwsTraining(TrainingMatrix):
+    """On Valkey; what goes through S3 is below."""
+
+
+def test_what_a_run_leaves(world: World) -> None:
+    result, _ = world.undisturbed
+    assert not [e for e in world.service.environments() if e.request_id], "nothing runs on"
+    calls = [json.loads(line) for line in (result.folder.path / "calls.jsonl").read_text().splitlines()]
+    assert {r["billed_by"] for r in calls if r["record"] == "final"} == {"report"}
+    text = (result.folder.path / "run.json").read_text() + (result.folder.path / "calls.jsonl").read_text()
+    assert "SECRET" not in text.upper()
+
+
+def test_through_an_object_store_and_with_every_call_delivered_twice(world: World) -> None:
+    world.service.deliver_twice(3)
+    result, events = world.go(channel="objects")
+    world.check_same(result)
+    twice = {e.invocation for e in of(events, Invoked) if e.reason == "duplicate"}
+    assert 1 <= len(twice) <= 3, "the last one may begin when everything is over"
+    # Which of the two is called the first is up to the store; one of them steps aside.
+    assert [e.outcome for e in of(events, Ended)].count("duplicate") == len(twice)
+    assert [e.outcome for e in of(events, Ended)].count("finished") == 3
+    run = result.summary["run_id"]
+    assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
+
+
+def test_an_environment_is_killed_from_outside(world: World) -> None:
+    killed = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not killed:
+            killed.append(world.kill(0))
+
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    world.check_same(result)
+    assert killed == [True]
+    lost = [e for e in of(events, Ended) if e.status == "lost"]
+    assert [e.rank for e in lost] == [0]
+    assert "signal: killed" in lost[0].error
+    assert lost[0].billed_s > 0, "Lambda bills what it kills"
+    assert [e.reason for e in of(events, Invoked)].count("replacement") == 1
+
+
+def test_a_throttled_launch_is_tried_again(world: World) -> None:
+    world.service.throttle(5)
+    result, _ = world.go(job=SHORT, workers=1, aggregators=1, batch_size=720)
+    assert result.summary["status"] == "finished"
+    assert world.service.invoker.mischief.throttle == 0
+
+
+FAILING = """
+import os
+import torch
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
+            print("about to fail", flush=True)
+            raise ValueError("seven is not a colour")
+        return super().forward(x.flatten(1))
+
+def build():
+    return Model(64, 10)
+"""
+
+
+def test_what_the_code_raises_fails_the_run_and_its_log_is_kept(world: World, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "failing.py").write_text(FAILING)
+    job = Job(name="bad", model=Target(target="failing:build"), data=JOB.data, epochs=1, code=(tmp_path / "code",))
+    result, events = world.go(job=job, workers=2, aggregators=1, batch_size=48)
+    assert result.summary["status"] == "failed"
+    assert "ValueError: seven is not a colour" in result.causes[0]
+    failed = next(e for e in of(events, Ended) if e.status == "error")
+    kept = (result.folder.path / "logs" / f"{failed.invocation}.txt").read_text()
+    assert kept.startswith("START RequestId: ")
+    assert "about to fail" in kept
+    assert {e.status for e in of(events, Ended)} <= {"error", "cancelled"}
+
+
+CLIENT = """
+import json, sys
+how, settings, tests = json.loads(sys.argv[1])
+sys.path.insert(0, tests)
+from tiny_job import JOB
+from ephemeron.functions.aws.settings import AwsSettings
+from ephemeron.training.driver import configure, train
+train(JOB, configure(JOB, **how), on_event=lambda e: print(e.kind, flush=True), cloud=AwsSettings(**settings))
+"""
+
+
+def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World) -> None:
+    told = [world.configured(), dataclasses.asdict(world.settings), str(Path(__file__).parents[2])]
+    program = [sys.executable, "-c", CLIENT, json.dumps(told)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            if line.strip() == "progress":
+                client.kill()
+                break
+    (folder,) = run_dir.all_runs()
+    result = attach(folder.run_id)
+    world.check_same(result)
+    assert result.summary["invocations"] == 3
+
+
+def test_a_run_is_stopped_and_resumed(world: World) -> None:
+    asked = threading.Event()
+    stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
+    stopper.start()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.iteration >= 2:
+            asked.set()
+
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    stopper.join()
+    assert stopped.summary["status"] == "stopped"
+    with pytest.raises(UserError, match="is not running"):
+        api.stop("last")
+    events: list[Any] = []
+    result = resume("last", on_event=events.append)
+    world.check_same(result)
+    assert [e.reason for e in of(events, Invoked)].count("resume") == 3
+    assert not [e.text for e in of(events, Note) if e.level == "error"]
+
+
+# -- the doctor -----------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
+    asked = ("--platform", "aws", "--aws-endpoint", world.service.url, "--aws-region", "us-east-1", "--channel",
+             str(world.channels["objects"]))  # fmt: skip
+    before = len(world.service.environments())
+    said = texts(*asked, "--no-call")
+    assert "function" not in said
+    assert len(world.service.environments()) == before, "nothing was invoked"
+    assert "quota: 10 functions at once" in said["platform"]
+    assert "1 function of 704 MB can run at once" in said["platform"]
+    said = texts(*asked)
+    assert "one of 704 MB began" in said["function"]
+    assert "at list prices" in said["function"]
+    assert left(str(world.channels["objects"])) == []
+
+
+def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(*more: str, channel: str = str(world.channels["cache"]), where: str = world.service.url) -> str:
+        common = ("--platform", "aws", "--aws-endpoint", where, "--channel", channel, "--no-call")
+        return refusal(*common, *more)
+
+    guard = world.service.guard
+    try:
+        assert "did you mean eu-central-1?" in asks("--aws-region", "eu-centrall-1")
+        assert "region eu-west-1 is not the one that answers" in asks("--aws-region", "eu-west-1")
+        guard.expired = {"test"}
+        assert "the AWS credentials have expired; get new ones, for example with: aws sso login" in asks()
+        guard.expired, guard.denied = set(), {"test": {"lambda:InvokeFunction"}}
+        assert "may not lambda:InvokeFunction for function 'ephemeron'" in asks()
+        assert "attach client-policy.json" in asks()
+    finally:
+        guard.expired, guard.denied = set(), {}
+    assert "function 'other' in us-east-1 does not exist; run: ephemeron deploy aws" in asks("--aws-function", "other")
+    assert "16 workers are wanted, the quota of concurrent functions in us-east-1 is 10" in asks("--workers", "16")
+    elsewhere = asks(channel="file:///tmp/objects", where="https://lambda.us-east-1.amazonaws.com")
+    assert "is on this machine, where AWS Lambda cannot reach it; use s3://" in elsewhere
+    assert "channel: redis://127.0.0.1:9/0: cannot connect" in asks(channel="redis://127.0.0.1:9/0")
+    secret = asks(channel="redis://:hush@127.0.0.1:9/0")
+    assert "functions do not get credentials from an address" in secret
+    assert "hush" not in secret
+    with monkeypatch.context() as patch:
+        patch.setattr("ephemeron.functions.aws.provider.digest", lambda: "0123456789abcdef")
+        assert "this is 0123456789abcdef; run `ephemeron deploy aws` again" in asks()
+    api_of = client(world.settings, "lambda")
+    api_of.put_function_concurrency(FunctionName="ephemeron", ReservedConcurrentExecutions=0)
+    try:
+        assert "the quota of concurrent functions in us-east-1 is 0" in asks()
+    finally:
+        api_of.delete_function_concurrency(FunctionName="ephemeron")
+
+
+def test_the_doctor_says_what_a_function_could_not_do(world: World, own_valkey: Any) -> None:
+    """Here the channel is reached, and there it is not: the function has no password."""
+    locked = own_valkey("--requirepass", "only-here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EPHEMERON_CHANNEL_PASSWORD", "only-here")
+        patch.setattr("ephemeron.training.driver.diagnostics.ANSWER_S", 8.0)
+        said = refusal("--platform", "aws", "--aws-endpoint", world.service.url, "--channel", locked.address)
+    assert said.startswith("function: a function was called and ")
+    assert "aws logs tail /aws/lambda/ephemeron" in said
+    assert "only-here" not in said

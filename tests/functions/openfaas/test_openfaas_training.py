@@ -1,0 +1,163 @@
+"""Training on OpenFaaS as the local gateway has it: the same weights whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openfaas_world import CALLBACK, EVERY_S, PASSWORD, deployed
+
+from doctoring import left, refusal, texts
+from ephemeron.errors import UserError
+from ephemeron.events import Ended, Event, Invoked, Progress
+from ephemeron.functions.openfaas.settings import PASSWORD_ENV
+from ephemeron.testing import TrainingMatrix, TrainingWorld
+from ephemeron.testing.openfaas_gateway import OpenFaasGateway
+from ephemeron.testing.training_world import of
+from ephemeron.training.driver import api, resume
+from tiny_job import JOB
+
+MEMORY_MB = 768
+
+
+@dataclass(kw_only=True)
+class World(TrainingWorld):
+    """One gateway, one function, the cache and the object store that it reaches."""
+
+    gateway: OpenFaasGateway
+
+    def kill(self, rank: int) -> bool:
+        """SIGKILL for the whole replica that runs this rank now. Whether there was one."""
+        for replica in self.gateway.replicas():
+            if replica.body and json.loads(replica.body).get("rank") == rank:
+                os.kill(replica.pid, signal.SIGKILL)
+                return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PASSWORD_ENV, PASSWORD)
+        for name, value in s3_server.env.items():
+            patch.setenv(name, value)
+        with OpenFaasGateway(password=PASSWORD, environment=s3_server.env) as gateway:
+            settings = deployed(
+                gateway, tmp_path_factory.mktemp("image"), entry="ephemeron.training.worker.loop:run_worker", memory_mb=MEMORY_MB,
+                lifetime_s=120, replicas=8,
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+            )  # fmt: skip
+            assert (settings.every_s, settings.callback) == (EVERY_S, CALLBACK)
+            yield World(
+                platform="openfaas", job=JOB, memory_mb=MEMORY_MB, settings=settings, gateway=gateway,
+                channels={"cache": valkey_server.address, "objects": s3_server.address},
+                folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=14.0, relay_faults=("delay:rank=1,factor=80",),
+            )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+
+
+class TestOpenFaasTraining(TrainingMatrix):
+    """On Valkey; what goes through S3 is below."""
+
+
+def test_what_a_run_leaves(world: World) -> None:
+    result, _ = world.undisturbed
+    calls = [json.loads(line) for line in (result.folder.path / "calls.jsonl").read_text().splitlines()]
+    assert {r["billed_by"] for r in calls if r["record"] == "final"} == {"supervisor"}
+    written = "".join(path.read_text() for path in result.folder.path.glob("*.json*"))
+    assert PASSWORD not in written
+
+
+def test_through_an_object_store_and_with_every_call_delivered_twice(world: World) -> None:
+    world.gateway.deliver_twice(3)
+    result, events = world.go(channel="objects")
+    world.check_same(result)
+    twice = {e.invocation for e in of(events, Invoked) if e.reason == "duplicate"}
+    assert len(twice) <= 3, "one that comes when everything is over is not heard of"
+    assert [e.outcome for e in of(events, Ended)].count("duplicate") == len(twice)
+    assert [e.outcome for e in of(events, Ended)].count("finished") == 3
+    run = result.summary["run_id"]
+    assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
+
+
+def test_a_whole_replica_is_killed(world: World) -> None:
+    killed = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not killed:
+            killed.append(world.kill(0))
+
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    world.check_same(result)
+    assert killed == [True]
+    lost = [e for e in of(events, Ended) if e.status == "lost"]
+    assert [e.rank for e in lost] == [0]
+    assert "502" in lost[0].error, "the call-back told of it"
+    assert [e.reason for e in of(events, Invoked)].count("replacement") == 1
+
+
+def test_a_run_is_stopped_and_resumed(world: World) -> None:
+    asked = threading.Event()
+    stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
+    stopper.start()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.iteration >= 2:
+            asked.set()
+
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    stopper.join()
+    assert stopped.summary["status"] == "stopped"
+    with pytest.raises(UserError, match="is not running"):
+        api.stop("last")
+    events: list[Any] = []
+    result = resume("last", on_event=events.append)
+    world.check_same(result)
+    assert [e.reason for e in of(events, Invoked)].count("resume") == 3
+
+
+# -- the doctor -----------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
+    asked = ("--platform", "openfaas", "--gateway", world.gateway.url, "--channel", str(world.channels["objects"]))
+    busy = [r.body for r in world.gateway.replicas()]
+    said = texts(*asked, "--no-call")
+    assert "function" not in said
+    assert [r.body for r in world.gateway.replicas()] == busy, "nothing was invoked"
+    assert "its code is of this release" in said["platform"]
+    said = texts(*asked)
+    assert "one of 768 MB began" in said["function"]
+    assert left(world.channels["objects"]) == []
+
+
+def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(*more: str, channel: str = str(world.channels["cache"]), gateway: str = world.gateway.url) -> str:
+        return refusal("--platform", "openfaas", "--gateway", gateway, "--channel", channel, "--no-call", *more)
+
+    assert "does not answer: Connection refused; check --gateway" in asks(gateway="http://127.0.0.1:9")
+    assert "function 'other' at" in asks("--openfaas-function", "other")
+    assert "is not deployed; run: ephemeron deploy openfaas" in asks("--openfaas-function", "other")
+    assert "16 workers are wanted, function 'ephemeron' may have 8 replicas" in asks("--workers", "16")
+    elsewhere = asks(channel="redis://127.0.0.1:9/0", gateway="http://gateway.example:8080")
+    assert "is on this machine, where functions of the cluster cannot reach it; use s3://" in elsewhere
+    assert "channel: redis://127.0.0.1:9/0: cannot connect" in asks(channel="redis://127.0.0.1:9/0")
+    with monkeypatch.context() as patch:
+        patch.setenv(PASSWORD_ENV, "guessed")
+        said = asks()
+        assert "refuses this user or password; set EPHEMERON_OPENFAAS_PASSWORD" in said
+        assert "guessed" not in said
+    with monkeypatch.context() as patch:
+        patch.setattr("ephemeron.functions.openfaas.provider.digest", lambda: "0123456789abcdef")
+        assert "this is 0123456789abcdef; build the image again" in asks()

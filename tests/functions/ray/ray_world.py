@@ -1,0 +1,76 @@
+"""A Ray cluster of two nodes on loopback, and a platform on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ephemeron.functions.base import Limits
+from ephemeron.functions.ray.platform import LIMITS, RayPlatform
+from ephemeron.functions.ray.settings import RaySettings
+from ephemeron.units import MIB
+
+EVERY_S = 0.1
+STORE_MB = 80
+"""Ray's least, about: nothing of ours goes through it."""
+
+
+class World:
+    """The head has no room for functions; two nodes have."""
+
+    def __init__(self, cluster: Any, workers: list[Any]) -> None:
+        self.cluster, self.workers = cluster, workers
+
+    def settings(self, **more: Any) -> RaySettings:
+        return RaySettings(**{"address": self.cluster.address, "every_s": EVERY_S, **more}).located()
+
+    def lose(self, node: Any) -> None:
+        """A node dies at once."""
+        self.workers.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@contextmanager
+def two_nodes(*, cpus: int, memory_mb: int) -> Iterator[World]:
+    """A cluster; `cpus` and `memory_mb` of each of the two nodes."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3] / "src"), os.environ.get("PYTHONPATH", "")])
+        )
+        head = {"num_cpus": 0, "object_store_memory": STORE_MB * MIB, "memory": 1, "include_dashboard": False}
+        # By default Ray takes 15 s to believe that a node is dead.
+        soon = {"health_check_period_ms": 300, "health_check_timeout_ms": 1_000, "health_check_failure_threshold": 3}
+        cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": soon})
+        try:
+            workers = [
+                cluster.add_node(num_cpus=cpus, object_store_memory=STORE_MB * MIB, memory=memory_mb * MIB)
+                for _ in range(2)
+            ]
+            cluster.wait_for_nodes()
+            ray.init(address=cluster.address, log_to_driver=False)
+            yield World(cluster, workers)
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@asynccontextmanager
+async def opened(
+    settings: RaySettings, folder: Path, *, limits: Limits = LIMITS, run: str = "run", channel: str = ""
+) -> AsyncIterator[RayPlatform]:
+    platform = await RayPlatform.open(
+        folder, settings, channel=channel or (folder / "objects").as_uri(), run=run, limits=limits
+    )
+    try:
+        yield platform
+    finally:
+        await platform.shutdown()

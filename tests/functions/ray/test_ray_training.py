@@ -1,0 +1,108 @@
+"""Training on a Ray cluster of two nodes: the same weights whatever happens on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="no Ray; pip install 'ephemeron[ray]'")
+
+from ray_world import World, two_nodes
+
+from doctoring import left, refusal, texts
+from ephemeron.errors import ChannelUnreachable, PlanInfeasible
+from ephemeron.events import Ended, Event, Invoked, Progress
+from ephemeron.testing import TrainingMatrix, TrainingWorld
+from ephemeron.testing.training_world import of
+from tiny_job import JOB
+
+MEMORY_MB = 768
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[World]:
+    # Room for all three on either node, so that the one that is left can take what the other one had.
+    with two_nodes(cpus=2, memory_mb=4096) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def world(cluster: World, tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
+    folder = tmp_path_factory.mktemp("ray")
+    return TrainingWorld(
+        platform="ray", job=JOB, memory_mb=MEMORY_MB, settings=cluster.settings(), folder=folder,
+        channels={"folder": (folder / "objects").as_uri()}, relay_lifetime_s=12.0,
+        relay_faults=("delay:rank=1,factor=60",), slow_relays=True, patience_s=45.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+
+
+class TestRayTraining(TrainingMatrix):
+    """Through a folder that both nodes have."""
+
+
+def test_what_does_not_fit_the_cluster_is_refused_before_anything_runs(world: TrainingWorld) -> None:
+    with pytest.raises(PlanInfeasible, match="4096 MB and 2 CPUs") as refused:
+        world.go(memory_mb=8000)
+    assert refused.value.binding == "memory"
+    with pytest.raises(PlanInfeasible, match="has room for 8") as refused:
+        world.go(workers=9)
+    assert refused.value.binding == "concurrency"
+    with pytest.raises(ChannelUnreachable):
+        world.go(channel="redis://127.0.0.1:9")
+
+
+def test_the_run_s_record_says_where_and_nothing_secret(world: TrainingWorld) -> None:
+    run = json.loads((world.undisturbed[0].folder.path / "run.json").read_text())
+    assert run["ray"] == dataclasses.asdict(world.settings)
+
+
+def test_the_doctor_asks_every_node_and_has_a_function_called(cluster: World, world: TrainingWorld) -> None:
+    where = world.configured()["channel"]
+    common = ("--platform", "ray", "--ray-address", cluster.cluster.address)
+    said = texts(*common, "--channel", where)
+    assert said["platform"].count("this release, and sees the channel") == 2
+    assert "one of 1769 MB began" in said["function"]
+    assert left(where) == []
+    assert "nodes do not get credentials" in refusal(*common, "--channel", "redis://:hush@127.0.0.1:9/0")
+    assert "use fewer workers or less memory" in refusal(*common, "--channel", where, "--workers", "64", "--no-call")
+
+
+def test_the_doctor_names_a_node_that_sees_another_folder(
+    cluster: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each node has a disk of its own at the same path: what the client puts is not what the node finds."""
+
+    async def elsewhere(channel: str, key: str, data: bytes) -> None:
+        assert (channel, bool(data)) == (tmp_path.as_uri(), True)
+
+    monkeypatch.setattr("ephemeron.functions.ray.preflight._put", elsewhere)
+    said = refusal(
+        "--platform", "ray", "--ray-address", cluster.cluster.address, "--channel", tmp_path.as_uri(), "--no-call"
+    )
+    assert "does not see in channel" in said
+    assert "use s3://bucket/prefix, redis://HOST:PORT, or a folder that all nodes share" in said
+
+
+def test_a_node_dies(cluster: World, world: TrainingWorld) -> None:
+    """Last in this file: the cluster has one node less afterwards."""
+    lost = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.iteration >= 3 and not lost:
+            lost.append(cluster.workers[0])
+            cluster.lose(cluster.workers[0])
+
+    rough, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    assert len(lost) == 1
+    world.check_same(rough)
+    assert 1 <= [e.status for e in of(events, Ended)].count("lost") <= 2
+    assert [e.reason for e in of(events, Invoked)].count("replacement") >= 1
