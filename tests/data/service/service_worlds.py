@@ -143,6 +143,8 @@ class World:
         end = time.monotonic() + 60
         while (left := self.processes()) and time.monotonic() < end:
             if not self.coordinator.alive:
+                if not psutil.wait_procs(left, timeout=3)[1]:  # they were ending
+                    continue
                 self.coordinator.ensure(asdict(self.settings))  # one that was killed has ended nobody
             self.coordinator.kill(gently=True, wait_s=30)
             time.sleep(0.05)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ephemeron.data.service.shard import ShardSettings
 
 
+_HELD: list[ProcessLock] = []
+"""Locks until this process has ended, threads and all: as soon as one is free, the next process may be started."""
+
+
 class Served(Protocol):
     """What a part has to have."""
 
@@ -36,6 +40,7 @@ def main() -> None:
         presence = ProcessLock(folder)
     except BlockingIOError:
         return  # another one was faster
+    _HELD.append(presence)
     over = ShutdownSignal()
     served = _make(kind, presence, os.environ[TOKEN_VARIABLE], over.set)
     presence.announce(served.endpoint.address)
