@@ -1,12 +1,11 @@
 """Samples: where they come from, how they travel, who owns which, and which one is next.
 
-    sources   a job's `data` -> train and test samples (readers: idx, cifar, npz, datasets)
-    samples   the two arrays, and their bytes
-    split     unequal shares for unequal batch sizes (FasDL, section 4.2)
-    feed      where a trainer's batches come from: these arrays, or a flow (flow, flowspec)
-    sampling  which samples an iteration uses
-    usercode  `module:name` in the user's folders
-    bundling  those folders as a zip
+    spec               where a job's samples come from, as a value
+    sources            that value -> train and test samples (readers: idx, cifar, npz, datasets)
+    samples            the two arrays, and their bytes
+    split              unequal shares for unequal batch sizes (FasDL, section 4.2)
+    batch_source       where a trainer's batches come from: these arrays, or a flow (flow, flow_spec)
+    iteration_samples  which samples an iteration uses
 
 Importing this imports neither torch nor scikit-learn: a cold start pays for every import.
 """

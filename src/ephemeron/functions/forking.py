@@ -1,6 +1,6 @@
 """The fork server: a process that has imported what functions need, does nothing else, and is forked for each function.
 
-Started by the host like a function (`environment`), with `forks` as third argument. The host asks for a process with one
+Started by the host like a function (`function_main`), with `forks` as third argument. The host asks for a process with one
 byte and two descriptors (the function's connection and its log), over a socket that keeps messages apart:
 
     server    {"ready"}  {"forked": pid}  {"refused": why}

@@ -1,7 +1,7 @@
 """The process in which local functions run, one invocation after the other.
 
 Started as `python -m ephemeron.functions.function_main FD PARENT` by the host, or forked from a process that was started so
-with `forks` as third argument (`_forking`). The connection is an inherited socket, one line of JSON per message, because
+with `forks` as third argument (`forking`). The connection is an inherited socket, one line of JSON per message, because
 standard output belongs to the user's code. After the host has put this process under its memory quota and before it says
 hello, imports happen, or what was forked becomes its own: that is the cold start. Two threads serve the connection, so that
 an event costs the function a queue entry and nothing else, however slow the host is.

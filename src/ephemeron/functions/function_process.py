@@ -2,7 +2,7 @@
 
 An `FunctionProcess` serves one invocation at a time and is thrown away at the first sign of trouble: only an
 invocation that ended well, left no threads and no children makes its process fit for the next. Imports run without
-a CPU quota, as in clouds, and with the memory quota; where processes are forked (`_fork_server`), what was imported counts.
+a CPU quota, as in clouds, and with the memory quota; where processes are forked (`fork_server`), what was imported counts.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 A function gets CPU time in proportion to its memory quota, dies above it, dies at its lifetime limit, finds an
 empty scratch folder and no memory of earlier invocations, and is billed to the millisecond. A process of its own
-(`local_host`) owns the functions of a run, so that they go on when the client is killed.
+(`local_daemon`) owns the functions of a run, so that they go on when the client is killed.
 
     platform = await LocalPlatform.start(home / "runs" / run)
     invocation = await platform.invoke(call)
     outcome = await invocation.wait()
     await platform.shutdown()           # or close(), and the functions go on
 
-Where Linux allows it, functions are forked from a process that has made their imports (`_forking`), and are charged as if they
+Where Linux allows it, functions are forked from a process that has made their imports (`forking`), and are charged as if they
 had made them. Measured on two cores: the first cold start of a run takes 1.5 CPU seconds with PyTorch, further ones 0.12, a warm
 one 5 to 8 ms. More functions than the machine has CPU shares for run slower than their quota promises: see `default_memory_mb`.
 """

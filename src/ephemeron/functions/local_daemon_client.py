@@ -1,4 +1,4 @@
-"""Reaching the daemon of a run, and starting one: the client's side of `local_host`."""
+"""Reaching the daemon of a run, and starting one: the client's side of `local_daemon`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def decode_indices(data: memoryview | bytes) -> Indices:
 class FlowFeed:
     """See `ephemeron.data.batch_source.Feed`.
 
-    Batches are loaded ahead in processes or a thread (`ahead`); the slice of the test set is read here, once per epoch.
+    Batches are loaded ahead in processes or a thread (`prefetch`); the slice of the test set is read here, once per epoch.
 
     Args:
         spec: of the job's flow.

@@ -1,7 +1,7 @@
 """Exactly once: which positions of a job's sample stream have been used, and who gets which next.
 
 A position is a place in an epoch's order; which sample stands there is the sampler's affair. A batch is named by
-(generation, epoch, rank, sequence), and what is in it follows from that name by arithmetic (`dealing`). So a
+(generation, epoch, rank, sequence), and what is in it follows from that name by arithmetic (`epoch_partition`). So a
 request that is lost, repeated, or put to a router that has just started again gets the same answer, and a reply
 that comes twice is recognised by its name: `LocalBuffer` takes each once. Nobody keeps lists of what was delivered.
 
@@ -70,7 +70,7 @@ class Delivery:
         samples: N, positions of an epoch.
         batch: positions in a rank's batch.
         world_size: ranks.
-        remainder: what becomes of the rest of N / (batch × world_size); see `dealing`.
+        remainder: what becomes of the rest of N / (batch × world_size); see `epoch_partition`.
 
     Raises:
         JobError: one of these makes no sense.

@@ -1,4 +1,4 @@
-"""A part of the service as a process: `python -m ephemeron.data.service.process KIND FOLDER`, started by `keeper.Part`.
+"""A part of the service as a process: `python -m ephemeron.data.service.process KIND FOLDER`, started by `daemon.ManagedProcess`.
 
 Ends on SIGTERM in good order, and by itself when nobody needs it any more.
 """

@@ -19,7 +19,7 @@ deletes them:
     RUN.calls/cancel                     the calls that are to end; functions look every few seconds
     RUN.calls/payload.ID                 a call that is too large to be sent
 
-How a call ends, in this order (`state`, without I/O): by its outcome; by what a witness says of it, when there is no
+How a call ends, in this order (`call_tracker`, without I/O): by its outcome; by what a witness says of it, when there is no
 outcome although the store was read once more; by silence, when its lifetime and a grace have passed, or when it has
 not begun although the cloud should have dropped or started it by now. Billed is what the witness says, if it comes
 within a few seconds of the outcome, else what the handler measured, and then a note says so.
@@ -30,5 +30,5 @@ the worker like any duplicate. Cancelling is a flag, which functions see every f
 Cost of watching: each function puts one object every `every_s` seconds, and the client lists as often. At 5 seconds
 and S3's prices that is $0.0036 an hour for each of them, against $0.10 for a function of 1,769 MB on AWS Lambda.
 
-A cloud adds a sender, a witness, and where its handlers are processes of ours (`supervised`) what starts them.
+A cloud adds a sender, a witness, and where its handlers are processes of ours (`process_supervisor`) what starts them.
 """

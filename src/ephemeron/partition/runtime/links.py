@@ -1,6 +1,6 @@
 """Links between stage processes: one thread for each, so that sending and computing go on at the same time.
 
-A link sends one message at a time, in order, and may be held back by a throttle as `measuring.peer` holds back: latency
+A link sends one message at a time, in order, and may be held back by a throttle as `costs.peer` holds back: latency
 and bytes over bandwidth, on top of what sending takes. That makes a slow network of loopback, each way by itself, with
 the times that the judge supposes. A message without tensors is not held back: it only says that a micro-batch is
 through.

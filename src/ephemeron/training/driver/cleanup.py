@@ -27,7 +27,7 @@ class RemainingObjects:
 
     folder: RunFolder
     status: str
-    """Of `standing`."""
+    """Of `run_status`."""
     address: str
     """Of the channel; empty where the run had none that outlives it."""
     keys: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a function is going to need of memory, from the model as it was tried: an estimate, unlike the bound in `feasible`.
+"""What a function is going to need of memory, from the model as it was tried: an estimate, unlike the bound in `admission`.
 
 A default quota is raised to it; a quota that was chosen is kept, and the run says where it looks too small. Peaks add up
 what is always there and the largest of what comes one after the other: activations of a training step, those of an

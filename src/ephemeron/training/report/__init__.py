@@ -1,10 +1,10 @@
 """What a run did, cost and learned: one page, one picture, both from its events.
 
-    story  events and prices -> Story, pure     learning, invocations, lanes, spending: its chapters
-    html   Story -> one self-contained page     figures, svg, charts, timeline, tables: its parts
-    png    Story -> one picture (needs matplotlib)
-    prediction  a plan against its run
-    front  Plan -> terminal, page and picture                  scatter, planned: its parts
+    run_summary  events and prices -> RunSummary, pure     metrics, invocations, lanes, cost_series: its parts
+    html         RunSummary -> one self-contained page     headline, charts, timeline, tables: its parts
+    png          RunSummary -> one picture (needs matplotlib)
+    prediction   a plan against its run
+    pareto       Plan -> terminal, page and picture        scatter, plan_page: its parts
 
 `write_report` reads a run folder at any moment of the run, also while it goes on or after it was killed.
 """

@@ -1,7 +1,7 @@
 """Replacing a peer that has been silent for too long: the failure detector of all patterns.
 
 Who is late is a collective's to say (a contribution or a shard is missing, a parameter server has not heard of a rank), or
-follows from who waits for whom where stages do (`waiting`). Whether it is replaced is decided here, in one way:
+follows from who waits for whom where stages do (`wait_for_graph`). Whether it is replaced is decided here, in one way:
 
 - not before it has been silent for longer than its pace allows (`timeouts`);
 - not where it is seen to go on, in runs whose ranks do not wait for each other;
