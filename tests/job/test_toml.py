@@ -132,7 +132,7 @@ MISTAKES = {
     "number for options": ("model = { target = 'm:f', options = 3 }", ["options = 3", "a table"]),
     "number for a path": (MODEL + "[data]\npath = 3", ["data: path = 3", "a path"]),
     "text for a list": (MODEL + "code = '.'", ["code = '.'", "a list"]),
-    "number in a list of paths": (MODEL + "code = [3]", ["code = 3", "a path"]),
+    "number in a list of paths": (MODEL + "code = [3]", ["code[0] = 3", "a path"]),
     "text in a table of numbers": (MODEL + "[simulation]\ncompute = { a = 'x', b = 1, m = 1 }", ["compute.a = 'x'"]),
     "run is no table": (MODEL + "run = 3", ["run = 3", "a table"]),
     "bad choice": (MODEL + "dtype = 'float16'", ["dtype = 'float16'", "use one of float32, float64"]),

@@ -1,12 +1,16 @@
 """What users build or write by hand is checked where they do it."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
 import ephemeron
+from ephemeron.config import typed
+from ephemeron.config.typed import Count, MoreThan, Within
 from ephemeron.errors import JobError
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target, load_job
 
@@ -104,3 +108,38 @@ def test_replacing_keeps_checking():
     with pytest.raises(JobError, match="Job: seed = 'x'"):
         dataclasses.replace(job, seed="x")
     assert Configuration(workers=3).resolved().workers == 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    count: Count = 1
+    share: Annotated[float, Within(0, 1)] = 1.0
+    rate: Annotated[float, MoreThan(0, infinite=True)] | None = None
+    shape: tuple[int, str] = (1, "a")
+    by_rank: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    either: int | str = 0
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"count": 0}, "at: count = 0 should be at least 1"),
+        ({"share": 1.5}, "at: share = 1.5 should be from 0 to 1"),
+        ({"share": math.inf}, "at: share = inf should be from 0 to 1"),
+        ({"rate": 0}, "at: rate = 0.0 should be more than 0"),
+        ({"shape": [1]}, r"at: shape = \[1\] should have 2 values"),
+        ({"shape": [1, 2]}, r"at: shape\[1\] = 2 should be text"),
+        ({"by_rank": {"x": []}}, "at: by_rank: key 'x' should be a whole number"),
+        ({"by_rank": {"1": ["y"]}}, r"at: by_rank.1\[0\] = 'y' should be a number"),
+        ({"either": 1.5}, "at: either = 1.5 should be a whole number or text"),
+    ],
+)
+def test_bounds_and_nested_types(raw, told):
+    with pytest.raises(JobError, match=told):
+        typed.build(Bounded, raw, where="at")
+
+
+def test_plain_is_the_inverse_of_build():
+    made = typed.build(Bounded, {"by_rank": {"1": [2]}, "rate": math.inf, "either": "x"}, where="at")
+    assert made == Bounded(by_rank={1: (2.0,)}, rate=math.inf, either="x")
+    assert typed.build(Bounded, json.loads(json.dumps(typed.plain(made))), where="at") == made

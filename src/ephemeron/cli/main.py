@@ -21,6 +21,7 @@ from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
 from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
+from ephemeron.cli.log_options import add_log_options
 from ephemeron.cli.logs import logs as logs_command
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.partition import partition as partition_group
@@ -319,6 +320,7 @@ main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)
 clean_group.add_command(clean_openfaas)
 clean_group.add_command(clean_runs)
+add_log_options(main)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:

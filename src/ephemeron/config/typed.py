@@ -1,4 +1,15 @@
-"""Values from outside, checked against the types of a dataclass: every mistake is one line that names place and value."""
+"""Values from outside, checked against the types of a dataclass: every mistake is one line that names place and value.
+
+One reader serves TOML, JSON and Python. Types say what a value may be; `Annotated` adds bounds:
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Limits:
+        workers: Annotated[int, AtLeast(1)]
+        budget_usd: Annotated[float, MoreThan(0)] | None = None
+        accuracy: Annotated[float, Within(0, 1)] = 1.0
+
+NaN is refused everywhere, infinity wherever a bound excludes it (all bounds exclude it, unless `infinite=True`).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +17,12 @@ import dataclasses
 import difflib
 import math
 import reprlib
+import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ephemeron.errors import JobError
 
@@ -18,6 +30,43 @@ LARGEST = 2**53
 """Whole numbers beyond it are mistakes, and not every format holds them."""
 
 _shown = reprlib.Repr().repr
+
+
+class Bound:
+    """What a number has to be, beside its type: `phrase` completes "should be …"."""
+
+    __slots__ = ("maximum", "minimum", "open", "phrase")
+
+    def __init__(self, phrase: str, minimum: float, maximum: float, *, open_minimum: bool = False) -> None:
+        self.phrase = phrase
+        self.minimum = minimum
+        self.maximum = maximum
+        self.open = open_minimum
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is within the bound."""
+        return (value > self.minimum if self.open else value >= self.minimum) and value <= self.maximum
+
+
+def AtLeast(minimum: float, *, infinite: bool = False) -> Bound:
+    """A bound from below that includes the minimum."""
+    return Bound(f"at least {minimum:g}", minimum, math.inf if infinite else sys.float_info.max)
+
+
+def MoreThan(minimum: float, *, infinite: bool = False) -> Bound:
+    """A bound from below that excludes the minimum."""
+    return Bound(f"more than {minimum:g}", minimum, math.inf if infinite else sys.float_info.max, open_minimum=True)
+
+
+def Within(minimum: float, maximum: float) -> Bound:
+    """Bounds from both sides, both included."""
+    return Bound(f"from {minimum:g} to {maximum:g}", minimum, maximum)
+
+
+Positive: TypeAlias = Annotated[float, MoreThan(0)]
+NonNegative: TypeAlias = Annotated[float, AtLeast(0)]
+Count: TypeAlias = Annotated[int, AtLeast(1)]
+"""Of things of which there is at least one: workers, epochs, samples."""
 
 
 class Typed:
@@ -37,7 +86,10 @@ class Typed:
                 object.__setattr__(self, key, converted)
 
 
-def build(cls: type[Any], raw: Any, *, where: str) -> Any:
+T = TypeVar("T")
+
+
+def build(cls: type[T], raw: Any, *, where: str) -> T:
     """A frozen dataclass from a mapping, strictly.
 
     Raises:
@@ -55,7 +107,7 @@ def build(cls: type[Any], raw: Any, *, where: str) -> Any:
         if key not in hints:
             raise JobError(f"{where}: unknown key {key}", remedy=suggest(key, cls))
     values = {key: convert(hints[key], value, f"{where}: {key}") for key, value in raw.items()}
-    for f in dataclasses.fields(cls):
+    for f in dataclasses.fields(typing.cast("type[Any]", cls)):
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise JobError(f"{where}: missing key {f.name}")
     return cls(**values)
@@ -66,7 +118,7 @@ _HINTS: dict[type, dict[str, Any]] = {}
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
     if cls not in _HINTS:
-        hints = get_type_hints(cls)
+        hints = get_type_hints(cls, include_extras=True)
         _HINTS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
     return _HINTS[cls]
 
@@ -77,29 +129,36 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     Raises:
         JobError: it is of another type, no number, or too large a one.
     """
-    if hint is Any:
+    if hint is Any or hint is object:
         return value
     origin = get_origin(hint)
+    if origin is Annotated:
+        kind, *bounds = get_args(hint)
+        value = convert(kind, value, where)
+        for bound in bounds:
+            if isinstance(bound, Bound) and not bound.holds(value):
+                raise JobError(f"{where} = {_shown(value)} should be {bound.phrase}")
+        return value
     if origin in (Union, types.UnionType):
         options = get_args(hint)
         if value is None and type(None) in options:
             return None
-        return convert(next(o for o in options if o is not type(None)), value, where)
+        return _any_of([o for o in options if o is not type(None)], value, where)
     if origin is Literal:
         if value not in get_args(hint):
             raise JobError(
                 f"{where} = {_shown(value)} is not known", remedy=f"use one of {', '.join(map(str, get_args(hint)))}"
             )
         return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
+    if origin in (tuple, list, Sequence, frozenset):
+        if not isinstance(value, (list, tuple, frozenset)):
             raise JobError(f"{where} = {_shown(value)} should be a list")
-        return tuple(convert(get_args(hint)[0], v, where) for v in value)
-    if origin is dict:
+        return _sequence(origin, get_args(hint), value, where)
+    if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise JobError(f"{where} = {_shown(value)} should be a table")
-        inner = get_args(hint)[1]
-        return {k: v if inner is Any else convert(inner, v, f"{where}.{k}") for k, v in value.items()}
+        key, inner = get_args(hint)
+        return {_key(key, k, where): convert(inner, v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast("type[Any]", hint)):
             return value
@@ -107,6 +166,54 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             value = {"target": value}  # model = "models:cnn" is short for {target = "models:cnn"}
         return build(typing.cast("type[Any]", hint), value, where=where)
     return _scalar(hint, value, where)
+
+
+def _any_of(options: Sequence[Any], value: Any, where: str) -> Any:
+    """`value` as the first of several types that takes it. With one type, its own message is the error."""
+    if len(options) == 1:
+        return convert(options[0], value, where)
+    if type(value) in options:
+        return convert(type(value), value, where)
+    problems: list[JobError] = []
+    for option in options:
+        try:
+            return convert(option, value, where)
+        except JobError as e:
+            problems.append(e)
+    if isinstance(value, Mapping):
+        raise problems[-1]
+    raise JobError(f"{where} = {_shown(value)} should be {' or '.join(_name(o) for o in options)}")
+
+
+def _sequence(origin: Any, args: tuple[Any, ...], value: Iterable[Any], where: str) -> Any:
+    values = list(value)
+    if (origin is tuple and len(args) != 2) or (origin is tuple and args[1] is not Ellipsis):
+        if len(values) != len(args):
+            raise JobError(f"{where} = {_shown(value)} should have {len(args)} values")
+        return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, values, strict=True)))
+    made = (convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(values))
+    return list(made) if origin is list else frozenset(made) if origin is frozenset else tuple(made)
+
+
+def _key(hint: Any, key: Any, where: str) -> Any:
+    """A key of a table: JSON and TOML have text only, so numbers are read from it."""
+    if hint is int and isinstance(key, str):
+        try:
+            return int(key)
+        except ValueError:
+            raise JobError(f"{where}: key {_shown(key)} should be a whole number") from None
+    return convert(hint, key, f"{where}: key")
+
+
+def plain(value: Any) -> Any:
+    """The inverse of `build`: dataclasses as dicts, tuples as lists, paths as text, ready for JSON and TOML."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, frozenset)):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
@@ -124,9 +231,9 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _name(hint: type) -> str:
+def _name(hint: Any) -> str:
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}.get(
-        hint, hint.__name__
+        hint, getattr(hint, "__name__", str(hint))
     )
 
 
