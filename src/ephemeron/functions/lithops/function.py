@@ -50,7 +50,7 @@ class BackendSupervisor(OneShotSupervisor):
         super().__init__(
             folder, memory_mb=memory_mb, vcpus=memory_mb / settings.mb_per_vcpu, variables=settings.variables
         )
-        self._executor = Executor(settings)
+        self._executor = Executor(settings, run_call)
 
     def sender(self, callback: str, **voice: Any) -> LithopsSender:
         return LithopsSender(self._executor, started=lambda request, future: None, **voice)

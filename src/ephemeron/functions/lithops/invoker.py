@@ -25,17 +25,17 @@ class Executor:
 
     Args:
         settings: of the platform.
+        run: `lithops.function.run_call`, which Lithops is to run.
     """
 
-    def __init__(self, settings: LithopsSettings) -> None:
+    def __init__(self, settings: LithopsSettings, run: Callable[[dict[str, Any]], str]) -> None:
         self.settings = settings
+        self._run = run
         self._one = threading.Lock()
         self._executor: Any = None
 
     def call(self, event: bytes, request: str, call: Call) -> Any:
         """Starts a function; returns its future. Blocks."""
-        from ephemeron.functions.lithops.function import run_call
-
         with self._one:
             executor = self._made()
             data = {
@@ -45,7 +45,7 @@ class Executor:
                 "told": asdict(self.settings),
             }
             return executor.call_async(
-                run_call, {"message": data},
+                self._run, {"message": data},
                 # Lithops would kill the function without a last word; its supervisor does it before.
                 timeout=math.ceil(min(call.lifetime_s + MARGIN_S, self.settings.timeout_s)),
                 runtime_memory=None if self.settings.backend == LOCALHOST else call.memory_mb,

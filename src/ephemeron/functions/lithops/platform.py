@@ -16,6 +16,7 @@ from ephemeron.functions.async_invoke.log_source import Death, LogReport
 from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
 from ephemeron.functions.async_invoke.records import RecordKeys, calls_prefix
 from ephemeron.functions.base import Limits
+from ephemeron.functions.lithops.function import run_call
 from ephemeron.functions.lithops.invoker import Executor, LithopsSender
 from ephemeron.functions.lithops.settings import LOCALHOST, LithopsSettings, lithops_module
 
@@ -95,7 +96,7 @@ class LithopsPlatform(AsyncInvokePlatform):
             f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
             "The death of a whole task that this client has not sent is noticed by its silence, after its lifetime.",
         )
-        self._executor = Executor(settings)
+        self._executor = Executor(settings, run_call)
         self._watch = FutureWatch(self._executor)
         super().__init__(run_dir, limits, channel, names, every_s=settings.every_s)
 

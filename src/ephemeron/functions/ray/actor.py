@@ -37,7 +37,7 @@ class NodeSupervisor(OneShotSupervisor):
         self._told = told
 
     def sender(self, callback: str, **voice: Any) -> RaySender:
-        return RaySender(self._told, **voice)
+        return RaySender(self._told, Actor, **voice)
 
 
 class Actor:

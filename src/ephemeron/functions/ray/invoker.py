@@ -37,12 +37,13 @@ class RaySender(RecordedSender):
 
     Args:
         told: of the cluster.
+        actor: `ray.actor.Actor`, the class of the actors.
         voice: see `RecordedSender`.
     """
 
-    def __init__(self, told: WorkerSettings, **voice: Any) -> None:
+    def __init__(self, told: WorkerSettings, actor: type[object], **voice: Any) -> None:
         super().__init__(inline_bytes=INLINE_BYTES, **voice)
-        self._told = told
+        self._told, self._actor = told, actor
 
     async def request(self, event: bytes, call: Call) -> str:
         name = secrets.token_hex(8)
@@ -53,9 +54,7 @@ class RaySender(RecordedSender):
         return name
 
     def _make(self, name: str, event: bytes, memory_mb: int) -> None:
-        from ephemeron.functions.ray.actor import Actor
-
-        ray_module().remote(Actor).options(
+        ray_module().remote(self._actor).options(
             name=name,
             namespace=self._told.namespace,
             # Owned by the cluster: not ended together with the client, or with the function that invokes its successor.

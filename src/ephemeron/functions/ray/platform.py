@@ -13,6 +13,7 @@ from ephemeron.errors import ChannelError
 from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
 from ephemeron.functions.async_invoke.records import Record, RecordKeys, calls_prefix
 from ephemeron.functions.base import Limits
+from ephemeron.functions.ray.actor import Actor
 from ephemeron.functions.ray.actor_monitor import ActorWatch
 from ephemeron.functions.ray.cluster import connect, disconnect, ray_module
 from ephemeron.functions.ray.invoker import RaySender, WorkerSettings, namespace_of
@@ -50,7 +51,7 @@ class RayPlatform(AsyncInvokePlatform):
 
     def sender(self) -> RaySender:
         return RaySender(
-            self._told, channel=self._channel, names=self._names, announce=self._announce, every_s=self._every_s
+            self._told, Actor, channel=self._channel, names=self._names, announce=self._announce, every_s=self._every_s
         )
 
     @classmethod
