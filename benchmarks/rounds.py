@@ -153,7 +153,7 @@ async def _rounds(
         began = loop.time()
         await asyncio.gather(*(member.round(t) for member in members))
         times.append((began, loop.time()))
-        await asyncio.gather(*(member.collective.tidy() for member in members))
+        await asyncio.gather(*(member.collective.collect_garbage() for member in members))
         t += 1
         if t == case.warm_up:
             before = sum((member.channel.traffic for member in members), Traffic())
@@ -217,12 +217,12 @@ class Member:
         """What the worker's loop does between two computations."""
         collective = self.collective
         self.group.status.applied = self.group.status.durable = t
-        collective.stage(t, self.vector, 1.0)
+        collective.submit(t, self.vector, 1.0)
         if collective.overlaps:
-            await asyncio.gather(collective.upload(t), collective.aggregate(t), collective.collect(t))
+            await asyncio.gather(collective.upload(t), collective.reduce(t), collective.wait(t))
         else:
             await collective.upload(t)
-            await asyncio.gather(collective.aggregate(t), collective.collect(t))
+            await asyncio.gather(collective.reduce(t), collective.wait(t))
 
     async def clean(self) -> None:
         await self.channel.delete(await self.channel.list(f"{self.keys.run}/"))

@@ -207,7 +207,7 @@ class _Ours:
         self.loop.run_until_complete(self.member.round(t))
 
     def clean(self, t: int) -> None:
-        self.loop.run_until_complete(self.member.collective.tidy())
+        self.loop.run_until_complete(self.member.collective.collect_garbage())
 
 
 class _Bare:

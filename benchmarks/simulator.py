@@ -94,10 +94,10 @@ async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Mete
         collective, vector = KReduce(group), np.full(64, rank, dtype=np.float32)
         for iteration in range(rounds):
             group.status.applied = group.status.durable = iteration
-            collective.stage(iteration, vector, 1.0)
+            collective.submit(iteration, vector, 1.0)
             await collective.upload(iteration)
-            await asyncio.gather(collective.aggregate(iteration), collective.collect(iteration))
-            await collective.tidy()
+            await asyncio.gather(collective.reduce(iteration), collective.wait(iteration))
+            await collective.collect_garbage()
 
     await asyncio.gather(*(worker(rank) for rank in range(workers)))
 

@@ -141,13 +141,13 @@ class Rounds:
                 starts[t] = max(starts[t], loop.time())
                 if self.saves:
                     collective.g.status.applied = collective.g.status.durable = t
-                collective.stage(t, vectors[t, rank], weights[t][rank])
+                collective.submit(t, vectors[t, rank], weights[t][rank])
                 got.append(await exchange(collective, t))
                 ends[t] = max(ends[t], loop.time())
                 if rank == 0:
                     self.ended_at.append(loop.time())
                     self.traffic.append(sum((m.traffic for m in self.meters), Traffic()))
-                await collective.tidy()
+                await collective.collect_garbage()
             return got
 
         loop = asyncio.get_running_loop()
@@ -178,11 +178,11 @@ async def exchange(collective: Collective, iteration: int) -> Reduced:
     """What a worker does with what it has staged."""
     if collective.overlaps:
         _, _, merged = await asyncio.gather(
-            collective.upload(iteration), collective.aggregate(iteration), collective.collect(iteration)
+            collective.upload(iteration), collective.reduce(iteration), collective.wait(iteration)
         )
         return merged
     await collective.upload(iteration)
-    _, merged = await asyncio.gather(collective.aggregate(iteration), collective.collect(iteration))
+    _, merged = await asyncio.gather(collective.reduce(iteration), collective.wait(iteration))
     return merged
 
 

@@ -171,9 +171,9 @@ def test_an_aggregator_holds_few_messages(pattern):
                 size=size, dtype=np.dtype(np.float32),
             )  # fmt: skip
             collective = collective_for(pattern, group)
-            collective.stage(0, np.ones(size, np.float32), 1.0)
+            collective.submit(0, np.ones(size, np.float32), 1.0)
             if rank == 0:
-                aggregation = asyncio.ensure_future(collective.aggregate(0))
+                aggregation = asyncio.ensure_future(collective.reduce(0))
                 await asyncio.sleep(1)
                 found[pattern] = channel.most_waiting
                 await aggregation
@@ -219,16 +219,16 @@ def test_repeating_an_iteration_is_harmless():
             return KReduce(group)
 
         async def round_of(collective, rank):
-            collective.stage(0, vectors[rank], 1.0)
+            collective.submit(0, vectors[rank], 1.0)
             return await exchange(collective, 0)
 
         first = await asyncio.gather(round_of(member(0), 0), round_of(member(1), 1))
         again = await round_of(member(1, attempt=1), 1)
         assert again.vector.tobytes() == first[0].vector.tobytes() == in_rank_order(vectors, [1, 1]).tobytes()
         late = member(0, attempt=1)
-        assert await late.left_to_do(0) == (False, False)
-        late.stage(0, vectors[0], 1.0)
-        late.adopt(0, uploaded=True)
-        assert (await late.collect(0)).vector.tobytes() == again.vector.tobytes()
+        assert await late.pending(0) == (False, False)
+        late.submit(0, vectors[0], 1.0)
+        late.take_over(0, uploaded=True)
+        assert (await late.wait(0)).vector.tobytes() == again.vector.tobytes()
 
     run(scenario())

@@ -32,12 +32,12 @@ def round_s(
             policy=policy_for("bsp"), size=size, dtype=np.dtype(np.float32),
         )  # fmt: skip
         collective = collective_for(pattern, group)
-        collective.stage(0, np.zeros(size, np.float32), 1.0)
+        collective.submit(0, np.zeros(size, np.float32), 1.0)
         if collective.overlaps:
-            await asyncio.gather(collective.upload(0), collective.aggregate(0), collective.collect(0))
+            await asyncio.gather(collective.upload(0), collective.reduce(0), collective.wait(0))
         else:
             await collective.upload(0)
-            await asyncio.gather(collective.aggregate(0), collective.collect(0))
+            await asyncio.gather(collective.reduce(0), collective.wait(0))
 
     async def everybody() -> float:
         store = MemoryChannel()

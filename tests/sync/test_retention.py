@@ -21,7 +21,7 @@ class Run(RuleBasedStateMachine):
     @initialize(world=st.integers(1, 4))
     def start(self, world: int) -> None:
         self.world = world
-        self.retention = ObjectGC(world)
+        self.garbage = ObjectGC(world)
         self.sent = [0] * world  # contributions of each rank
         self.applied = [0] * world
         self.most_applied = [0] * world
@@ -48,10 +48,10 @@ class Run(RuleBasedStateMachine):
     @rule()
     def fold(self) -> None:
         for rank, (applied, durable) in self.waiting.pop(self.versions).items():
-            self.retention.heard(rank, applied=applied, durable=durable)
+            self.garbage.update(rank, applied=applied, durable=durable)
         merged = f"{self.versions}.m"
         self.stored.add(merged)
-        self.retention.folded(self.versions, [contribution(self.versions, r) for r in range(self.world)], [merged])
+        self.garbage.record(self.versions, [contribution(self.versions, r) for r in range(self.world)], [merged])
         self.versions += 1
 
     @rule(rank=ranks)
@@ -74,13 +74,13 @@ class Run(RuleBasedStateMachine):
     @rule()
     def hand_over(self) -> None:
         """The aggregator itself is relayed: its successor goes on with what it knew."""
-        known = json.loads(json.dumps(self.retention.state()))
-        self.retention = ObjectGC(self.world)
-        self.retention.load(known)
+        known = json.loads(json.dumps(self.garbage.state()))
+        self.garbage = ObjectGC(self.world)
+        self.garbage.load(known)
 
     @rule()
-    def tidy(self) -> None:
-        keys = self.retention.expired()
+    def collect_garbage(self) -> None:
+        keys = self.garbage.expired()
         assert len(keys) == len(set(keys))
         assert not self.deleted & set(keys), "each key is named once"
         assert set(keys) <= self.stored
@@ -101,8 +101,8 @@ class Run(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once everybody has said all, nothing is left but what is needed: storage is bounded."""
         for rank in range(self.world):
-            self.retention.heard(rank, applied=self.most_applied[rank], durable=self.checkpoints[rank][0])
-        self.tidy()
+            self.garbage.update(rank, applied=self.most_applied[rank], durable=self.checkpoints[rank][0])
+        self.collect_garbage()
         read, safe = min(self.most_applied), min(c[0] for c in self.checkpoints)
         left = {contribution(v, r) for v in range(read, self.versions) for r in range(self.world)}
         left |= {f"{v}.m" for v in range(safe, self.versions)}
@@ -115,38 +115,38 @@ TestRetention = Run.TestCase
 
 
 def test_nothing_goes_before_every_rank_was_heard_of():
-    retention = ObjectGC(3)
-    retention.folded(0, ["c"], ["m"])
-    retention.heard(0, applied=9, durable=9)
-    retention.heard(1, applied=9, durable=9)
-    assert retention.expired() == []
-    retention.heard(2, applied=9, durable=9)
-    assert sorted(retention.expired()) == ["c", "m"]
-    assert retention.expired() == []
+    garbage = ObjectGC(3)
+    garbage.record(0, ["c"], ["m"])
+    garbage.update(0, applied=9, durable=9)
+    garbage.update(1, applied=9, durable=9)
+    assert garbage.expired() == []
+    garbage.update(2, applied=9, durable=9)
+    assert sorted(garbage.expired()) == ["c", "m"]
+    assert garbage.expired() == []
 
 
 def test_contributions_go_when_applied_and_versions_when_durable():
-    retention = ObjectGC(2)
-    retention.folded(0, ["c0"], ["m0"])
-    retention.folded(1, ["c1"], ["m1"])
-    retention.heard(0, applied=2, durable=1)
-    retention.heard(1, applied=1, durable=0)
-    assert retention.expired() == ["c0"]
-    retention.heard(1, applied=2, durable=1)
-    assert sorted(retention.expired()) == ["c1", "m0"]
+    garbage = ObjectGC(2)
+    garbage.record(0, ["c0"], ["m0"])
+    garbage.record(1, ["c1"], ["m1"])
+    garbage.update(0, applied=2, durable=1)
+    garbage.update(1, applied=1, durable=0)
+    assert garbage.expired() == ["c0"]
+    garbage.update(1, applied=2, durable=1)
+    assert sorted(garbage.expired()) == ["c1", "m0"]
 
 
 def test_a_rank_that_was_replaced_takes_nothing_back():
-    retention = ObjectGC(1)
-    retention.folded(0, ["c0"], ["m0"])
-    retention.heard(0, applied=1, durable=1)
-    retention.heard(0, applied=0, durable=0)
-    assert sorted(retention.expired()) == ["c0", "m0"]
+    garbage = ObjectGC(1)
+    garbage.record(0, ["c0"], ["m0"])
+    garbage.update(0, applied=1, durable=1)
+    garbage.update(0, applied=0, durable=0)
+    assert sorted(garbage.expired()) == ["c0", "m0"]
 
 
 def test_shards_of_a_version_are_kept_together():
-    retention = ObjectGC(1)
-    retention.folded(0, ["c0"], ["m0"])
-    retention.folded(0, ["c1"], ["m1"])
-    retention.heard(0, applied=1, durable=0)
-    assert retention.expired() == ["c0", "c1"]
+    garbage = ObjectGC(1)
+    garbage.record(0, ["c0"], ["m0"])
+    garbage.record(0, ["c1"], ["m1"])
+    garbage.update(0, applied=1, durable=0)
+    assert garbage.expired() == ["c0", "c1"]

@@ -29,7 +29,7 @@ async def write(saver, iteration, *, applied=None, forget=True, acknowledged=Non
         arrays, {"iteration": iteration}, iteration=iteration, applied=applied, acknowledged=acknowledged
     )
     if forget:
-        await saver.forget()
+        await saver.delete_superseded()
     return nbytes
 
 
@@ -81,7 +81,7 @@ def test_the_third_newest_is_there_until_it_is_forgotten():
             await write(saver, iteration, forget=False)
         assert set(channel.objects) == {KEYS.state(1, i) for i in (10, 20, 30, 40)}
         assert saver.durable == 30
-        await saver.forget()
+        await saver.delete_superseded()
         assert set(channel.objects) == {KEYS.state(1, 30), KEYS.state(1, 40)}
 
     asyncio.run(go())

@@ -14,7 +14,7 @@ from ephemeron.training.collectives.group import (
     ReductionStatus,
     StalledPeers,
     Trace,
-    ask_for,
+    handle_timeout,
 )
 from ephemeron.training.collectives.kreduce import KReduce
 from ephemeron.training.collectives.server import ServerAccumulate, ServerReduce
@@ -66,7 +66,7 @@ __all__ = [
     "StalledPeers",
     "Trace",
     "all_of",
-    "ask_for",
     "chunk_elements",
     "collective_for",
+    "handle_timeout",
 ]

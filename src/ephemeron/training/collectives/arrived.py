@@ -36,12 +36,12 @@ class ArrivedReduce(KReduce):
         """The same of the next version, as far as it was read."""
         self._paces: dict[str, PeerPace] = {}
         self._looked: dict[int, int] = {}
-        """By aggregator, what `latest` said last."""
-        self._adopted_marks: Marks | None = None
+        """By aggregator, what `latest_iteration` said last."""
+        self._predecessor_marks: Marks | None = None
 
     # -- aggregation --------------------------------------------------------------------------------------
 
-    async def _reduce(self, version: int, piece: Chunk) -> None:
+    async def _reduce_chunk(self, version: int, piece: Chunk) -> None:
         """Whatever has arrived. Ranks in order, so ties are decided."""
         chain, rank = self.chain, self.g.rank
         before, bound = tuple(chain.folded), self.chain.bound(version)
@@ -73,7 +73,7 @@ class ArrivedReduce(KReduce):
         began = loop.time()
         data = await self.g.channel.fetch(key)
         if data is None:
-            if pace.is_late(loop.time(), self.g.timeout_s()):
+            if pace.is_late(loop.time(), self.g.silence_timeout_s()):
                 await self.g.suspect(StalledPeers(iteration, [rank], [key]))
             return None
         pace.came(loop.time())
@@ -84,12 +84,12 @@ class ArrivedReduce(KReduce):
     def _held(self, marks: Marks) -> Used:
         return {r: marks.folded(r) for r in range(self.g.world)}
 
-    async def _take_over(self, version: int, piece: Chunk, theirs: MessageHeader, used: Used) -> Used | None:
+    async def _continue_after(self, version: int, piece: Chunk, theirs: MessageHeader, used: Used) -> Used | None:
         marks = Marks.of(theirs.marks)
         if marks.before[self.g.rank] != version or not self._continues(marks, used):
             if theirs.attempt < self.g.attempt:
                 return None
-            await self.g.overdue(StalledPeers(version, ()))  # leaves: a newer attempt goes on
+            await self.g.on_timeout(StalledPeers(version, ()))  # leaves: a newer attempt goes on
         self.chain.take_over(marks)
         return self._held(marks)
 
@@ -98,8 +98,8 @@ class ArrivedReduce(KReduce):
 
     # -- download -----------------------------------------------------------------------------------------
 
-    async def collect(self, version: int) -> Reduced:
-        merged = await super().collect(version)
+    async def wait(self, version: int) -> Reduced:
+        merged = await super().wait(version)
         self._read.update(self._next)
         self._next.clear()
         return merged
@@ -109,21 +109,21 @@ class ArrivedReduce(KReduce):
         if piece.owner != self.g.rank and self._read.get(piece.label, marks.before) != marks.before:
             return False
         self._next[piece.label] = marks.after
-        self.g.heard(piece.owner, envelope.busy_s)
+        self.g.on_message(piece.owner, envelope.busy_s)
         self._pace(f"m.{piece.owner}").came(asyncio.get_running_loop().time())
         return True
 
     async def _glance(self, vector: np.ndarray, version: int, piece: Chunk) -> int | None:
         found = await super()._glance(vector, version, piece)
         if found is None and piece.owner != self.g.rank:
-            late = self._pace(f"m.{piece.owner}").is_late(asyncio.get_running_loop().time(), self.g.timeout_s())
+            late = self._pace(f"m.{piece.owner}").is_late(asyncio.get_running_loop().time(), self.g.silence_timeout_s())
             if late and await self._is_stuck(version, piece.owner):
                 await self.g.suspect(await self._blame_owner(version, piece))
         return found
 
     async def _is_stuck(self, version: int, owner: int) -> bool:
         """Whether an aggregator is past a version that is not there, or has done nothing since the last look."""
-        latest = await self.latest(owner)
+        latest = await self.latest_iteration(owner)
         before, self._looked[owner] = self._looked.get(owner), latest
         return latest > version or latest == before
 
@@ -142,7 +142,7 @@ class ArrivedReduce(KReduce):
         first = min((t for t, _ in missing), default=version)
         return await self._blame_missing(version, first, [r for t, r in missing if t == first], piece)
 
-    async def latest(self, rank: int) -> int:
+    async def latest_iteration(self, rank: int) -> int:
         """Lists: somebody has waited in vain."""
         found = [read[rank] - 1 for read in self._read.values()]
         prefix = self.g.keys.exchanged
@@ -154,14 +154,14 @@ class ArrivedReduce(KReduce):
 
     # -- replacement --------------------------------------------------------------------------------------
 
-    async def left_to_do(self, iteration: int) -> tuple[bool, bool]:
+    async def pending(self, iteration: int) -> tuple[bool, bool]:
         if not self.mine:
             sent = self.acknowledged(iteration + 1) > iteration
             return not sent, not sent
         (piece,) = self.mine
         data = await self.g.channel.fetch(self.g.keys.merged(iteration, piece.label))
         if data is not None:
-            self._adopted_marks = marks = self._marks_in(data, iteration, piece)
+            self._predecessor_marks = marks = self._marks_in(data, iteration, piece)
             self.chain.take_over(marks)
             return True, False
         await self._look_behind(iteration, piece)
@@ -180,9 +180,9 @@ class ArrivedReduce(KReduce):
                 if data is not None:
                     self.chain.found(int(iteration), self._marks_in(data, int(iteration), piece).before)
 
-    def _adopted(self, version: int, piece: Chunk) -> Used:
-        assert self._adopted_marks is not None
-        return self._held(self._adopted_marks)
+    def _used_by_predecessor(self, version: int, piece: Chunk) -> Used:
+        assert self._predecessor_marks is not None
+        return self._held(self._predecessor_marks)
 
     def acknowledged(self, iteration: int) -> int:
         if self.g.world == 1:

@@ -27,13 +27,13 @@ class ObjectGC:
     _folded: dict[int, list[str]] = field(default_factory=dict)
     _merged: dict[int, list[str]] = field(default_factory=dict)
 
-    def heard(self, rank: int, *, applied: int, durable: int) -> None:
+    def update(self, rank: int, *, applied: int, durable: int) -> None:
         """A rank said this of itself. Numbers never go back: a replaced rank needs its merged objects, which
         `durable` protects, and not the contributions they were made of."""
         self.applied[rank] = max(applied, self.applied.get(rank, 0))
         self.durable[rank] = max(durable, self.durable.get(rank, 0))
 
-    def folded(self, version: int, contributions: Iterable[str], merged: Iterable[str]) -> None:
+    def record(self, version: int, contributions: Iterable[str], merged: Iterable[str]) -> None:
         """`contributions` went into `version`, which is now stored as `merged`."""
         self._folded.setdefault(version, []).extend(contributions)
         self._merged.setdefault(version, []).extend(merged)

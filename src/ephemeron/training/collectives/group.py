@@ -62,12 +62,12 @@ class StalledPeers(NamedTuple):
     """What is missed of each rank; empty: not known."""
 
 
-async def ask_for(
-    overdue: Callable[[StalledPeers], Awaitable[None]], blame: StalledPeers, missing: ChannelTimeout
+async def handle_timeout(
+    on_timeout: Callable[[StalledPeers], Awaitable[None]], stalled: StalledPeers, missing: ChannelTimeout
 ) -> None:
-    """`overdue`, whose error names the key that is missing, and what was found in its place."""
+    """Calls `on_timeout`; its error then names the missing key and what was found in its place."""
     try:
-        await overdue(blame)
+        await on_timeout(stalled)
     except ReplacementsFailed as e:
         said = f"{e.problem}; {missing.problem} (key {missing.key})"
         raise ReplacementsFailed(said, rank=e.rank, attempt=e.attempt, iteration=e.iteration) from e
@@ -96,15 +96,15 @@ class Group:
     poll_worth_s: float = 0.1
     """Seconds of this group's time that a poll which finds nothing is worth. The default polls rarely; workers derive it
     from prices, and poll more where steps scatter."""
-    patience_s: Callable[[float], float] = lambda times: 60.0 * times
-    """How long to wait for somebody before asking `overdue` what to do; the argument is a multiple of the usual."""
-    heard: Callable[[int, float], None] = lambda rank, busy_s: None
+    wait_timeout_s: Callable[[float], float] = lambda times: 60.0 * times
+    """How long to wait for somebody before calling `on_timeout` what to do; the argument is a multiple of the usual."""
+    on_message: Callable[[int, float], None] = lambda rank, busy_s: None
     """Told whenever something new from a rank is there, with the slowest iteration that it knows of."""
-    timeout_s: Callable[[], float] = lambda: 60.0
+    silence_timeout_s: Callable[[], float] = lambda: 60.0
     """How long somebody for whom nobody waits may be silent."""
     suspect: Callable[[StalledPeers], Awaitable[None]] = _give_up
     """Called when such a one is silent: raises to end the run or this invocation, else returns."""
-    overdue: Callable[[StalledPeers], Awaitable[None]] = _give_up
+    on_timeout: Callable[[StalledPeers], Awaitable[None]] = _give_up
     """Called when somebody is late: raises to end the wait, returns to go on with it."""
 
     @property
@@ -123,74 +123,82 @@ class Reduced(NamedTuple):
 class Collective(ABC):
     """Weighted means of vectors over a group, one version per iteration.
 
-    Per iteration a worker calls `stage`, `upload`, then (in the background, in order) `aggregate`; it calls
-    `collect` for each version its synchronisation policy lets it apply. Repeating any of these with the same
-    arguments is harmless: a replaced worker does.
+    Per iteration a worker calls `submit`, `upload`, then (in the background, in order) `reduce`; it calls
+    `wait` for each version that its synchronisation policy lets it apply. All of these are idempotent: a replaced
+    worker repeats them with the same arguments.
     """
 
     overlaps = False
-    """`upload`, `aggregate` and `collect` of one iteration may run at the same time."""
-    paces_itself = False
+    """`upload`, `reduce` and `wait` of one iteration may run at the same time."""
+    self_paced = False
     """Version t is this worker's own: nobody waits for anybody."""
 
     @abstractmethod
-    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
-        """Takes this rank's contribution: the *sum* over `weight` samples, 1-D of `Group.size`.
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        """Registers this rank's contribution to an iteration. Sends nothing.
 
-        The vector must not change until `upload` has returned.
+        Args:
+            iteration: number of the iteration.
+            vector: the *sum* over `weight` samples, 1-D of `Group.size`. It must not change until `upload` has returned.
+            weight: samples that the vector stands for.
+            flags: `STOP`, `RELAY` or 0.
         """
 
     @abstractmethod
     async def upload(self, iteration: int) -> None:
-        """Sends what was staged."""
+        """Sends the submitted contribution."""
 
     @abstractmethod
-    async def aggregate(self, iteration: int) -> None:
+    async def reduce(self, iteration: int) -> None:
         """Does this rank's share of the reduction, if it has one."""
 
     @abstractmethod
-    async def collect(self, version: int) -> Reduced:
-        """Waits for a version."""
+    async def wait(self, version: int) -> Reduced:
+        """Waits until a version is complete and returns it.
 
-    async def peek(self, version: int) -> bool:
-        """Whether the version is complete; if so, a following `collect` of it is free."""
+        Raises:
+            BaseException: whatever `Group.on_timeout` raises when a peer is late.
+        """
+
+    async def poll(self, version: int) -> bool:
+        """Whether the version is complete; if so, a following `wait` for it returns at once."""
         return False
 
-    async def left_to_do(self, iteration: int) -> tuple[bool, bool]:
-        """For a replaced worker: whether it still has to upload, and to aggregate, its share of an iteration.
+    async def pending(self, iteration: int) -> tuple[bool, bool]:
+        """For a replaced worker: whether its upload, and its share of the reduction, of an iteration are still to be done.
 
-        Both True: its predecessor had not come so far. Uploading again is always harmless.
+        Both True: its predecessor did not reach this point. Repeating an upload is always harmless.
         """
         return True, True
 
-    def adopt(self, iteration: int, *, uploaded: bool) -> None:
-        """Takes a predecessor's work for one's own, after `stage`: it had aggregated, and `uploaded` if so."""
+    def take_over(self, iteration: int, *, uploaded: bool) -> None:
+        """Accepts the predecessor's finished reduction of a submitted iteration, and its upload if `uploaded`."""
 
     def acknowledged(self, iteration: int) -> int:
-        """Iterations before `iteration` of which everything that this rank sends is known to have arrived."""
+        """Number of iterations, at most `iteration`, of which all objects sent by this rank are known to have arrived."""
         return iteration
 
-    async def latest(self, rank: int) -> int | None:
-        """Latest iteration of which something was heard of a rank; None: nobody goes on without it."""
+    async def latest_iteration(self, rank: int) -> int | None:
+        """Latest iteration for which a rank has stored an object; None: this collective cannot tell."""
         return None
 
-    async def lost(self, rank: int, iteration: int) -> int | None:
-        """First version before `iteration` of which this rank's share was lost, so that another rank may wait for it; None: none."""
+    async def first_lost(self, rank: int, iteration: int) -> int | None:
+        """First version before `iteration` whose share by this rank was lost, which `rank` may be waiting for; None: none."""
         return None
 
-    async def tidy(self) -> None:
-        """Deletes what nobody needs any more."""
+    async def collect_garbage(self) -> None:
+        """Deletes objects that no rank needs any more."""
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What a replacement of this rank has to know: arrays, and what JSON can hold."""
+        """State for a replacement of this rank: arrays, and values for JSON."""
         return {}, {}
 
     def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restores what `state` returned."""
 
     async def setup(self, initial: np.ndarray) -> None:
-        """Once per function, before the first iteration."""
+        """Publishes the initial parameters where the collective holds them. Called once per invocation."""
 
-    async def final(self) -> np.ndarray | None:
-        """The parameters after everybody has finished, if this collective holds them."""
+    async def final_parameters(self) -> np.ndarray | None:
+        """The parameters after the last iteration of all ranks, if this collective holds them."""
         return None

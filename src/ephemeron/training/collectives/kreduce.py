@@ -27,7 +27,7 @@ from ephemeron.errors import ChannelTimeout, KeyExists
 from ephemeron.events import Phase
 from ephemeron.training.collectives._tasks import RequestWindow, all_of
 from ephemeron.training.collectives.garbage_collection import ObjectGC
-from ephemeron.training.collectives.group import MOMENT, Collective, Group, Reduced, StalledPeers, ask_for
+from ephemeron.training.collectives.group import MOMENT, Collective, Group, Reduced, StalledPeers, handle_timeout
 from ephemeron.training.collectives.pieces import Chunk, pieces, under_way
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
 from ephemeron.training.collectives.sync_policy import UNBOUNDED
@@ -41,7 +41,7 @@ ORPHAN_S = 0.25
 """Seconds between two looks at a version that does not continue the one before it."""
 
 
-class _Made(Exception):
+class _AlreadyReduced(Exception):
     """Another attempt of this rank has made the share that is being made."""
 
 
@@ -73,19 +73,19 @@ class KReduce(Collective):
         # replacement, and the bits of a run would depend on who died.
         down = codec_by_name("bf16" if group.compression == "int8" else group.compression)
         self.downward = Compressor(down, group.size, group.dtype)
-        self.retention = ObjectGC(group.world)
+        self.garbage = ObjectGC(group.world)
         self._expect = ArrivalPredictor(group.channel.traits.latency_s, group.poll_worth_s)
         self._reference = self._appeared = 0.0
         self._comparable = True
         """Whether times since the reference mean what they meant in earlier iterations."""
-        self._staged: dict[int, _IterationPayloads] = {}
+        self._submitted: dict[int, _IterationPayloads] = {}
         self._unsent: set[tuple[int, int]] = set()
         """Iterations and pieces whose contribution is on its way."""
         self._own: dict[tuple[int, int], tuple[np.ndarray, MessageHeader]] = {}
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
         self._here: set[int] = set()
         """Versions whose share is reduced by this invocation, not by a predecessor."""
-        self._peeked: dict[int, Reduced] = {}
+        self._polled: dict[int, Reduced] = {}
         self._partial: tuple[int, Reduced, int] | None = None
         largest = max(p.stop - p.start for p in self.pieces) * group.dtype.itemsize
         self._window = under_way(largest, at_least=GATHERED)
@@ -97,7 +97,7 @@ class KReduce(Collective):
 
     # -- upload -------------------------------------------------------------------------------------------
 
-    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
         self._here.add(iteration)
         payloads: list[tuple[Chunk, list[Buffer]]] = []
         for piece in self.pieces:
@@ -109,36 +109,36 @@ class KReduce(Collective):
             else:
                 payloads.append((piece, payload))
                 self._unsent.add((iteration, piece.index))
-        self._staged[iteration] = _IterationPayloads(payloads, weight, flags)
+        self._submitted[iteration] = _IterationPayloads(payloads, weight, flags)
 
     async def upload(self, iteration: int) -> None:
         loop = asyncio.get_running_loop()
-        staged = self._staged.pop(iteration)
+        submitted = self._submitted.pop(iteration)
         # Where all wait for all, whoever is late must not measure the others from its own lateness.
         common = self._appeared if self.g.policy.waits_for_all else 0.0
         self._reference, self._appeared = common or loop.time(), 0.0
         self._comparable = bool(common) or not self.g.policy.waits_for_all
-        await all_of(self._send(iteration, piece, payload, staged) for piece, payload in staged.payloads)
+        await all_of(self._send(iteration, piece, payload, submitted) for piece, payload in submitted.payloads)
         if not (self.overlaps or common):  # nobody waits yet, and what follows depends more on when this ended
             self._reference = loop.time()
 
-    async def _send(self, iteration: int, piece: Chunk, payload: list[Buffer], staged: _IterationPayloads) -> None:
+    async def _send(self, iteration: int, piece: Chunk, payload: list[Buffer], submitted: _IterationPayloads) -> None:
         key = self.g.keys.contribution(iteration, self.g.rank, piece.label)
         async with self._slots["upload"]:
             # Packed only now: its time stamp is that of its put, and a link that is idle does not wait for checksums.
-            envelope = self._envelope("contribution", iteration, staged.weight, staged.flags)
+            envelope = self._envelope("contribution", iteration, submitted.weight, submitted.flags)
             await self._put("upload", key, self._pack(self.upward, envelope, piece, payload))
         self._unsent.discard((iteration, piece.index))
 
     # -- aggregation --------------------------------------------------------------------------------------
 
-    async def aggregate(self, iteration: int) -> None:
+    async def reduce(self, iteration: int) -> None:
         if self.mine:
             for piece in self.mine:
                 self._future(iteration, piece)
-            await all_of(self._reduce(iteration, piece) for piece in self.mine)
+            await all_of(self._reduce_chunk(iteration, piece) for piece in self.mine)
 
-    async def _reduce(self, version: int, piece: Chunk) -> None:
+    async def _reduce_chunk(self, version: int, piece: Chunk) -> None:
         """Every rank's contribution, in rank order; a few are fetched ahead."""
         async with self._piece_slots:
             others = [r for r in range(self.g.world) if r != self.g.rank]
@@ -151,7 +151,7 @@ class KReduce(Collective):
                     else:
                         part, envelope = await ahead.next()
                     total, weight, flags = self._fold(total, part, envelope, weight, flags)
-            except _Made:
+            except _AlreadyReduced:
                 return await self._take(version, piece)
             finally:
                 ahead.cancel()
@@ -161,20 +161,22 @@ class KReduce(Collective):
     async def _take(self, version: int, piece: Chunk) -> None:
         """Goes on with a share that another attempt has made: what it was made of may be gone."""
         key = self.g.keys.merged(version, piece.label)
-        data = (await self.g.channel.get(key, deadline=asyncio.get_running_loop().time() + self.g.patience_s(1))).data
+        data = (
+            await self.g.channel.get(key, deadline=asyncio.get_running_loop().time() + self.g.wait_timeout_s(1))
+        ).data
         envelope, part = unpack(data, key=key)
         waiting = self._future(version, piece)
         if not waiting.done():
             waiting.set_result((np.array(part), envelope.flags))
         self._own.pop((version, piece.index), None)
-        self._kept(version, piece, self._adopted(version, piece))
+        self._kept(version, piece, self._used_by_predecessor(version, piece))
 
     def _fold(
         self, total: np.ndarray | None, part: np.ndarray, envelope: MessageHeader, weight: float, flags: int
     ) -> tuple[np.ndarray, float, int]:
         if envelope.rank != self.g.rank:
-            self.g.heard(envelope.rank, envelope.busy_s)
-        self.retention.heard(envelope.rank, applied=envelope.applied, durable=envelope.durable)
+            self.g.on_message(envelope.rank, envelope.busy_s)
+        self.garbage.update(envelope.rank, applied=envelope.applied, durable=envelope.durable)
         if total is None:
             total = np.array(part)
         else:
@@ -219,16 +221,16 @@ class KReduce(Collective):
         except KeyExists:
             data = await self.g.channel.fetch(key)
         if data is None:  # everybody has it already, and it was deleted
-            await self.g.overdue(StalledPeers(version, ()))
+            await self.g.on_timeout(StalledPeers(version, ()))
             return None, used
         envelope, part = unpack(data, key=key)
-        taken = await self._take_over(version, piece, envelope, used)
+        taken = await self._continue_after(version, piece, envelope, used)
         if taken is None:
             await self._put("aggregate", key, message)
             return None, used
         return (np.array(part), envelope.flags), taken
 
-    async def _take_over(self, version: int, piece: Chunk, theirs: MessageHeader, used: Used) -> Used | None:
+    async def _continue_after(self, version: int, piece: Chunk, theirs: MessageHeader, used: Used) -> Used | None:
         """Iterations, by rank, that another attempt's share of a version holds; None: that share does not count."""
         return used
 
@@ -237,12 +239,12 @@ class KReduce(Collective):
         keys = self.g.keys
         contributions = [keys.contribution(t, r, piece.label) for r, ts in used.items() if r != self.g.rank for t in ts]
         merged = [keys.merged(version, piece.label)] if self.g.world > 1 else []
-        self.retention.folded(version, contributions, merged)
+        self.garbage.record(version, contributions, merged)
 
     # -- download -----------------------------------------------------------------------------------------
 
-    async def collect(self, version: int) -> Reduced:
-        seen = self._peeked.pop(version, None)
+    async def wait(self, version: int) -> Reduced:
+        seen = self._polled.pop(version, None)
         if seen is None:
             vector, flags, done = self._begun(version)
             self._partial = None
@@ -255,7 +257,7 @@ class KReduce(Collective):
         return seen
 
     def _begun(self, version: int) -> tuple[np.ndarray, int, int]:
-        """What an earlier peek found of a version: vector, flags, and of how many pieces."""
+        """What an earlier poll found of a version: vector, flags, and of how many pieces."""
         if self._partial is not None and self._partial[0] == version:
             _, (vector, flags), done = self._partial
             return vector, flags, done
@@ -271,15 +273,15 @@ class KReduce(Collective):
             lambda: self._blame_merged(version, piece), 2, lambda envelope: self._follows(piece, envelope),
         )  # fmt: skip
         vector[piece.start : piece.stop] = part
-        self.g.heard(piece.owner, envelope.busy_s)
+        self.g.on_message(piece.owner, envelope.busy_s)
         return envelope.flags
 
     def _follows(self, piece: Chunk, envelope: MessageHeader) -> bool:
         """Whether a share of the next version counts; it is read then."""
         return True
 
-    async def peek(self, version: int) -> bool:
-        if version in self._peeked:
+    async def poll(self, version: int) -> bool:
+        if version in self._polled:
             return True
         vector, flags, done = self._begun(version)
         for piece in self.pieces[done:]:
@@ -288,7 +290,7 @@ class KReduce(Collective):
                 self._partial = (version, Reduced(vector, flags), done)
                 return False
             flags, done = flags | found, done + 1
-        self._peeked[version], self._partial = Reduced(vector, flags), None
+        self._polled[version], self._partial = Reduced(vector, flags), None
         return True
 
     async def _glance(self, vector: np.ndarray, version: int, piece: Chunk) -> int | None:
@@ -309,23 +311,23 @@ class KReduce(Collective):
         if not self._follows(piece, envelope):
             return None
         vector[piece.start : piece.stop] = part
-        self.g.heard(piece.owner, envelope.busy_s)
+        self.g.on_message(piece.owner, envelope.busy_s)
         return envelope.flags
 
-    async def left_to_do(self, iteration: int) -> tuple[bool, bool]:
+    async def pending(self, iteration: int) -> tuple[bool, bool]:
         # A complete version holds everybody's contribution, ours included.
-        complete = await self.peek(iteration)
+        complete = await self.poll(iteration)
         return not complete, not complete
 
-    def adopt(self, iteration: int, *, uploaded: bool) -> None:
+    def take_over(self, iteration: int, *, uploaded: bool) -> None:
         if uploaded:
-            del self._staged[iteration]
+            del self._submitted[iteration]
         self._here.discard(iteration)
         for piece in self.mine:
             self._own.pop((iteration, piece.index), None)
-            self._kept(iteration, piece, self._adopted(iteration, piece))
+            self._kept(iteration, piece, self._used_by_predecessor(iteration, piece))
 
-    def _adopted(self, version: int, piece: Chunk) -> Used:
+    def _used_by_predecessor(self, version: int, piece: Chunk) -> Used:
         """Iterations, by rank, that a predecessor's share of a version holds."""
         return {r: [version] for r in range(self.g.world)}
 
@@ -338,20 +340,20 @@ class KReduce(Collective):
         """Versions that every other rank is known to have applied."""
         if not self.mine:
             return UNBOUNDED
-        return min(self.retention.applied.get(r, 0) for r in range(self.g.world) if r != self.g.rank)
+        return min(self.garbage.applied.get(r, 0) for r in range(self.g.world) if r != self.g.rank)
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        lists = {"kept": self.retention.state(), "expected": self._expect.state()}
+        lists = {"kept": self.garbage.state(), "expected": self._expect.state()}
         return {"residual": self.upward.residual.copy()}, lists
 
     def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         self.upward.residual = arrays["residual"]
-        self.retention.load(meta["kept"])
+        self.garbage.load(meta["kept"])
         self._expect.load(meta["expected"])
 
-    async def tidy(self) -> None:
-        self.retention.heard(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)
-        keys = self.retention.expired()
+    async def collect_garbage(self) -> None:
+        self.garbage.update(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)
+        keys = self.garbage.expired()
         if keys:
             await self.g.channel.delete(keys)
 
@@ -387,14 +389,14 @@ class KReduce(Collective):
 
         async def blame() -> StalledPeers:
             if self.g.policy.waits_for_all and await self._is_there(iteration, piece):
-                raise _Made
+                raise _AlreadyReduced
             return await self._blame_contribution(iteration, rank, key)
 
         return await self._get("aggregate", key, f"c.{rank}.{piece.label}", iteration, blame)
 
     async def _blame_contribution(self, iteration: int, rank: int, key: str) -> StalledPeers:
         """A contributor is late. Its fault, or does it wait for an earlier version, a share of ours that was lost among them?"""
-        lost = await self.lost(rank, iteration)
+        lost = await self.first_lost(rank, iteration)
         if lost is not None:
             return StalledPeers(lost, [self.g.rank])
         theirs = [piece for piece in self.pieces if piece.owner != self.g.rank]
@@ -405,9 +407,9 @@ class KReduce(Collective):
             await asyncio.sleep(self._moment_s())
         return StalledPeers(iteration, [rank], [key])
 
-    async def lost(self, rank: int, iteration: int) -> int | None:
+    async def first_lost(self, rank: int, iteration: int) -> int | None:
         """Looks for what this rank has put, nobody can have deleted, and the other one has not said to have applied."""
-        first = max(self.g.status.intact, self.retention.applied.get(rank, 0))
+        first = max(self.g.status.intact, self.garbage.applied.get(rank, 0))
         found = await self._first_missing(range(first, iteration), self.mine)
         return None if found is None else found[0]
 
@@ -439,7 +441,7 @@ class KReduce(Collective):
 
     def _moment_s(self) -> float:
         """Seconds for an iteration of whoever has only just got what it waited for, within the patience."""
-        patience_s = self.g.patience_s(1)
+        patience_s = self.g.wait_timeout_s(1)
         return min(patience_s, max(MOMENT * patience_s, 1.5 * self.g.status.busy_s))
 
     async def _blame_owner(self, version: int, piece: Chunk) -> StalledPeers:
@@ -475,20 +477,20 @@ class KReduce(Collective):
             asked = loop.time()
             try:
                 received = await self.g.channel.get(
-                    key, deadline=asked + self.g.patience_s(patience), expected_at=predicted
+                    key, deadline=asked + self.g.wait_timeout_s(patience), expected_at=predicted
                 )
             except ChannelTimeout as e:
                 missed = True
-                await ask_for(self.g.overdue, await blame(), e)
+                await handle_timeout(self.g.on_timeout, await blame(), e)
                 continue
             found = asked + received.waited_s
             envelope, vector = unpack(received.data, key=key)
             if counts(envelope):
                 break
             missed = True
-            if loop.time() - looked > self.g.patience_s(patience):
+            if loop.time() - looked > self.g.wait_timeout_s(patience):
                 looked = loop.time()
-                await self.g.overdue(await blame())
+                await self.g.on_timeout(await blame())
             await asyncio.sleep(ORPHAN_S)
         if polled:
             age_s = self.g.trace.run_time() - (loop.time() - found) - envelope.sent_at

@@ -17,7 +17,7 @@ import numpy as np
 from ephemeron.communication.channels.reduction import SupportsReduction
 from ephemeron.errors import ChannelTimeout, DamagedObject, KeyExists
 from ephemeron.training.collectives._tasks import all_of
-from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers, ask_for
+from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers, handle_timeout
 from ephemeron.training.tensors import STOP, bounds
 
 
@@ -33,19 +33,19 @@ class ServerReduce(Collective):
         self.g = group
         self.server = server
         self.bounds = bounds(group.size + 2 + 2 * group.world, group.aggregators)
-        self._staged: dict[int, tuple[np.ndarray, float]] = {}
+        self._submitted: dict[int, tuple[np.ndarray, float]] = {}
         self._deleted = self._durable = 0
 
-    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
         tail = np.zeros(2 + 2 * self.g.world, dtype=self.g.dtype)
         tail[0] = 1 if flags & STOP else 0
         tail[1] = 1 if self.g.rank == 0 else 0
         tail[2 + self.g.rank] = self.g.status.durable
         tail[2 + self.g.world + self.g.rank] = self.g.status.busy_s
-        self._staged[iteration] = (np.concatenate([vector, tail]), weight)
+        self._submitted[iteration] = (np.concatenate([vector, tail]), weight)
 
     async def upload(self, iteration: int) -> None:
-        vector, weight = self._staged.pop(iteration)
+        vector, weight = self._submitted.pop(iteration)
         began = asyncio.get_running_loop().time()
         await all_of(self._push(iteration, shard, vector[a:b], weight) for shard, (a, b) in enumerate(self.bounds))
         self.g.trace.record("upload", began, asyncio.get_running_loop().time())
@@ -54,10 +54,10 @@ class ServerReduce(Collective):
         key = self.g.keys.merged(iteration, shard)
         await self.server.reduce(key, rank=self.g.rank, world=self.g.world, weight=weight, vector=part)
 
-    async def aggregate(self, iteration: int) -> None:
+    async def reduce(self, iteration: int) -> None:
         """The server does it."""
 
-    async def collect(self, version: int) -> Reduced:
+    async def wait(self, version: int) -> Reduced:
         parts = await all_of(self._pull(version, shard) for shard in range(len(self.bounds)))
         whole = np.concatenate(parts)
         vector, tail = whole[: self.g.size], whole[self.g.size :].astype(np.float64)
@@ -65,7 +65,7 @@ class ServerReduce(Collective):
         durable, busy_s = np.rint(said[: self.g.world]), said[self.g.world :]
         for rank in range(self.g.world):
             if rank != self.g.rank:
-                self.g.heard(rank, float(busy_s[rank]))
+                self.g.on_message(rank, float(busy_s[rank]))
         self._durable = max(self._durable, int(durable.min()))
         return Reduced(vector, STOP if tail[0] > 0 else 0)
 
@@ -75,12 +75,12 @@ class ServerReduce(Collective):
         while True:
             began = loop.time()
             try:
-                received = await self.g.channel.get(key, deadline=began + self.g.patience_s(1))
+                received = await self.g.channel.get(key, deadline=began + self.g.wait_timeout_s(1))
                 break
             except DamagedObject:
                 raise  # the server adds up a key once: nobody can make it again
             except ChannelTimeout as e:
-                await ask_for(self.g.overdue, await self._blame(version, key), e)
+                await handle_timeout(self.g.on_timeout, await self._blame(version, key), e)
         if received.waited_s > 0:
             self.g.trace.record("wait", began, began + received.waited_s)
         self.g.trace.record("download", began + received.waited_s, loop.time())
@@ -92,11 +92,11 @@ class ServerReduce(Collective):
         missing = [r for r in range(self.g.world) if r != self.g.rank and r not in heard]
         return StalledPeers(version, missing, [key] * len(missing))
 
-    async def peek(self, version: int) -> bool:
+    async def poll(self, version: int) -> bool:
         keys = [self.g.keys.merged(version, shard) for shard in range(len(self.bounds))]
         return all([await self.g.channel.fetch(key) is not None for key in keys])
 
-    async def tidy(self) -> None:
+    async def collect_garbage(self) -> None:
         if self.g.rank == 0 and self._deleted < self._durable:
             shards = range(len(self.bounds))
             await self.g.channel.delete(
@@ -111,13 +111,13 @@ class ServerAccumulate(Collective):
     A worker's version t is what the server answered to its own t-th push, so workers never wait for each other.
     """
 
-    paces_itself = True
+    self_paced = True
 
     def __init__(self, group: Group, server: SupportsReduction) -> None:
         self.g = group
         self.server = server
         self.bounds = bounds(group.size, group.aggregators)
-        self._staged: dict[int, np.ndarray] = {}
+        self._submitted: dict[int, np.ndarray] = {}
         self._answers: dict[int, np.ndarray] = {}
 
     def _key(self, shard: int) -> str:
@@ -133,11 +133,11 @@ class ServerAccumulate(Collective):
             except KeyExists:
                 pass
 
-    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
-        self._staged[iteration] = vector
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        self._submitted[iteration] = vector
 
     async def upload(self, iteration: int) -> None:
-        delta = self._staged.pop(iteration)
+        delta = self._submitted.pop(iteration)
         began = asyncio.get_running_loop().time()
         parts = await all_of(
             self.server.accumulate(self._key(shard), rank=self.g.rank, iteration=iteration, delta=delta[a:b])
@@ -146,19 +146,19 @@ class ServerAccumulate(Collective):
         self.g.trace.record("upload", began, asyncio.get_running_loop().time())
         self._answers[iteration] = np.concatenate(parts)
 
-    async def aggregate(self, iteration: int) -> None:
+    async def reduce(self, iteration: int) -> None:
         """The server does it."""
 
-    async def collect(self, version: int) -> Reduced:
+    async def wait(self, version: int) -> Reduced:
         return Reduced(self._answers.pop(version), 0)
 
-    async def latest(self, rank: int) -> int | None:
+    async def latest_iteration(self, rank: int) -> int | None:
         return (await self.server.heard(self._key(0))).get(rank, -1)
 
-    async def final(self) -> np.ndarray | None:
+    async def final_parameters(self) -> np.ndarray | None:
         parts = []
         for shard in range(len(self.bounds)):
-            deadline = asyncio.get_running_loop().time() + self.g.patience_s(1)
+            deadline = asyncio.get_running_loop().time() + self.g.wait_timeout_s(1)
             parts.append(
                 np.frombuffer((await self.g.channel.get(self._key(shard), deadline=deadline)).data, dtype=self.g.dtype)
             )

@@ -12,7 +12,7 @@ from ephemeron.training.collectives.group import Collective, Group, Reduced
 
 
 class SingleRank(Collective):
-    """See `Collective`. The vector that was staged is divided in place.
+    """See `Collective`. The vector that was submitted is divided in place.
 
     Args:
         group: of one rank.
@@ -20,19 +20,19 @@ class SingleRank(Collective):
 
     def __init__(self, group: Group) -> None:
         assert group.world == 1
-        self._staged: dict[int, tuple[np.ndarray, float, int]] = {}
+        self._submitted: dict[int, tuple[np.ndarray, float, int]] = {}
 
-    def stage(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
-        self._staged[iteration] = (vector, weight, flags)
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        self._submitted[iteration] = (vector, weight, flags)
 
     async def upload(self, iteration: int) -> None:
         pass
 
-    async def aggregate(self, iteration: int) -> None:
+    async def reduce(self, iteration: int) -> None:
         pass
 
-    async def collect(self, version: int) -> Reduced:
-        vector, weight, flags = self._staged.pop(version)
+    async def wait(self, version: int) -> Reduced:
+        vector, weight, flags = self._submitted.pop(version)
         if weight > 0:
             vector /= vector.dtype.type(weight)
         return Reduced(vector, flags)

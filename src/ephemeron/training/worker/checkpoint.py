@@ -44,7 +44,7 @@ class Checkpoints:
     intact: int = 0
     """Versions from this one on cannot have been deleted before the state was read."""
     last_write_s: float = 0.0
-    superfluous: list[str] = field(default_factory=list)
+    superseded: list[str] = field(default_factory=list)
 
     @property
     def durable(self) -> int:
@@ -54,7 +54,7 @@ class Checkpoints:
     async def write(
         self, arrays: Arrays, meta: dict[str, Any], *, iteration: int, applied: int, acknowledged: int
     ) -> int:
-        """Stores a checkpoint and returns its bytes. `forget` deletes what it makes superfluous.
+        """Stores a checkpoint and returns its bytes. `delete_superseded` deletes those that it replaces.
 
         Args:
             arrays, meta: the state.
@@ -67,16 +67,16 @@ class Checkpoints:
         before = [s for s in self.saved if s.iteration < iteration]
         first = max(0, min(len(before) - 1, sum(s.iteration <= acknowledged for s in before) - 1))
         kept = [*before[first:], Saved(iteration, applied)]
-        self.superfluous += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != BEGINNING]
+        self.superseded += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != BEGINNING]
         data = encode_state(arrays, {**meta, "saved": [[s.iteration, s.applied] for s in kept]})
         await self.channel.put(self.keys.state(self.rank, iteration), [data])
         self.saved = kept
         self.last_write_s = asyncio.get_running_loop().time() - began
         return len(data)
 
-    async def forget(self) -> None:
-        """Deletes the checkpoints that later ones have made superfluous."""
-        gone, self.superfluous = self.superfluous, []
+    async def delete_superseded(self) -> None:
+        """Deletes the checkpoints that later ones have made superseded."""
+        gone, self.superseded = self.superseded, []
         if gone:
             await self.channel.delete(gone)
 
@@ -84,7 +84,7 @@ class Checkpoints:
         """A checkpoint that is known to be there, or about to be."""
         key = self.keys.state(self.rank, iteration)
         received = await self.channel.get(key, deadline=deadline)
-        found = self._adopt(received.data, key)
+        found = self._decode(received.data, key)
         self.intact = self.durable
         return found
 
@@ -94,7 +94,7 @@ class Checkpoints:
             data = await self.channel.fetch(key)
             if data is not None:
                 try:
-                    found = self._adopt(data, key)
+                    found = self._decode(data, key)
                 except CorruptMessage:
                     continue
                 if not_after is None or found[1]["iteration"] <= not_after:
@@ -103,7 +103,7 @@ class Checkpoints:
         self.saved = [BEGINNING]
         return None
 
-    def _adopt(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:
+    def _decode(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:
         arrays, meta = decode_state(data, key=key)
         try:
             self.saved = [Saved(i, a) for i, a in meta["saved"]]

@@ -53,10 +53,10 @@ class FailureDetector:
         self._rank, self._lifetime_s = rank, lifetime_s
         self._now, self._run_now = now, run_now
         self._invoke, self._note = invoke, note
-        self.latest: Callable[[int], Awaitable[int | None]] | None = None
+        self.latest_iteration: Callable[[int], Awaitable[int | None]] | None = None
         """Of the collective: how far a rank has come, where that can be told without waiting for it."""
         self.seen: dict[int, int] = {}
-        """By rank, what `latest` said at the last look. An invocation tells its successor, which then needs one wait in vain, not two:
+        """By rank, what `latest_iteration` said at the last look. An invocation tells its successor, which then needs one wait in vain, not two:
         where iterations take long, a lifetime has no room for two."""
         self.launching = asyncio.Lock()
         """Held from a claim until what was claimed is launched: whoever leaves in between has killed a rank."""
@@ -148,7 +148,7 @@ class FailureDetector:
         looked, now = self._looked.get(rank), self._now()
         if looked is not None and now - looked[0] < 0.5 * self._patience_s():
             return looked[1]
-        latest = None if self.latest is None else await self.latest(rank)
+        latest = None if self.latest_iteration is None else await self.latest_iteration(rank)
         if latest is None:
             return False
         before, self.seen[rank] = self.seen.get(rank), latest

@@ -16,7 +16,7 @@ from typing import Any
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, KeyExists
-from ephemeron.training.collectives import Collective, StalledPeers, all_of, ask_for
+from ephemeron.training.collectives import Collective, StalledPeers, all_of, handle_timeout
 from ephemeron.training.collectives.group import MOMENT
 from ephemeron.training.metrics import means
 from ephemeron.training.tensors import digest, encode_state
@@ -58,7 +58,7 @@ async def finish(
         return {}
     iterations, world = loaded.spec.iterations, loaded.spec.configuration.workers
     slices = await all_of(_done(life, collective, rank, iterations) for rank in range(1, world))
-    final = await collective.final()
+    final = await collective.final_parameters()
     if final is not None:
         loaded.trainer.apply(final)
         evaluation = loaded.trainer.evaluate()
@@ -79,9 +79,9 @@ async def _until_rank_1_lives(life: InvocationContext, collective: Collective, i
     """Waits until rank 1 is known to live, or the run is over; replaces rank 1 if that takes too long."""
 
     async def position() -> int:
-        if not collective.paces_itself:  # no rank is further than one that is done
+        if not collective.self_paced:  # no rank is further than one that is done
             return 0
-        return await collective.latest(1) or 0
+        return await collective.latest_iteration(1) or 0
 
     before, began = await position(), life.now()
     while True:
@@ -93,7 +93,7 @@ async def _until_rank_1_lives(life: InvocationContext, collective: Collective, i
             if await position() > before or await life.channel.fetch(life.keys.result) is not None:
                 return
             if life.now() - began >= patience_s:
-                await ask_for(life.overdue, StalledPeers(iterations, [1]), e)
+                await handle_timeout(life.overdue, StalledPeers(iterations, [1]), e)
                 began = life.now()
 
 
@@ -114,7 +114,7 @@ async def _blame_result(life: InvocationContext, spec: RunSpec) -> StalledPeers:
 
 async def _done(life: InvocationContext, collective: Collective, rank: int, iterations: int) -> EvaluationSums:
     async def blame() -> StalledPeers:
-        lost = await collective.lost(rank, iterations)
+        lost = await collective.first_lost(rank, iterations)
         return StalledPeers(iterations, [rank]) if lost is None else StalledPeers(lost, [life.rank])
 
     return EvaluationSums(*json.loads(bytes(await _wait_for(life, life.keys.done(rank), blame))))
@@ -125,7 +125,7 @@ async def _wait_for(life: InvocationContext, key: str, blame: Callable[[], Await
         try:
             return (await life.channel.get(key, deadline=life.now() + life.patience())).data
         except ChannelTimeout as e:
-            await ask_for(life.overdue, await blame(), e)
+            await handle_timeout(life.overdue, await blame(), e)
 
 
 async def clear_if_over(life: InvocationContext) -> None:

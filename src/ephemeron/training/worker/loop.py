@@ -95,7 +95,7 @@ class Worker:
         # One rank has nobody to wait for and nobody to run ahead of: every protocol is BSP.
         self.policy = policy_for(self.configuration.sync if self.configuration.group > 1 else "bsp")
         self.collective = self._make_collective()
-        if self.collective.paces_itself:
+        if self.collective.self_paced:
             self.policy = policy_for("bsp")
         self.stopping = self.relaying = False
         self.evaluation = EvaluationSums(0.0, 0, 0)
@@ -125,8 +125,8 @@ class Worker:
             keys=life.keys, rank=life.rank, world=c.workers, aggregators=c.aggregators, channel=life.channel,
             policy=policy, size=self.trainer.size, dtype=self.trainer.dtype, attempt=life.attempt,
             compression=c.compression, iterations=self.iterations, status=self.status, trace=life.trace,
-            poll_worth_s=poll_worth_s(self.spec), patience_s=life.patience,
-            timeout_s=life.timeouts.usual_s, heard=self._heard, suspect=life.suspect, overdue=life.overdue,
+            poll_worth_s=poll_worth_s(self.spec), wait_timeout_s=life.patience,
+            silence_timeout_s=life.timeouts.usual_s, on_message=self._heard, suspect=life.suspect, on_timeout=life.overdue,
         )  # fmt: skip
 
     def _heard(self, rank: int, busy_s: float) -> None:
@@ -137,11 +137,11 @@ class Worker:
     async def run(self) -> dict[str, Any]:
         """Trains from where the state stands to the end, and closes the run."""
         self.life.timeouts.listen(self.life.now())
-        self.life.replacing.latest = self.collective.latest
+        self.life.replacing.latest_iteration = self.collective.latest_iteration
         await self.collective.setup(self.trainer.parameters())
         if self.life.call.reason == "relay" and not self.replaying:
             self._start("forget", self.life.forget_predecessor())
-        if self.life.rank == 0 or self.collective.paces_itself:
+        if self.life.rank == 0 or self.collective.self_paced:
             self._start("control", self.life.watch_control())
         while True:
             await self._catch_up()
@@ -150,17 +150,17 @@ class Worker:
                 await self._evaluate()
             if self.t == self.iterations:
                 break
-            if self.stopping or (self.collective.paces_itself and self.life.wants_stop):
+            if self.stopping or (self.collective.self_paced and self.life.wants_stop):
                 await self._save()
-                await self.checkpoints.forget()
+                await self.checkpoints.delete_superseded()
                 await self.life.dismiss_successor()
                 raise InvocationExit("stopped")
             self.life.end_iteration()
             await self._checkpoint_or_relay()
             await self._iterate()
             self.t += 1
-        await self._settle("aggregate")
-        await self._settle("tidy")
+        await self._settle("reduce")
+        await self._settle("garbage")
         self._cancel("control")
         await self._check_parameters()
         final = await finish(self.life, self.loaded, self.collective, self.evaluation)
@@ -172,19 +172,19 @@ class Worker:
     async def _iterate(self) -> None:
         self.life.begin_iteration(self.t)
         await self._settle("upload")
-        upload = aggregate = True
+        upload = reduce = True
         if self.replaying:
-            upload, aggregate = await self.collective.left_to_do(self.t)
-            self.replaying = not (upload and aggregate)
+            upload, reduce = await self.collective.pending(self.t)
+            self.replaying = not (upload and reduce)
         version = self.status.applied
         step, flags = await self._step()
-        self.collective.stage(self.t, step.vector, step.samples, flags)
-        if not aggregate:
-            self.collective.adopt(self.t, uploaded=not upload)
+        self.collective.submit(self.t, step.vector, step.samples, flags)
+        if not reduce:
+            self.collective.take_over(self.t, uploaded=not upload)
         if upload:
-            await self._exchange(aggregate=aggregate)
-        if self._background_free("tidy"):
-            self._start("tidy", self._tidy())
+            await self._exchange(reduce=reduce)
+        if self._background_free("garbage"):
+            self._start("garbage", self._collect_garbage())
         self._pending = self._progress_of(step, version)
         self._tell_skipped(step)
 
@@ -198,20 +198,20 @@ class Worker:
         flags = STOP if self.life.wants_stop or self.life.over_budget() else 0
         return flags | (RELAY if self.life.will_hand_over() else 0)
 
-    async def _tidy(self) -> None:
-        await self.collective.tidy()
+    async def _collect_garbage(self) -> None:
+        await self.collective.collect_garbage()
 
-    async def _exchange(self, *, aggregate: bool) -> None:
+    async def _exchange(self, *, reduce: bool) -> None:
         self._start("upload", self.collective.upload(self.t))
         if not self.collective.overlaps:
             await self._settle("upload")
-        if aggregate:
-            self._start("aggregate", self._after(self._background.get("aggregate"), self.t))
+        if reduce:
+            self._start("reduce", self._after(self._background.get("reduce"), self.t))
 
     async def _after(self, previous: asyncio.Task[None] | None, iteration: int) -> None:
         if previous is not None:
             await previous
-        await self.collective.aggregate(iteration)
+        await self.collective.reduce(iteration)
 
     async def _catch_up(self) -> None:
         """Applies the versions that the policy demands before iteration `t`, and those that it allows."""
@@ -225,14 +225,14 @@ class Worker:
                 self._emit_progress()
                 await self._relay()
         if not self.policy.exact:
-            while self._may_apply(role) and await self.collective.peek(self.status.applied):
+            while self._may_apply(role) and await self.collective.poll(self.status.applied):
                 await self._apply()
 
     def _may_apply(self, aggregator: bool) -> bool:
         return self.policy.may_apply(self.status.applied, self.t, aggregator=aggregator)
 
     async def _apply(self) -> None:
-        merged = await self.collective.collect(self.status.applied)
+        merged = await self.collective.wait(self.status.applied)
         await self._settle("upload")  # it reads the memory that the step is about to write
         version = self.status.applied
         await self._compute(lambda: self.trainer.apply(self.finite.merged(merged.vector, version)), samples=0)
@@ -307,7 +307,7 @@ class Worker:
 
     async def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         await self._settle("upload")
-        await self._settle("aggregate")  # or a replacement would start past a version that nobody has made
+        await self._settle("reduce")  # or a replacement would start past a version that nobody has made
         await self._check_parameters()
         arrays, meta = await self.life.compute(self.trainer.state, samples=0)
         more, lists = self.collective.state()
@@ -323,7 +323,7 @@ class Worker:
 
     async def _checkpoint(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
         await self._write(arrays, meta, t, applied)
-        await self.checkpoints.forget()
+        await self.checkpoints.delete_superseded()
 
     async def _write(self, arrays: dict[str, Any], meta: dict[str, Any], t: int, applied: int) -> None:
         acknowledged = self.collective.acknowledged(t)
@@ -346,7 +346,7 @@ class Worker:
         await self.life.invoke_successor()
         await self._save()
         await self.life.hand_over(self.t)
-        await self.checkpoints.forget()
+        await self.checkpoints.delete_superseded()
         raise InvocationExit("relayed")
 
     # -- background ---------------------------------------------------------------------------------------

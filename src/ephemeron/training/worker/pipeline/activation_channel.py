@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout
-from ephemeron.training.collectives import StalledPeers, ask_for
+from ephemeron.training.collectives import StalledPeers, handle_timeout
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
 from ephemeron.training.worker.invocation import InvocationContext
 from ephemeron.training.worker.pipeline.activation_codec import opened, sealed
@@ -91,7 +91,7 @@ class ActivationChannel:
                 break
             except ChannelTimeout as e:
                 missed = True
-                await ask_for(life.overdue, StalledPeers(a.iteration, [sender]), e)
+                await handle_timeout(life.overdue, StalledPeers(a.iteration, [sender]), e)
         found = asked + got.waited_s
         head, values = opened(got.data, key=key)
         if polled:
@@ -109,7 +109,7 @@ class ActivationChannel:
         """Takes it that a predecessor has deleted what no replacement needs from `durable` on."""
         self._deleted = durable
 
-    async def tidy(self, durable: int) -> None:
+    async def collect_garbage(self, durable: int) -> None:
         """Deletes letters to this rank that even a replacement of it, from its checkpoint, would not read again."""
         gone = [self._key(a) for t in range(self._deleted, durable) for a in self._wanted(t)]
         self._deleted = max(self._deleted, durable)

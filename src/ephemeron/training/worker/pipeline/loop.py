@@ -75,10 +75,10 @@ class StageWorker(Worker):
     def _group(self, policy: Policy) -> Group:
         group = super()._group(policy)
         group.keys, group.rank = Keys(self.life.keys.run, group=self.stage), self.replica
-        group.world, group.overdue = self.stages.replicas, self._overdue_in_group
+        group.world, group.on_timeout = self.stages.replicas, self._overdue_in_group
         # One patience for all waits: whoever waits has to have said so when another stage looks for the one to blame.
-        group.heard = lambda replica, busy_s: self._heard(self.stages.rank(self.stage, replica), busy_s)
-        group.patience_s = lambda times: self.life.patience()
+        group.on_message = lambda replica, busy_s: self._heard(self.stages.rank(self.stage, replica), busy_s)
+        group.wait_timeout_s = lambda times: self.life.patience()
         return group
 
     async def _overdue_in_group(self, blame: StalledPeers) -> None:
@@ -192,9 +192,9 @@ class StageWorker(Worker):
         meta["collective"]["post"] = self.post.state()
         return arrays, meta
 
-    async def _tidy(self) -> None:
-        await super()._tidy()
-        await self.post.tidy(self.status.durable)
+    async def _collect_garbage(self) -> None:
+        await super()._collect_garbage()
+        await self.post.collect_garbage(self.status.durable)
 
     # -- what is read -------------------------------------------------------------------------------------
 
