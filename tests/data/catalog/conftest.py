@@ -9,8 +9,9 @@ import pytest
 from obstore.store import MemoryStore
 
 from ephemeron.data.catalog import DatasetStore
-from ephemeron.data.catalog.files import Files, open_files
+from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.objects import ObjectFiles
+from ephemeron.data.catalog.open_files import open_files
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])

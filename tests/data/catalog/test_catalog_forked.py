@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from ephemeron.data.catalog import DatasetReader, DatasetStore
-from ephemeron.data.catalog.files import FileRange, Files, open_files
+from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetUnreachable, SampleFailed
 
@@ -71,7 +72,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 def store_processes() -> list[psutil.Process]:
     """Of those that this test has begun."""
-    return [p for p in psutil.Process().children(recursive=True) if "store_process" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children(recursive=True) if "store_server" in " ".join(p.cmdline())]
 
 
 @pytest.fixture(autouse=True)

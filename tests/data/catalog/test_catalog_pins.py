@@ -19,9 +19,10 @@ from click.testing import CliRunner
 
 from ephemeron.cli.data import data as data_commands
 from ephemeron.data.catalog import DatasetReader, DatasetStore
-from ephemeron.data.catalog.files import FileChanged, FileRange, open_files
+from ephemeron.data.catalog.files import FileChanged, FileRange
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.verify import verify_variant
 from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetDamaged, SampleFailed

@@ -19,9 +19,10 @@ from typing import Any
 
 from ephemeron.data.catalog.cache import BoundedCache
 from ephemeron.data.catalog.dataset import Dataset, data_folder
-from ephemeron.data.catalog.files import FileChanged, FileRange, Files, open_files
+from ephemeron.data.catalog.files import FileChanged, FileRange, Files
 from ephemeron.data.catalog.loop import unpackers
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.pins import changed, etag_of, file_pin, not_imported
 from ephemeron.data.catalog.ranges import coalesce
 from ephemeron.data.catalog.shards import DatasetShardMeta, digest

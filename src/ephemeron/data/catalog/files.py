@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from ephemeron.data.catalog.loop import run
-from ephemeron.errors import JobError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -91,27 +89,6 @@ class Files(ABC):
         Raises:
             DatasetUnreachable: the store fails.
         """
-
-
-def open_files(url: str) -> Files:
-    """Opens a folder (a path or `file:///path`), `s3://bucket/prefix`, `gs://…` or `az://…`. Speaks to nobody yet.
-
-    Raises:
-        JobError: no URL of these kinds.
-    """
-    from ephemeron.data.catalog.folder import FolderFiles
-
-    if "://" not in url:
-        return FolderFiles(Path(url).absolute())
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise JobError(f"{url} is not a folder on this machine", remedy="write file:///absolute/path")
-        return FolderFiles(Path(unquote(parts.path)))
-    from ephemeron.communication.channels.stores import cloud_store
-    from ephemeron.data.catalog.objects import ObjectFiles
-
-    return ObjectFiles(cloud_store(url), url=url.rstrip("/"))
 
 
 class FileReader(io.RawIOBase):

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from ephemeron.communication.channels.stores import explain, is_missing_bucket
-from ephemeron.data.catalog.files import FileChanged, FileRange, Files, open_files
+from ephemeron.communication.channels.stores import cloud_store, explain, is_missing_bucket
+from ephemeron.data.catalog.files import FileChanged, FileRange, Files
 from ephemeron.data.catalog.store_process import call
 from ephemeron.errors import DatasetError, DatasetUnreachable, JobError
 
@@ -34,7 +34,7 @@ class ObjectFiles(Files):
 
     Args:
         store: any obstore store, with its prefix set.
-        url: how metadata and messages name it; `open_files` has to understand it where this is pickled.
+        url: how metadata and messages name it; `open_objects` opens it where this is unpickled.
         requests: most requests at once, per call.
     """
 
@@ -51,7 +51,7 @@ class ObjectFiles(Files):
         return f"ObjectFiles({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_files, (self.url,)
+        return open_objects, (self.url,)
 
     async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
         if self._is_forked():
@@ -182,6 +182,15 @@ class ObjectFiles(Files):
 
     def _unreachable(self, e: Exception, path: str) -> DatasetUnreachable:
         return DatasetUnreachable(explain(e), file=f"{self.url}/{path}".rstrip("/"))
+
+
+def open_objects(url: str) -> ObjectFiles:
+    """The objects below `s3://bucket/prefix`, `gs://…` or `az://…`. Connects on first use.
+
+    Raises:
+        JobError: the URL is of another kind.
+    """
+    return ObjectFiles(cloud_store(url), url=url.rstrip("/"))
 
 
 def _identity(meta: Any) -> str | None:

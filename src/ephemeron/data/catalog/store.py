@@ -32,9 +32,10 @@ from ephemeron.data.catalog.dataset import (
     shard_file,
     version_path,
 )
-from ephemeron.data.catalog.files import FileRange, Files, open_files
+from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import SampleMeta
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.shards import cut, digest, encode_shard
 from ephemeron.errors import DatasetDamaged, DatasetNotFound, DatasetUnreachable, JobError
 

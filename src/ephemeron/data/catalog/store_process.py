@@ -15,24 +15,22 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ephemeron.data.catalog.files import FileChanged, open_files
-from ephemeron.errors import DatasetUnreachable, EphemeronError
+from ephemeron.data.catalog.files import FileChanged
+from ephemeron.errors import DatasetUnreachable
 
 _LENGTH = struct.Struct("!Q")
 _TRIES = 3
-_AT_ONCE = 8 << 20
+MAX_IN_FLIGHT = 8 << 20
 """Bytes under way in a connection, and in its socket."""
-_MAIN = "import sys; sys.path.append(sys.argv[1]); from ephemeron.data.catalog.store_process import main; main(int(sys.argv[2]))"
+_MAIN = "import sys; sys.path.append(sys.argv[1]); from ephemeron.data.catalog.store_server import main; main(int(sys.argv[2]))"
 
 _control: socket.socket | None = None
 """Over which a store process is sent the other ends of connections; forked children inherit it."""
@@ -82,7 +80,7 @@ def begin() -> None:
         _control = _started()
 
 
-# -- who asks -----------------------------------------------------------------------------------------------
+# -- connections --------------------------------------------------------------------------------------------
 
 
 class _Connection:
@@ -102,7 +100,7 @@ class _Connection:
         number = self._number
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            _send(self._writer, (number, url, method, arguments))
+            send_message(self._writer, (number, url, method, arguments))
             await self._writer.drain()
             found: tuple[str, Any] = await answer
             return found
@@ -112,7 +110,7 @@ class _Connection:
     async def _listen(self) -> None:
         try:
             while True:
-                number, kind, value = await _received(self._reader)
+                number, kind, value = await receive_message(self._reader)
                 answer = self._waiting.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result((kind, value))
@@ -127,7 +125,7 @@ class _Connection:
 
 async def _open() -> _Connection:
     sock = await asyncio.to_thread(_connect)
-    return _Connection(*await asyncio.open_connection(sock=sock, limit=_AT_ONCE))
+    return _Connection(*await asyncio.open_connection(sock=sock, limit=MAX_IN_FLIGHT))
 
 
 def _connect() -> socket.socket:
@@ -135,7 +133,7 @@ def _connect() -> socket.socket:
     global _control
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AT_ONCE)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_IN_FLIGHT)
     with theirs, _starting:
         for _ in range(2):
             _control = _control or _started()
@@ -162,83 +160,15 @@ def _started() -> socket.socket:
     return ours
 
 
-# -- who is asked -------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------
 
 
-def main(control: int) -> None:
-    """Answers until all ends of the control socket are closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
-    asyncio.run(_serve(socket.socket(fileno=control)))
-
-
-async def _serve(control: socket.socket) -> None:
-    control.setblocking(False)
-    over, loop, tasks = asyncio.Event(), asyncio.get_running_loop(), set[asyncio.Task[None]]()
-
-    def accept() -> None:
-        data, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not data:
-            loop.remove_reader(control)
-            over.set()
-        for fd in fds:
-            task = loop.create_task(_answer(socket.socket(fileno=fd)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-    loop.add_reader(control, accept)
-    await over.wait()
-
-
-async def _answer(sock: socket.socket) -> None:
-    """Serves one connection."""
-    sock.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=sock, limit=_AT_ONCE)
-    opened: dict[str, Any] = {}
-    tasks = set[asyncio.Task[None]]()
-    try:
-        while True:
-            number, url, method, arguments = await _received(reader)
-            task = asyncio.get_running_loop().create_task(_one(writer, opened, number, url, method, arguments))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-    except (OSError, asyncio.IncompleteReadError):
-        pass
-    finally:
-        writer.close()
-
-
-async def _one(
-    writer: asyncio.StreamWriter, opened: dict[str, Any], number: int, url: str, method: str, arguments: tuple[Any, ...]
-) -> None:
-    kind, value = "value", None
-    try:
-        if url not in opened:
-            opened[url] = open_files(url)
-        value = await _METHODS[method](opened[url], *arguments)
-    except FileNotFoundError as e:
-        kind, value = "absent", e.args[0]
-    except FileChanged as e:
-        kind, value = "changed", e.args
-    except EphemeronError as e:
-        kind, value = "refused", pickle.dumps(e)
-    except Exception as e:  # noqa: BLE001 - it is raised where somebody asked for it
-        kind, value = "failed", f"{type(e).__name__}: {e}"
-    if not writer.is_closing():
-        _send(writer, (number, kind, value))
-
-
-_METHODS: Mapping[str, Callable[..., Any]] = {
-    name: (lambda files, *arguments, name=name: getattr(files, name)(*arguments))
-    for name in ("fetch", "size", "identity", "identities", "tree", "folders", "create")
-}
-
-
-def _send(writer: asyncio.StreamWriter, message: Any) -> None:
+def send_message(writer: asyncio.StreamWriter, message: Any) -> None:
     data = pickle.dumps(message, protocol=5)
     writer.write(_LENGTH.pack(len(data)))
     writer.write(data)
 
 
-async def _received(reader: asyncio.StreamReader) -> Any:
+async def receive_message(reader: asyncio.StreamReader) -> Any:
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return pickle.loads(await reader.readexactly(size))

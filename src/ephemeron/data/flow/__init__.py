@@ -27,7 +27,8 @@ for images, labels in flow.prepare_read(LocalReader(workers=2)).to_shuffled(batc
 """
 
 from ephemeron.data.flow.counters import FlowCounters
-from ephemeron.data.flow.flow import Flow, MapData, MapStep, MapTarget, SampleAdapter
+from ephemeron.data.flow.description import MapData, MapStep, MapTarget, SampleAdapter
+from ephemeron.data.flow.flow import Flow
 from ephemeron.data.flow.loader import FlowLoader
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.flow.view import FlowReader, FlowView, LocalReader, random_split

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.fork_pool import ChunkDone, LoaderPool
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings
 from ephemeron.data.flow.stream import BatchStream
@@ -20,7 +20,7 @@ Collate: TypeAlias = Callable[[list[Any]], Any] | None
 class AnyLoading(Protocol):
     """Loads samples when they are asked for."""
 
-    flow: Flow
+    flow: FlowDescription
     seconds: StageTimings
 
     def __len__(self) -> int: ...

@@ -11,19 +11,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ephemeron.data.flow.backend import LoaderBackend
 from ephemeron.data.flow.collate import Collator
 from ephemeron.data.flow.counters import FlowCounters
 from ephemeron.data.flow.fork_pool import ChunkDone, Collated
 from ephemeron.data.flow.sample_loader import COLLATE, SampleRequest
+from ephemeron.data.flow.sample_view import SampleView
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.randomness import kept
 from ephemeron.errors import SampleFailed
-
-if TYPE_CHECKING:
-    from ephemeron.data.flow.view import FlowView
 
 CHUNK = 16
 """Most samples that a loader gets at a time."""
@@ -36,7 +34,7 @@ UNKNOWN = 2
 class LoaderOptions:
     """What all iterations of a loader have in common."""
 
-    read: FlowView
+    read: SampleView
     collator: Collator
     prefetch: int
     """Batches loaded ahead."""

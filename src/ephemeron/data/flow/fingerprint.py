@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import JobError
 
@@ -23,7 +23,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def fingerprint(flow: Flow, chosen: Indices | None) -> dict[str, Any]:
+def fingerprint(flow: FlowDescription, chosen: Indices | None) -> dict[str, Any]:
     """What tells a view of a flow from others. JSON-able.
 
     Args:

@@ -1,223 +1,28 @@
-"""What to load and how, as a value: dataset, map steps, what may be cached (DPFlow, definition 3.2 and table 3-1).
-
-A flow says nothing of where it runs. `prepare_read` hands it to a reader, which makes it something to iterate: in this
-process, in loader processes, or in a service that many jobs share. It is a value: a method that adds something returns
-another flow, and flows with a common beginning do not disturb each other. Its name and version stand for its content: whoever
-changes a step raises the version, because services keep results by it.
-"""
+"""The flow that users declare: a description that can be read (DPFlow, definition 3.2 and table 3-1)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass
 
-from ephemeron.data.flow.parts import Key, part_of, with_part
-from ephemeron.errors import JobError
-
-if TYPE_CHECKING:
-    from ephemeron.data.flow.view import FlowReader, FlowView
-
-CacheControl: TypeAlias = Literal["can-cache", "no-cache"]
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-class SampleAdapter(Protocol):
-    """What of a sample a step's function sees, and what becomes of its result."""
-
-    def process_arg(self, arg: Any) -> Any:
-        """The function's argument, from the sample."""
-
-    def process_ret(self, arg: Any, ret: Any) -> Any:
-        """The new sample, from the old one and what the function returned."""
-
-
-@dataclass(frozen=True, slots=True)
-class MapData:
-    """The function maps the data; everything else stays. See `parts` for what the data of a sample is."""
-
-    key: Key = None
-    """The part by name or number; None: the first one."""
-
-    def process_arg(self, arg: Any) -> Any:
-        return part_of(arg, "data", self.key)
-
-    def process_ret(self, arg: Any, ret: Any) -> Any:
-        return with_part(arg, "data", self.key, ret)
-
-
-@dataclass(frozen=True, slots=True)
-class MapTarget:
-    """The function maps the target; everything else stays. See `parts` for what the target of a sample is."""
-
-    key: Key = None
-    """The part by name or number; None: the last one."""
-
-    def process_arg(self, arg: Any) -> Any:
-        return part_of(arg, "target", self.key)
-
-    def process_ret(self, arg: Any, ret: Any) -> Any:
-        return with_part(arg, "target", self.key, ret)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapStep:
-    """One map stage."""
-
-    name: str
-    function: Callable[[Any], Any]
-    transform: SampleAdapter | None = None
-    """None: the function maps whole samples."""
-    cache: CacheControl = "no-cache"
-    """`can-cache`: the result after this step is the same in every epoch and for every job, and may be kept."""
-
-    def apply(self, sample: Any) -> Any:
-        """The sample after this step."""
-        if self.transform is None:
-            return self.function(sample)
-        return self.transform.process_ret(sample, self.function(self.transform.process_arg(sample)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowSource:
-    """Where samples come from: a dataset of a store, or any map-style dataset of this process."""
-
-    name: str = ""
-    """`namespace/name` in the store."""
-    version: str = "latest"
-    variant: str = ""
-    store: str | None = None
-    """URL; None: the one of the home folder."""
-    dataset: Any = None
-    """Instead of all these: an object with `__len__` and `__getitem__` that yields samples."""
-    decode: bool = True
-    """False: data comes as it is stored, and a step decodes it."""
-
-    def __str__(self) -> str:
-        if self.dataset is not None:
-            return type(self.dataset).__name__
-        return f"{self.name}@{self.version}:{self.variant}"
+from ephemeron.data.flow.description import FlowDescription
+from ephemeron.data.flow.view import FlowReader, FlowView, LocalReader
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Flow:
-    """A data flow. It does not change: `dataset`, `map` and the others return another one, which can be chained.
+class Flow(FlowDescription):
+    """A data flow. It is immutable: `dataset`, `map` and the other methods return another flow, so calls can be chained.
 
-    Args:
-        name: `namespace/name`.
-        version: of its steps, from 1.
-        source: where samples come from; see `dataset`.
-        steps: what is done to them; see `map`.
-
-    Raises:
-        JobError: the name or the version makes no sense.
+    `prepare_read` hands it to a reader: for this process, for loader processes, or for a service that many jobs share.
     """
 
-    name: str
-    version: int = 1
-    source: FlowSource | None = None
-    steps: tuple[MapStep, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise JobError(f"flow {self.name!r}: a name has two parts", remedy="write namespace/name")
-        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
-            raise JobError(f"flow {self.name}: version {self.version!r} should be a whole number from 1")
-
-    def __repr__(self) -> str:
-        steps = " → ".join([str(self.source), *(s.name for s in self.steps)])
-        return f"DataLoadFlow({self.name!r}, version={self.version}: {steps})"
-
-    def dataset(
-        self,
-        name: Any,
-        version: str = "latest",
-        variant: str = "train",
-        *,
-        store: str | None = None,
-        decode: bool = True,
-    ) -> Flow:
-        """The flow with another place where samples come from.
-
-        Args:
-            name: of a dataset in a store, `namespace/name`; or a map-style dataset, of samples of any shape (`parts`).
-            version: its version, or `latest`, which is resolved when reading begins.
-            variant: e.g. `train`.
-            store: URL of the store; None: the one of the home folder.
-            decode: False to get data as it is stored, when decoding is one of the steps.
-
-        Raises:
-            JobError: neither a name nor a dataset.
-        """
-        if isinstance(name, str):
-            source = FlowSource(name=name, version=version, variant=variant, store=store, decode=decode)
-        elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
-            source = FlowSource(dataset=name)
-        else:
-            raise JobError(
-                f"flow {self.name}: {type(name).__name__} is no dataset",
-                remedy="give namespace/name, or an object with __len__ and __getitem__",
-            )
-        return replace(self, source=source)
-
-    def map(
-        self, name: str, function: Callable[[Any], Any], *, transform: SampleAdapter | None = None,
-        cache_control: CacheControl = "no-cache",
-    ) -> Flow:  # fmt: skip
-        """The flow with one more step.
-
-        Args:
-            name: of the step, unique in the flow; errors and counters speak of it.
-            function: one argument, and perhaps `rng` (a `numpy.random.Generator`) or `generator` (a `torch.Generator`).
-                All generators that it may draw from are seeded for every sample and step, so the result does not depend
-                on which process computes it.
-            transform: what it sees of a sample; None: all of it.
-            cache_control: `can-cache` if the sample after this step is the same in every epoch.
-
-        Raises:
-            JobError: the name is taken, the function is none, or the cache control is unknown.
-        """
-        if not callable(function):
-            raise JobError(f"flow {self.name}: step {name!r} is no function but {function!r}")
-        if any(s.name == name for s in self.steps):
-            raise JobError(f"flow {self.name}: there is a step {name!r} already", remedy="give steps different names")
-        if cache_control not in ("can-cache", "no-cache"):
-            raise JobError(
-                f"flow {self.name}, step {name!r}: cache_control = {cache_control!r}",
-                remedy="use can-cache or no-cache",
-            )
-        step = MapStep(name=name, function=function, transform=transform, cache=cache_control)
-        return replace(self, steps=(*self.steps, step))
-
-    def map_data(
-        self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
-    ) -> Flow:
-        """A step that maps the data: the first part of a sample, or the one that `key` names. See `map` and `parts`."""
-        return self.map(name, function, transform=MapData(key), cache_control=cache_control)
-
-    def map_target(
-        self, name: str, function: Callable[[Any], Any], *, key: Key = None, cache_control: CacheControl = "no-cache"
-    ) -> Flow:
-        """A step that maps the target: the last part of a sample, or the one that `key` names. See `map` and `parts`."""
-        return self.map(name, function, transform=MapTarget(key), cache_control=cache_control)
-
-    def clone(self, *, name: str | None = None, version: int | None = None) -> Flow:
-        """The same source and steps under another name or version."""
-        return replace(self, name=name or self.name, version=version or self.version)
-
-    @property
-    def cached_steps(self) -> int:
-        """How many steps at the beginning give what may be cached: those up to the last `can-cache`."""
-        return max((i + 1 for i, s in enumerate(self.steps) if s.cache == "can-cache"), default=0)
-
     def prepare_read(self, reader: FlowReader | None = None) -> FlowView:
-        """Makes it readable; by default in this process.
+        """The flow as something to iterate.
+
+        Args:
+            reader: decides where samples are loaded; None: in this process.
 
         Raises:
-            JobError: it has no dataset.
-            DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
+            JobError: the flow has no dataset.
+            DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
         """
-        from ephemeron.data.flow.view import LocalReader
-
         return (reader or LocalReader()).read(self)

@@ -16,8 +16,9 @@ import numpy as np
 
 from ephemeron.config.user_code import resolve
 from ephemeron.data.flow.collate import Collate, Collator, Stacking
+from ephemeron.data.flow.description import FlowSource
 from ephemeron.data.flow.determinism import warn_if_unrepeatable
-from ephemeron.data.flow.flow import Flow, FlowSource
+from ephemeron.data.flow.flow import Flow
 from ephemeron.data.flow.prefetch import paired
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
 from ephemeron.data.flow_spec import FlowPart, FlowSpec
@@ -128,7 +129,7 @@ def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> F
     """
     made = call(target, resolve(target, code), arguments, code)
     if not isinstance(made, Flow):
-        raise JobError(f"{target} returned {type(made).__name__}", remedy="return a DataLoadFlow")
+        raise JobError(f"{target} returned {type(made).__name__}", remedy="return an ephemeron.data.Flow")
     if made.source is None:
         raise JobError(f"{target}: flow {made.name} has no dataset", remedy="call .dataset(name, version, variant)")
     return made

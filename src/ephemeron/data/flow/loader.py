@@ -16,22 +16,21 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ephemeron.data.flow.backend import LoaderBackend
 from ephemeron.data.flow.collate import Collator, Stacking
 from ephemeron.data.flow.counters import FlowCounters
 from ephemeron.data.flow.cursor import Cursor
 from ephemeron.data.flow.epoch import Epoch, LoaderOptions
+from ephemeron.data.flow.epoch_index import EpochIndex, SeededCollate
 from ephemeron.data.flow.fingerprint import check_state
 from ephemeron.data.flow.local import process_group
-from ephemeron.data.flow.samplers import EpochIndex, FlowBatchSampler, FlowSampler, SeededCollate
+from ephemeron.data.flow.sample_view import FlowDataset, SampleView
+from ephemeron.data.flow.samplers import FlowBatchSampler, FlowSampler
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.errors import JobError, LoadersLost
 from ephemeron.units import MB
-
-if TYPE_CHECKING:
-    from ephemeron.data.flow.view import FlowDataset, FlowView
 
 _POLICY = re.compile(r"fail|skip|retry:(\d+)")
 
@@ -49,7 +48,7 @@ class FlowLoader:
     multiprocessing_context = None
 
     def __init__(
-        self, read: FlowView, stream: BatchStream, *, collate_fn: Callable[[list[Any]], Any] | None, prefetch: int,
+        self, read: SampleView, stream: BatchStream, *, collate_fn: Callable[[list[Any]], Any] | None, prefetch: int,
         prefetch_mb: float, on_error: str, progress: bool, alone: bool = False,
     ) -> None:  # fmt: skip
         matched = _POLICY.fullmatch(on_error)
@@ -70,7 +69,7 @@ class FlowLoader:
     def __repr__(self) -> str:
         s = self._cursor.stream
         return (
-            f"ShuffledFlow({self.read.loading.flow.name}: {s.samples} samples, {len(self)} batches of {s.batch_size}, "
+            f"FlowLoader({self.read.loading.flow.name}: {s.samples} samples, {len(self)} batches of {s.batch_size}, "
             f"rank {s.rank} of {s.world_size}, remainder={s.remainder!r}, epoch {self.epoch})"
         )
 
@@ -207,7 +206,7 @@ class FlowLoader:
     @cached_property
     def batch_sampler(self) -> FlowBatchSampler:
         """This rank's order, in batches."""
-        return FlowBatchSampler(self)
+        return FlowBatchSampler(self, self.sampler)
 
     def begin_epoch(self) -> Iterator[list[EpochIndex]]:
         """The loader's next epoch as lists of samples, for whoever loads them instead of this loader."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from ephemeron.data.flow.flow import Flow, FlowSource, MapStep
+from ephemeron.data.flow.description import FlowDescription, FlowSource, MapStep
 from ephemeron.data.randomness import (
     Watch,
     generators_in,
@@ -106,7 +106,7 @@ class SampleLoader:
         dataset: of `open_source`.
     """
 
-    def __init__(self, flow: Flow, dataset: Any) -> None:
+    def __init__(self, flow: FlowDescription, dataset: Any) -> None:
         if flow.source is None:
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
         self.flow, self.dataset = flow, dataset

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ephemeron.data.flow.backend import AnyLoading, Loaders, LocalLoaders, Sampling
-from ephemeron.data.flow.fingerprint import fingerprint
-from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.backend import LocalLoaders, Sampling
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.loader import FlowLoader
 from ephemeron.data.flow.local import LocalMap, process_group
-from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
-from ephemeron.data.flow.samplers import EpochIndex, LoaderOrder
+from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
+from ephemeron.data.flow.sample_view import SampleView
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.scheduler import Remainder
-from ephemeron.data.shuffle import Indices, Purpose, permutation
-from ephemeron.errors import JobError, SampleFailed
+from ephemeron.data.shuffle import Purpose, permutation
+from ephemeron.errors import JobError
 
 
 class FlowReader(ABC):
     """Makes a described flow readable."""
 
     @abstractmethod
-    def read(self, flow: Flow) -> FlowView:
+    def read(self, flow: FlowDescription) -> FlowView:
         """The flow, bound to the version of its dataset that it means now.
 
         Raises:
@@ -53,7 +50,7 @@ class LocalReader(FlowReader):
             raise JobError(f"workers = {workers} should be at least 0")
         self.workers, self.lease_s = workers, lease_s
 
-    def read(self, flow: Flow) -> FlowView:
+    def read(self, flow: FlowDescription) -> FlowView:
         if flow.source is None:
             raise JobError(f"flow {flow.name} has no dataset", remedy="call .dataset(name, version, variant)")
         loaders = LocalLoaders(self.workers, lease_s=self.lease_s)
@@ -61,44 +58,8 @@ class LocalReader(FlowReader):
         return FlowView(SampleLoader(replace(flow, source=source), open_source(source)), loaders)
 
 
-class FlowView:
-    """A view of a flow: all of its samples, or a part of them."""
-
-    def __init__(
-        self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None,
-        here: Sequence[LocalMap] = (),
-    ) -> None:  # fmt: skip
-        self.loading = loading
-        self.loaders = loaders or LocalLoaders(0)
-        self._chosen = chosen
-        self._here = tuple(here)
-
-    def __len__(self) -> int:
-        return len(self.loading) if self._chosen is None else len(self._chosen)
-
-    def __repr__(self) -> str:
-        return f"DataLoadFlowRead({self.loading.flow!r}, {len(self)} samples)"
-
-    @cached_property
-    def fingerprint(self) -> dict[str, Any]:
-        """What tells this view from others; see `ephemeron.data.flow.fingerprint`."""
-        return fingerprint(self.loading.flow, self._chosen)
-
-    def indices(self, positions: Indices) -> Indices:
-        """The dataset's numbers of samples of this view."""
-        return positions if self._chosen is None else self._chosen[positions]
-
-    def index(self, position: SupportsIndex) -> int:
-        """The dataset's number of a sample of this view."""
-        at = operator.index(position)
-        if not 0 <= at < len(self):
-            raise IndexError(f"flow {self.loading.flow.name}: sample {at} of {len(self)}")
-        return at if self._chosen is None else int(self._chosen[at])
-
-    @property
-    def maps_here(self) -> bool:
-        """Whether there are functions of `local_map`."""
-        return bool(self._here)
+class FlowView(SampleView):
+    """A view of a flow that can be read: by index, or as shuffled batches; whole, or a part of it."""
 
     def local_map(self, function: Callable[[Any], Any]) -> FlowView:
         """The same view, with a function that maps whole samples in the process that reads, not in loaders.
@@ -138,23 +99,6 @@ class FlowView:
     def _with(self, **changed: Any) -> FlowView:
         kept = {"chosen": self._chosen, "here": self._here}
         return FlowView(self.loading, self.loaders, **{**kept, **changed})
-
-    def mapped_here(self, sample: Any, item: SampleRequest) -> Any:
-        """A loaded sample after the functions of `local_map`."""
-        first = len(self.loading.flow.steps) + 1  # stages before are reading and the steps
-        for number, function in enumerate(self._here):
-            sample = function(sample, item, first + number)
-        return sample
-
-    def to_mapped(self, *, seed: int | None = None, epoch: int = 0) -> FlowDataset:
-        """Samples by index, for example as the dataset of `torch.utils.data.DataLoader`.
-
-        Args:
-            seed: None: random steps draw as they would anywhere. A number: they draw the same for a sample whoever
-                asks for it, in an epoch.
-            epoch: see `FlowDataset.set_epoch`.
-        """
-        return FlowDataset(self, seed=seed, epoch=epoch)
 
     def to_shuffled(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, prefetch: int = 4, *, seed: int = 0,
@@ -205,38 +149,6 @@ class FlowView:
             self, stream, collate_fn=collate_fn, prefetch=prefetch, prefetch_mb=prefetch_mb, on_error=on_error,
             progress=progress, alone=group is None,
         )  # fmt: skip
-
-
-class FlowDataset:
-    """A map-style dataset."""
-
-    def __init__(self, read: FlowView, *, seed: int | None = None, epoch: int = 0) -> None:
-        self._read, self._seed, self.epoch = read, seed, epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Of the random numbers, where there is a seed. Before the DataLoader's workers start."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self._read)
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Raises `SampleFailed` for the first one that cannot be loaded."""
-        items = [
-            SampleRequest(
-                index=self._read.index(i), epoch=i.epoch if isinstance(i, EpochIndex) else self.epoch, seed=self._seed
-            )
-            for i in indices
-        ]
-        out = []
-        for item, sample in zip(items, self._read.loading.load(items), strict=True):
-            if isinstance(sample, SampleFailed):
-                raise sample
-            out.append(self._read.mapped_here(sample, item))
-        return LoaderOrder(out, items)
 
 
 def random_split(flows: FlowView | Sequence[FlowView], lengths: Sequence[float], *, seed: int = 0) -> list[FlowView]:

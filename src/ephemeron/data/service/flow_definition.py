@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.errors import JobError
 
 MOST_BYTES = 256 << 20
@@ -45,7 +45,7 @@ class Definition:
     payload: bytes
 
 
-def define(flow: Flow, samples: int) -> Definition:
+def define(flow: FlowDescription, samples: int) -> Definition:
     """Packs a flow.
 
     Args:
@@ -72,17 +72,17 @@ def define(flow: Flow, samples: int) -> Definition:
     )  # fmt: skip
 
 
-def restore(payload: bytes, paths: tuple[str, ...]) -> Flow:
+def restore(payload: bytes, paths: tuple[str, ...]) -> FlowDescription:
     """The flow again, in a loader."""
     for path in paths:
         if path not in sys.path and os.path.exists(path):
             sys.path.append(path)
     importlib.invalidate_caches()
-    flow: Flow = pickle.loads(payload)
+    flow: FlowDescription = pickle.loads(payload)
     return flow
 
 
-def _dumps(flow: Flow) -> bytes:
+def _dumps(flow: FlowDescription) -> bytes:
     try:
         import cloudpickle
     except ModuleNotFoundError:

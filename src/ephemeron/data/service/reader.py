@@ -6,8 +6,8 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.determinism import may_be_kept
-from ephemeron.data.flow.flow import Flow
 from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
 from ephemeron.data.flow.view import FlowReader, FlowView
 from ephemeron.data.service.client import FlowClient, Service
@@ -58,7 +58,7 @@ class RemoteReader(FlowReader):
         self.service = Service(address, token=token, folder=folder, settings=own, timeout_s=timeout_s)
         self.job = job or f"job-{secrets.token_hex(4)}"
 
-    def read(self, flow: Flow) -> FlowView:
+    def read(self, flow: FlowDescription) -> FlowView:
         """The flow, registered with the service.
 
         Raises:

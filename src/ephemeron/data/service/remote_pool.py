@@ -21,7 +21,7 @@ import numpy as np
 
 from ephemeron.data.flow.backend import AnyLoading, Collate, Loaders, Sampling
 from ephemeron.data.flow.collate import Stacking
-from ephemeron.data.flow.flow import Flow
+from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.fork_pool import ChunkDone, Collated
 from ephemeron.data.flow.sample_loader import SampleRequest, StageTimings
 from ephemeron.data.flow.stream import BatchStream
@@ -46,7 +46,7 @@ class RemoteLoading:
         samples: in the dataset.
     """
 
-    def __init__(self, flow: Flow, client: FlowClient, samples: int) -> None:
+    def __init__(self, flow: FlowDescription, client: FlowClient, samples: int) -> None:
         self.flow, self.client = flow, client
         self.seconds = StageTimings()
         self._samples = samples

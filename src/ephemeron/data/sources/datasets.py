@@ -77,11 +77,11 @@ def stack(dataset: Any, where: str, code: Sequence[Path] = (), *, may_be_random:
 
 
 def _refuse_random(dataset: Any, where: str) -> None:
+    from ephemeron.data.flow.description import FlowDescription
     from ephemeron.data.flow.determinism import TRYING_S, examine
-    from ephemeron.data.flow.flow import Flow
     from ephemeron.data.flow.sample_loader import SampleLoader
 
-    flow = Flow("job/source").dataset(dataset)
+    flow = FlowDescription("job/source").dataset(dataset)
     found = examine(SampleLoader(flow, dataset), limit_s=TRYING_S)
     if found.tried and found.fixed < 0:
         raise JobError(

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from ephemeron.config.typed import near
 from ephemeron.data.catalog.dataset import Dataset, check_id, data_folder, dataset_folder
-from ephemeron.data.catalog.files import FileRange, open_files
+from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.importers import files_per_sample, records, tables
 from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest, Tell, counted
@@ -26,6 +26,7 @@ from ephemeron.data.catalog.importers.defects import MOST_KEPT_BYTES, Defects
 from ephemeron.data.catalog.importers.source import ImportSource, open_source
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.pins import stored_range, taken
 from ephemeron.data.catalog.shards import digest
 from ephemeron.data.catalog.store import SHARD_SIZE, DatasetStore, NewVariant

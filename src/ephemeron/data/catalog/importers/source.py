@@ -17,9 +17,10 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
-from ephemeron.data.catalog.files import FileRange, FileReader, Files, open_files
+from ephemeron.data.catalog.files import FileRange, FileReader, Files
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef
+from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.unpack import unpack_bytes
 from ephemeron.data.sources.options import one_line
 from ephemeron.errors import JobError

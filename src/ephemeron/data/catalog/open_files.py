@@ -1,0 +1,28 @@
+"""From a URL to the files below it: a folder of this machine, or an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ephemeron.data.catalog.files import Files
+from ephemeron.data.catalog.folder import FolderFiles
+from ephemeron.errors import JobError
+
+
+def open_files(url: str) -> Files:
+    """Opens a folder (a path or `file:///path`), `s3://bucket/prefix`, `gs://…` or `az://…`. Connects on first use.
+
+    Raises:
+        JobError: the URL is of another kind.
+    """
+    if "://" not in url:
+        return FolderFiles(Path(url).absolute())
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise JobError(f"{url} is not a folder on this machine", remedy="write file:///absolute/path")
+        return FolderFiles(Path(unquote(parts.path)))
+    from ephemeron.data.catalog.objects import open_objects  # imports obstore
+
+    return open_objects(url)

@@ -1,0 +1,112 @@
+"""Samples of a flow by their place in a view: the part of `FlowView` that loaders need."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, SupportsIndex
+
+from ephemeron.data.flow.backend import AnyLoading, Loaders, LocalLoaders
+from ephemeron.data.flow.epoch_index import EpochIndex, LoadedSamples
+from ephemeron.data.flow.fingerprint import fingerprint
+from ephemeron.data.flow.local import LocalMap
+from ephemeron.data.flow.sample_loader import SampleRequest
+from ephemeron.data.shuffle import Indices
+from ephemeron.errors import SampleFailed
+
+
+class SampleView:
+    """All samples of a flow, or a part of them, by their place in the view.
+
+    Args:
+        loading: the flow bound to its dataset.
+        loaders: load ahead for iterations; None: nothing does.
+        chosen: the dataset's numbers of the samples; None: all of them.
+        here: functions of `local_map`, in order.
+    """
+
+    def __init__(
+        self, loading: AnyLoading, loaders: Loaders | None = None, *, chosen: Indices | None = None,
+        here: Sequence[LocalMap] = (),
+    ) -> None:  # fmt: skip
+        self.loading = loading
+        self.loaders = loaders or LocalLoaders(0)
+        self._chosen = chosen
+        self._here = tuple(here)
+
+    def __len__(self) -> int:
+        return len(self.loading) if self._chosen is None else len(self._chosen)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loading.flow!r}, {len(self)} samples)"
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this view from others; see `ephemeron.data.flow.fingerprint`."""
+        return fingerprint(self.loading.flow, self._chosen)
+
+    def indices(self, positions: Indices) -> Indices:
+        """The dataset's numbers of samples of this view."""
+        return positions if self._chosen is None else self._chosen[positions]
+
+    def index(self, position: SupportsIndex) -> int:
+        """The dataset's number of a sample of this view."""
+        at = operator.index(position)
+        if not 0 <= at < len(self):
+            raise IndexError(f"flow {self.loading.flow.name}: sample {at} of {len(self)}")
+        return at if self._chosen is None else int(self._chosen[at])
+
+    @property
+    def maps_here(self) -> bool:
+        """Whether there are functions of `local_map`."""
+        return bool(self._here)
+
+    def mapped_here(self, sample: Any, item: SampleRequest) -> Any:
+        """A loaded sample after the functions of `local_map`."""
+        first = len(self.loading.flow.steps) + 1  # stages before are reading and the steps
+        for number, function in enumerate(self._here):
+            sample = function(sample, item, first + number)
+        return sample
+
+    def to_mapped(self, *, seed: int | None = None, epoch: int = 0) -> FlowDataset:
+        """Samples by index, for example as the dataset of `torch.utils.data.DataLoader`.
+
+        Args:
+            seed: None: random steps draw as they would anywhere. A number: they draw the same for a sample whoever
+                asks for it, in an epoch.
+            epoch: see `FlowDataset.set_epoch`.
+        """
+        return FlowDataset(self, seed=seed, epoch=epoch)
+
+
+class FlowDataset:
+    """A map-style dataset."""
+
+    def __init__(self, read: SampleView, *, seed: int | None = None, epoch: int = 0) -> None:
+        self._read, self._seed, self.epoch = read, seed, epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Of the random numbers, where there is a seed. Before the DataLoader's workers start."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        """Raises `SampleFailed` for the first one that cannot be loaded."""
+        items = [
+            SampleRequest(
+                index=self._read.index(i), epoch=i.epoch if isinstance(i, EpochIndex) else self.epoch, seed=self._seed
+            )
+            for i in indices
+        ]
+        out = []
+        for item, sample in zip(items, self._read.loading.load(items), strict=True):
+            if isinstance(sample, SampleFailed):
+                raise sample
+            out.append(self._read.mapped_here(sample, item))
+        return LoadedSamples(out, items)
