@@ -70,7 +70,7 @@ class Schedule:
     aggregators: int
     iterations: int
     checkpoint_every: int
-    lifetime_s: float
+    function_timeout_s: float
     step_s: float
     """That a function computes in an iteration."""
     faults: tuple[str, ...]
@@ -111,7 +111,7 @@ def schedule_of(seed: int) -> Schedule:
     remote = channel != "folder"
     return Schedule(
         seed=seed, channel=channel, mode=mode, workers=workers, aggregators=rng.randint(1, workers), iterations=iterations,
-        checkpoint_every=rng.randint(2, 5), lifetime_s=rng.uniform(4.0, 6.0) if lifetimes else 900.0,
+        checkpoint_every=rng.randint(2, 5), function_timeout_s=rng.uniform(4.0, 6.0) if lifetimes else 900.0,
         step_s=rng.uniform(0.1, 0.2) if lifetimes else 0.0,
         faults=tuple(kills) if "kill" in chosen else (), freezes=freezes if "freeze" in chosen else (),
         client_dies_at=at() if "client" in chosen else None, daemon_dies_at=at() if "daemon" in chosen else None,
@@ -129,7 +129,7 @@ def spec_of(s: Schedule, address: str) -> RunSpec:
     configuration = Configuration(
         platform="local", channel=address, pattern=pattern, sync=sync, workers=s.workers,  # type: ignore[arg-type]
         aggregators=0 if pattern == "scatter-reduce" else s.aggregators, memory_mb=512, batch_size=4,
-        lifetime_s=s.lifetime_s, checkpoint_every=s.checkpoint_every,
+        function_timeout_s=s.function_timeout_s, checkpoint_every=s.checkpoint_every,
     ).resolved()  # fmt: skip
     return RunSpec(
         run_id=f"chaos-{s.seed}", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
@@ -146,7 +146,9 @@ def expected(spec: RunSpec) -> str:
     import dataclasses
 
     calm = dataclasses.replace(
-        spec, faults=(), configuration=dataclasses.replace(spec.configuration, platform="simulated", lifetime_s=900.0)
+        spec,
+        faults=(),
+        configuration=dataclasses.replace(spec.configuration, platform="simulated", function_timeout_s=900.0),
     )
 
     async def main() -> str:

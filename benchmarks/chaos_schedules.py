@@ -39,7 +39,7 @@ class Schedule:
     @property
     def patience_s(self) -> float:
         """The shortest silence for which anybody may be suspected."""
-        return min(20.0, 0.2 * self.configuration.lifetime_s)
+        return min(20.0, 0.2 * self.configuration.function_timeout_s)
 
     @property
     def step_s(self) -> float:
@@ -74,11 +74,11 @@ def without_store_faults(seed: int) -> Schedule:
     sync = rng.choice(syncs.get(pattern, ["bsp", "asp"]))
     iterations, each_s = rng.randint(4, 10), rng.choice([0.3, 0.6, 2.0, 5.0])
     short = rng.random() < 0.3
-    lifetime_s = each_s * rng.uniform(6, 20) + 4.0 if short else 900.0
+    function_timeout_s = each_s * rng.uniform(6, 20) + 4.0 if short else 900.0
     configuration = Configuration(
         platform="simulated", channel="parameter_server" if pattern == "parameter-server" else "memory", pattern=pattern,
         sync=sync, workers=workers, aggregators=rng.randint(1, workers), memory_mb=1769, batch_size=16,
-        lifetime_s=lifetime_s, checkpoint_every=rng.randint(1, 5),
+        function_timeout_s=function_timeout_s, checkpoint_every=rng.randint(1, 5),
     ).resolved()  # fmt: skip
     ranks = list(range(workers))
     faults = []

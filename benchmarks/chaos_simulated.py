@@ -153,7 +153,7 @@ def _calm(s: Schedule) -> str:
     c = s.configuration
     k = c.aggregators if c.sync == "hap" else 1
     plain = dataclasses.replace(
-        c, lifetime_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory"
+        c, function_timeout_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory"
     )
     return _undisturbed(plain, s.iterations)
 

@@ -49,7 +49,7 @@ SIMULATED: tuple[dict[str, Any], ...] = (
     {"workers": 8, "aggregators": 3, "batch_size": 16, "memory_mb": 3008},
     {"workers": 4, "aggregators": 2, "batch_size": 16, "nonaggregator_batch_size": 24, "sync": "hap"},
     {"workers": 4, "pattern": "pipelined", "batch_size": 32}, {"workers": 1, "pattern": "standalone", "batch_size": 64},
-    {"workers": 16, "aggregators": 16, "batch_size": 8}, {"workers": 4, "aggregators": 2, "batch_size": 16, "lifetime_s": 12.0},
+    {"workers": 16, "aggregators": 16, "batch_size": 8}, {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
     {"workers": 4, "aggregators": 2, "batch_size": 32, "compression": "int8"},
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """Prediction against the median of some runs, and how far these are apart."""
     c = configure(job, platform=platform, channel=channel, **values)
-    terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s,
+    terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s,
                   checkpoint_every=c.checkpoint_every)  # fmt: skip
     p = predict(profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb,
                 aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size)  # fmt: skip

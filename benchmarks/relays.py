@@ -43,7 +43,9 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
         if isinstance(event, Progress) and event.rank == 0:
             done[event.iteration] = event.t
 
-    result = train(job, configure(job, platform="local", lifetime_s=lifetime_s), on_event=note).raise_if_failed()
+    result = train(
+        job, configure(job, platform="local", function_timeout_s=lifetime_s), on_event=note
+    ).raise_if_failed()
     s = result.summary
     return {
         "lifetime_s": lifetime_s,

@@ -124,7 +124,7 @@ async def simulate(
     """A run with the synthetic trainer, from the launch to the result."""
     configuration = Configuration(
         platform="simulated", channel="memory", workers=workers, aggregators=aggregators, batch_size=BATCH,
-        memory_mb=1769, lifetime_s=lifetime_s, **options,
+        memory_mb=1769, function_timeout_s=lifetime_s, **options,
     ).resolved()  # fmt: skip
     spec = RunSpec(
         run_id="b", model=Target(target="x"), loss=Target(target="x"), optimizer=Target(target="x"),

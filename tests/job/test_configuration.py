@@ -56,7 +56,7 @@ def test_what_a_pattern_says_of_its_aggregators(pattern, workers, given_k, k):
         ({"aggregators": -1}, ["aggregators = -1"]),
         ({"nonaggregator_batch_size": -1}, ["nonaggregator_batch_size = -1"]),
         ({"memory_mb": -1}, ["memory_mb = -1"]),
-        ({"lifetime_s": -0.5}, ["lifetime_s = -0.5"]),
+        ({"function_timeout_s": -0.5}, ["function_timeout_s = -0.5"]),
         ({"platform": "moon"}, ["platform = 'moon'", "local, simulated"]),
         ({"pattern": "ring"}, ["pattern = 'ring'", "k-reduce"]),
         ({"exchange": "weights"}, ["exchange = 'weights'", "parameters"]),

@@ -74,7 +74,7 @@ def test_everything_at_once(write, tmp_path):
         [run]
         workers = 2
         sync = "ssp:3"
-        lifetime_s = 10
+        function_timeout_s = 10
     """)
     )
     assert job.model.options == {"width": 3, "deep": [1, {"a": True}]}

@@ -49,8 +49,8 @@ def test_python_values(make, told):
     [
         ({"workers": "4"}, "configuration: workers = '4' should be a whole number"),
         ({"batch_size": 16.5}, "configuration: batch_size = 16.5 should be a whole number"),
-        ({"lifetime_s": math.nan}, "configuration: lifetime_s = nan is not a number"),
-        ({"lifetime_s": math.inf}, "lifetime_s = inf is not finite"),
+        ({"function_timeout_s": math.nan}, "configuration: function_timeout_s = nan is not a number"),
+        ({"function_timeout_s": math.inf}, "function_timeout_s = inf is not finite"),
         ({"wrokers": 3}, "configuration: unknown key wrokers; did you mean workers?"),
         ({"pattern": "kreduce"}, "configuration: pattern = 'kreduce' is not known; use one of k-reduce"),
     ],

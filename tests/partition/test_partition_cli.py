@@ -142,7 +142,7 @@ def test_its_report_needs_nothing_else(example):
 def test_profile_writes_a_graph_that_is_placed_as_it_is(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     out = tmp_path / "graph.json"
-    done = run("profile", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--optimizer", "sgd", "--repeats", 3,
+    done = run("measure", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--optimizer", "sgd", "--repeats", 3,
                "--threads", 1, "--out", out, "--json")  # fmt: skip
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
@@ -159,7 +159,7 @@ def test_profile_writes_a_graph_that_is_placed_as_it_is(tmp_path):
 
 def test_links_between_processes_are_measured_on_demand(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
-    done = run("profile", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--repeats", 3, "--links", 2,
+    done = run("measure", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--repeats", 3, "--links", 2,
                "--kind", "tiny", "--out", tmp_path / "g.json")  # fmt: skip
     assert done.exit_code == 0, done.stderr
     topology = parse_topology((tmp_path / "topology.json").read_text())
@@ -288,13 +288,13 @@ def test_pairs_of_devices_may_differ_and_directions_too():
     assert both.devices[1] == Device(name="b", kind="cpu", memory_bytes=9 << 20, speed=2.0)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["place", "--help"], ["profile", "--help"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["place", "--help"], ["measure", "--help"], []])
 def test_help_teaches(arguments):
     done = run(*arguments)
     said = done.output
     assert "ephemeron partition" in said or "partition place" in said
     if arguments in (["--help"], []):
-        for words in ("--devices", "--recompute", "devices.toml", "profile", "memory_mb"):
+        for words in ("--devices", "--recompute", "devices.toml", "measure", "memory_mb"):
             assert words in said
 
 

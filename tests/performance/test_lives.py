@@ -54,7 +54,7 @@ class Case:
     def simulated(self, lifetime_s: float) -> Run:
         how: dict[str, Any] = {} if self.workers == 1 else {"aggregators": self.aggregators}
         return synthetic(
-            samples=self.samples, epochs=1, elements=self.elements, world=self.world, lifetime_s=lifetime_s,
+            samples=self.samples, epochs=1, elements=self.elements, world=self.world, function_timeout_s=lifetime_s,
             workers=self.workers, pattern=self.pattern, sync=self.sync, batch_size=BATCH, checkpoint_every=1000, **how,
         )  # fmt: skip
 

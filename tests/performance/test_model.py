@@ -58,7 +58,7 @@ def digits(tmp_path_factory):
         {"workers": 8, "aggregators": 3, "batch_size": 16, "memory_mb": 3008},
         {"workers": 4, "aggregators": 2, "batch_size": 16, "nonaggregator_batch_size": 24, "sync": "hap"},
         {"workers": 4, "pattern": "pipelined", "batch_size": 32},
-        {"workers": 4, "aggregators": 2, "batch_size": 16, "lifetime_s": 12.0},
+        {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
     ],
     ids=str,
 )
@@ -66,14 +66,14 @@ def test_predictions_hold_in_the_simulator(digits, values):
     job, profile = digits
     c = configure(job, platform="simulated", **values)
     terms = ExecutionOptions(
-        pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.lifetime_s
+        pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s
     )
     p = predict(
         profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators,
         batch=c.batch_size, other_batch=c.nonaggregator_batch_size,
     )  # fmt: skip
     s = train(job, c).raise_if_failed().summary
-    relayed = "lifetime_s" in values
+    relayed = "function_timeout_s" in values
     assert float(p.seconds) == pytest.approx(s["seconds"], rel=0.01)
     assert float(p.cost_usd) == pytest.approx(s["cost_usd"], rel=0.06 if relayed else 0.01)
     assert int(p.iterations) == s["iterations"]

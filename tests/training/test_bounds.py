@@ -48,7 +48,7 @@ def test_relays_cost_little():
     world = dataclasses.replace(WORLD, cold_start_s=0.05)  # warm starts
     whole = synthetic(samples=3200, epochs=2, world=world)
     length = whole.trigger.ledger.ended_at
-    relayed = synthetic(samples=3200, epochs=2, world=world, lifetime_s=length / 10)
+    relayed = synthetic(samples=3200, epochs=2, world=world, function_timeout_s=length / 10)
     assert relayed.sha == whole.sha
     assert relayed.trigger.ledger.ended_at < 1.05 * length  # virtual seconds
 
@@ -104,8 +104,8 @@ def refusal(job=None, limits=None, faults=(), **how):
         ("memory", {"memory_mb": 200}),
         ("memory", {"memory_mb": 64}),
         ("memory", {"memory_mb": 20480}),
-        ("lifetime", {"lifetime_s": 1000.0}),
-        ("lifetime", {"lifetime_s": 0.01}),
+        ("lifetime", {"function_timeout_s": 1000.0}),
+        ("lifetime", {"function_timeout_s": 0.01}),
         ("deadline", {"job": make_job(limits=JobLimits(deadline_s=1.0))}),
         ("concurrency", {"limits": Limits(concurrency=3)}),
         ("payload", {"limits": Limits(payload_bytes=100)}),

@@ -82,7 +82,7 @@ def test_no_runs(home):
         ("more than workers", ["train", JOB, "--aggregators", "9"]),
         ("use bsp, hap, asp or ssp:N", ["train", JOB, "--sync", "sometimes"]),
         ("binding limit: max_global_batch", ["train", JOB, "--batch-size", "500"]),
-        ("binding limit: lifetime", ["train", JOB, "--lifetime-s", "5000"]),
+        ("binding limit: lifetime", ["train", JOB, "--function-timeout-s", "5000"]),
         ("there is no rank 9", ["train", JOB, "--fault", "kill:rank=9,iteration=1"]),
         ("unknown kind 'kil'", ["train", JOB, "--fault", "kil:rank=1"]),
         ("is of no known kind", ["train", JOB, "--channel", "ftp://here"]),

@@ -63,7 +63,7 @@ def go(folder: Path, watch: Watch = lambda event, platform: None, **options: Any
     folder.mkdir(parents=True)
     channel_folder = folder / "objects"
     configuration = Configuration(
-        platform="local", channel=channel_folder.as_uri(), workers=2, aggregators=1, memory_mb=1769, lifetime_s=60.0,
+        platform="local", channel=channel_folder.as_uri(), workers=2, aggregators=1, memory_mb=1769, function_timeout_s=60.0,
         batch_size=8, checkpoint_every=5,
     ).resolved()  # fmt: skip
     spec = RunSpec(

@@ -28,7 +28,7 @@ Damage = Callable[[str, bytes, Store, random.Random], bytes | None]
 """What is found instead of an object; None: there is nothing of that kind to put in its place."""
 
 SHAPES = {
-    "bsp": {"workers": 3, "aggregators": 2, "sync": "bsp", "lifetime_s": 8.0},
+    "bsp": {"workers": 3, "aggregators": 2, "sync": "bsp", "function_timeout_s": 8.0},
     "hap": {"workers": 3, "aggregators": 2, "sync": "hap", "pattern": "pipelined"},
     "server": {"workers": 3, "pattern": "parameter-server", "sync": "bsp"},
 }

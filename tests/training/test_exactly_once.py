@@ -51,7 +51,9 @@ def test_kills(sync, pattern):
 
 
 @pytest.mark.parametrize("sync", ["asp", "ssp:0", "ssp:2"])
-@pytest.mark.parametrize("how", [{"lifetime_s": 4.0}, {"faults": ["kill:rank=0,iteration=7,phase=compute"]}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"function_timeout_s": 4.0}, {"faults": ["kill:rank=0,iteration=7,phase=compute"]}], ids=str
+)
 def test_one_function_alone(sync, how):
     """Every protocol of one rank is BSP, past lifetimes and deaths as well."""
     world = dataclasses.replace(WORLD, cold_start_s=0.05)

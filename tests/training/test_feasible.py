@@ -67,7 +67,7 @@ def test_the_refusal_says_how_much_and_the_remedy():
 
 def check(*, deadline_s=None, lifetime_s=900.0, iterations=10, compute=None, model_bytes=0, workers=1):
     job = Job(name="j", model=Target(target="m:f"), limits=JobLimits(deadline_s=deadline_s))
-    c = Configuration(workers=workers, batch_size=6, memory_mb=1000, lifetime_s=lifetime_s).resolved()
+    c = Configuration(workers=workers, batch_size=6, memory_mb=1000, function_timeout_s=lifetime_s).resolved()
     check_time(
         job, c, iterations=iterations, model_bytes=model_bytes, latency_s=0.0, bandwidth_mb_s=100.0, compute=compute
     )

@@ -179,7 +179,7 @@ def test_a_function_is_killed(store, sync, phase, undisturbed):
 def test_relays(store, sync, undisturbed):
     slow = dataclasses.replace(WORLD, cold_start_s=0.05, compute={"a": 500.0, "b": 4.0, "m": 0.0})
     job = dataclasses.replace(flow_job(store), simulation=slow)
-    run = real(job, sync=sync, lifetime_s=12.0, **HOW)
+    run = real(job, sync=sync, function_timeout_s=12.0, **HOW)
     assert max(e.attempt for e in run.of(Invoked)) >= 2
     assert run.sha == undisturbed(sync)
 
@@ -203,7 +203,7 @@ def test_functions_of_this_machine_die_and_hand_over(store, undisturbed, home):
         ),  # later ones may be a successor's, where the machine is busy
         *(parse_fault(f"delay:rank={r},factor=12") for r in (0, 1)),
     ]
-    how = {"platform": "local", "workers": 2, "memory_mb": 704, "lifetime_s": 6.0, **HOW}
+    how = {"platform": "local", "workers": 2, "memory_mb": 704, "function_timeout_s": 6.0, **HOW}
     expected = real(job, workers=2, **HOW).sha
     result = train(job, configure(job, **how), faults=faults, on_event=events.append)
     assert result.finished, result.causes

@@ -114,7 +114,7 @@ def test_a_slow_function_changes_nothing(undisturbed):
 @pytest.mark.parametrize("sync", ["bsp", "hap", "ssp:2", "asp"])
 def test_five_lifetimes_in_a_row(sync, undisturbed):
     world = dataclasses.replace(WORLD, cold_start_s=0.05)
-    run = synthetic(lifetime_s=3.0, sync=sync, world=world, **SETTINGS)
+    run = synthetic(function_timeout_s=3.0, sync=sync, world=world, **SETTINGS)
     assert max(e.attempt for e in run.of(Invoked)) >= 5
     assert run.ending.status == "finished"
     assert run.left == {"run/spec", "run/result"}
@@ -126,7 +126,7 @@ def test_a_successor_s_predecessor_dies_before_it_hands_over(undisturbed):
     """Killed after the successor was invoked: it gives up waiting and recovers from a checkpoint."""
     world = dataclasses.replace(WORLD, cold_start_s=0.05)
     run = synthetic(
-        lifetime_s=3.0,
+        function_timeout_s=3.0,
         world=world,
         faults=["kill:rank=2,iteration=3", "kill:rank=2,iteration=4", "kill:rank=2,iteration=5"],
         **SETTINGS,
@@ -171,11 +171,11 @@ def test_workers_carry_the_run_without_a_supervisor(undisturbed):
 def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
     """The others come to the end of their own lives while they wait for the dead one: they hand over too."""
     world = dataclasses.replace(WORLD, cold_start_s=2.0)
-    calm = len(synthetic(lifetime_s=8.0, sync=sync, world=world, **SETTINGS).of(Invoked))
+    calm = len(synthetic(function_timeout_s=8.0, sync=sync, world=world, **SETTINGS).of(Invoked))
     for rank, iteration in ((0, 5), (2, 6), (3, 7)):
         for phase in ("upload", "compute"):
             run = synthetic(
-                lifetime_s=8.0, sync=sync, world=world, until=None if supervised else blind,
+                function_timeout_s=8.0, sync=sync, world=world, until=None if supervised else blind,
                 faults=[f"kill:rank={rank},iteration={iteration},phase={phase}"], **SETTINGS,
             )  # fmt: skip
             assert len(run.of(FaultFired)) == 1
@@ -183,22 +183,26 @@ def test_a_kill_close_to_everybody_s_lifetime(sync, supervised, undisturbed):
             assert len(run.of(Invoked)) <= 3 * calm  # a few replaced too early, and no storm
 
 
-@pytest.mark.parametrize("lifetime_s", [900.0, 8.0])
+@pytest.mark.parametrize("function_timeout_s", [900.0, 8.0])
 @pytest.mark.parametrize(("rank", "iteration"), [(0, 6), (1, 6), (1, 13), (0, 13)])
-def test_a_put_lost_just_before_a_checkpoint(rank, iteration, lifetime_s):
+def test_a_put_lost_just_before_a_checkpoint(rank, iteration, function_timeout_s):
     """The checkpoint says that the put was made: a replacement has to start before it."""
     shape = {"workers": 2, "aggregators": 1, "checkpoint_every": 7, "batch_size": 16, "samples": 640}
     whole = synthetic(**shape)
-    run = synthetic(**shape, lifetime_s=lifetime_s, faults=[f"drop-put:rank={rank},iteration={iteration}"])
+    run = synthetic(
+        **shape, function_timeout_s=function_timeout_s, faults=[f"drop-put:rank={rank},iteration={iteration}"]
+    )
     assert run.sha == whole.sha
 
 
-@pytest.mark.parametrize("lifetime_s", [12.0, 5.0])
+@pytest.mark.parametrize("function_timeout_s", [12.0, 5.0])
 @pytest.mark.parametrize("iteration", [11, 24, 37])
-def test_a_replacement_that_needs_longer_than_its_peers_are_patient(iteration, lifetime_s):
+def test_a_replacement_that_needs_longer_than_its_peers_are_patient(iteration, function_timeout_s):
     """It repeats up to two checkpoint intervals, hardly less than a life: nobody may replace it meanwhile for ever."""
     shape = {"workers": 4, "aggregators": 2, "checkpoint_every": 25, "batch_size": 16, "samples": 1280}
     whole = synthetic(**shape)
-    run = synthetic(**shape, lifetime_s=lifetime_s, faults=[f"kill:rank=2,iteration={iteration},phase=compute"])
+    run = synthetic(
+        **shape, function_timeout_s=function_timeout_s, faults=[f"kill:rank=2,iteration={iteration},phase=compute"]
+    )
     assert run.sha == whole.sha
     assert len(run.of(Invoked)) < 120

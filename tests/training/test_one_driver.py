@@ -61,7 +61,7 @@ def start(slow: bool, **options: Any) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ephemeron.training.driver.api.prepare", prepared)
         configuration = Configuration(
-            platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, lifetime_s=60.0,
+            platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, function_timeout_s=60.0,
             batch_size=8, checkpoint_every=5,
         ).resolved()  # fmt: skip
         return train(

@@ -78,7 +78,7 @@ def test_lifetimes_of_two_to_twenty_iterations(sync):
     world = dataclasses.replace(WORLD, compute={"a": 2.9 * 1769 / 20, "b": 4.0, "m": 0.0})
     how = {"workers": 4, "aggregators": 2, "samples": 64 * 20, "epochs": 1, "world": world, "sync": sync}
     whole = synthetic(**how)
-    for lifetime_s, share in (
+    for function_timeout_s, share in (
         (6, 1.1),
         (7, 1.1),
         (8, 1.05),
@@ -88,7 +88,7 @@ def test_lifetimes_of_two_to_twenty_iterations(sync):
         (29, 1.01),
         (58, 1.01),
     ):
-        run = synthetic(**how, lifetime_s=float(lifetime_s))
+        run = synthetic(**how, function_timeout_s=float(function_timeout_s))
         assert run.sha == whole.sha
         assert {e.status for e in run.of(Ended)} == {"ok"}
         assert run.trigger.ledger.ended_at < share * whole.trigger.ledger.ended_at
@@ -98,7 +98,7 @@ def test_rank_1_waits_for_the_result_past_its_own_lifetime():
     """It has dismissed nobody: if rank 0 is dead, its successor is who finds out."""
     world = dataclasses.replace(WORLD, compute={"a": 176.9, "b": 4.0, "m": 0.0}, latency_s=0.001)
     run = synthetic(
-        pattern="parameter-server", sync="asp", workers=2, aggregators=2, lifetime_s=16.4, checkpoint_every=1, samples=160,
+        pattern="parameter-server", sync="asp", workers=2, aggregators=2, function_timeout_s=16.4, checkpoint_every=1, samples=160,
         epochs=1, world=world, faults=["kill:rank=0,iteration=3,phase=load"], until=blind,
     )  # fmt: skip
     assert run.ending.status == "finished"
@@ -107,7 +107,7 @@ def test_rank_1_waits_for_the_result_past_its_own_lifetime():
 def test_whoever_waits_to_its_end_has_time_for_a_successor():
     """With requests of 30 ms and a life of 5.8 s, finding out who is late takes longer than 3 % of a life."""
     run = synthetic(
-        sync="ssp:1", workers=5, aggregators=2, lifetime_s=5.8136, checkpoint_every=2, samples=16 * 5 * 6, epochs=1,
+        sync="ssp:1", workers=5, aggregators=2, function_timeout_s=5.8136, checkpoint_every=2, samples=16 * 5 * 6, epochs=1,
         world=dataclasses.replace(WORLD, compute={"a": 26.535, "b": 4.0, "m": 0.0}, cold_start_s=0.1),
         faults=["kill:rank=3,iteration=5,phase=upload"], until=blind,
     )  # fmt: skip

@@ -39,11 +39,11 @@ def one_thread():
 
 
 @cache
-def prepared(stages=2, replicas=1, micro_batches=1, model="tiny:mlp", options=(), lifetime_s=900.0, **more):
+def prepared(stages=2, replicas=1, micro_batches=1, model="tiny:mlp", options=(), function_timeout_s=900.0, **more):
     job = make_job(dtype="float64", model=Target(target=model, options=dict(options)))
     c = configuration(
         **{**SHAPE, **more}, stages=stages, workers=stages * replicas, micro_batches=micro_batches,
-        aggregators=min(2, replicas), lifetime_s=lifetime_s,
+        aggregators=min(2, replicas), function_timeout_s=function_timeout_s,
     )  # fmt: skip
     return prepare(
         job, c, run_id="run", limits=Limits(), prices=load_prices("objects"), cold_start_s=WORLD.cold_start_s
@@ -184,7 +184,7 @@ def test_a_call_is_delivered_twice():
 
 def test_lifetimes_in_a_row_and_a_kill_among_them():
     world = dataclasses.replace(WORLD, cold_start_s=0.05)
-    run = staged(["kill:rank=1,iteration=8,phase=download"], world=world, lifetime_s=12.0, **QUICK)
+    run = staged(["kill:rank=1,iteration=8,phase=download"], world=world, function_timeout_s=12.0, **QUICK)
     assert max(e.attempt for e in run.of(Invoked)) >= 3
     assert run.sha == undisturbed(**QUICK)
     assert not [key for key in run.left if "/x/" in key or "/g" in key or "/state/" in key]

@@ -143,7 +143,7 @@ def test_a_lifetime_into_which_no_iteration_fits_fails_the_run_the_third_time(su
     *before, last = fruitless(supervisor, 1, "timed_out", 3, error="60 s are over")
     assert before == [Replace(1, 1), Replace(1, 2)]
     assert isinstance(last, Fail)
-    for part in ("rank 1", "no iteration fits", "60 s are over", "--lifetime-s"):
+    for part in ("rank 1", "no iteration fits", "60 s are over", "--function-timeout-s"):
         assert part in last.cause
 
 

@@ -67,7 +67,7 @@ def make_job(**overrides: Any) -> Job:
 
 def configuration(**overrides: Any) -> Configuration:
     values: dict[str, Any] = {
-        "platform": "simulated", "channel": "memory", "memory_mb": 1769, "lifetime_s": 900.0, "aggregators": 2,
+        "platform": "simulated", "channel": "memory", "memory_mb": 1769, "function_timeout_s": 900.0, "aggregators": 2,
     }  # fmt: skip
     if overrides.get("pattern", "k-reduce") not in ("k-reduce", "pipelined", "parameter-server"):
         del values["aggregators"]

@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from training_runs import synthetic
 
 
-@pytest.mark.parametrize("lifetime_s", [3.6, 4.4])
-def test_short_lives_hand_over_between_the_last_versions(lifetime_s):
+@pytest.mark.parametrize("function_timeout_s", [3.6, 4.4])
+def test_short_lives_hand_over_between_the_last_versions(function_timeout_s):
     """Iterations of 2.9 s: a rank that is one ahead waits for two versions, longer than a function lives."""
     world = Simulation(compute={"a": 2.8 * 1769 / 36, "b": 4.0, "m": 0.0})
     values = {"samples": 128 * 30, "epochs": 1, "elements": 250_000, "world": world, "workers": 4, "batch_size": 32}
-    run, calm = (synthetic(sync="hap", lifetime_s=life, **values) for life in (lifetime_s, 900.0))
+    run, calm = (synthetic(sync="hap", function_timeout_s=life, **values) for life in (function_timeout_s, 900.0))
     assert run.sha == calm.sha
     assert not [e for e in run.of(Invoked) if e.reason == "replacement"]

@@ -1,4 +1,4 @@
-"""`ephemeron data import | ls | check | verify | doctor | serve | flows`: describe data, verify it, load it for many jobs."""
+"""`ephemeron data import | ls | verify | benchmark | serve | status`: describe data, verify it, load it for many jobs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.service import flows, serve
+from ephemeron.cli.service import serve, status
 
 if TYPE_CHECKING:
     from ephemeron.data.catalog import Dataset, DatasetStore
-    from ephemeron.data.catalog.check import VariantCheck
+    from ephemeron.data.catalog.verify import VariantVerification
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,10 +43,10 @@ def data() -> None:
     ephemeron data import idx mnist/ core/mnist                    train and test, from MNIST's own files
     ephemeron data import coco s3://b/train2017 core/mscoco -o annotations=annotations/instances_train2017.json
     ephemeron data ls                                              all datasets; with a name: its versions and variants
-    ephemeron data check core/mnist                                is everything where the metadata says?
-    ephemeron data doctor flows:train --workers 2                  which stage of a data flow holds a trainer up?
+    ephemeron data verify core/mnist                               is the data still what was imported?
+    ephemeron data benchmark flows:train --workers 2               which stage of a data flow holds a trainer up?
     ephemeron data serve --port 7070                               load for many training jobs, until Ctrl-C
-    ephemeron data flows                                           what that service is doing
+    ephemeron data status                                          what that service is doing
 
     An import reads the data and writes a description of it (where each sample lies, its target, how it is decoded) into
     a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
@@ -158,73 +158,44 @@ def ls(name: str | None, store: str | None, as_json: bool) -> None:
 @data.command()
 @click.argument("name", metavar="NAMESPACE/NAME")
 @_store_option
-@click.option("--version", default="latest", show_default=True)
-@click.option("--variant", "variants", multiple=True, help="Check only this one; may be repeated.")
-@click.option("--sample", type=click.IntRange(0), default=100, show_default=True, help="How many samples to decode.")
+@click.option("--version", default="latest", show_default=True, help="Version to verify.")
+@click.option("--variant", "variants", multiple=True, help="Verify only this variant (repeatable).")
+@click.option("--digests/--no-digests", default=True, show_default=True,
+              help="Compare content with the digests taken at import; this may read all data.")  # fmt: skip
+@click.option("--sample", type=click.IntRange(0), default=100, show_default=True, help="Number of samples to decode.")
 @click.option("--all", "everything", is_flag=True, help="Decode all samples.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per variant.")
-def check(
-    name: str, store: str | None, version: str, variants: tuple[str, ...], sample: int, everything: bool, as_json: bool
-) -> None:
-    """Verify NAME: every metadata shard, every range against its file, and some or all samples by decoding them.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per variant.")
+def verify(
+    name: str, store: str | None, version: str, variants: tuple[str, ...], digests: bool, sample: int, everything: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Verify the data of NAME against its metadata.
 
-    One line per defect on standard error, and exit code 1 if there is any.
+    Checks every metadata shard and every byte range, compares all content with the digests that were taken when it was
+    imported (objects that are pinned by their ETags are only listed), and, where no content has changed, decodes some or
+    all samples. Each defect is one line on standard error; the exit code is 1 if there is any.
 
     \b
-    ephemeron data check core/mnist --all
-    ephemeron data check me/photos --version 2 --variant val --sample 1000
+    ephemeron data verify core/mnist --all
+    ephemeron data verify me/photos --version 2 --variant val --sample 1000
+    ephemeron data verify me/photos --no-digests                  structure and some samples, without reading everything
     """
     from ephemeron.data.catalog import DatasetStore
-    from ephemeron.data.catalog.check import check_variant, unreferenced
+    from ephemeron.data.catalog.check import unreferenced
+    from ephemeron.data.catalog.verify import verify_variant
 
     place = DatasetStore.open(store)
     dataset = place.dataset(name, version)
     decode = None if everything else sample
     with _Counter() as tell:
-        found = [check_variant(place, dataset, v, decode=decode, tell=tell) for v in variants or dataset.variants]
+        found = [
+            verify_variant(place, dataset, v, decode=decode, digests=digests, tell=tell)
+            for v in variants or dataset.variants
+        ]
     for one in found:
-        _print_check(dataset, one, as_json=as_json)
+        _print_verification(dataset, one, digests=digests, as_json=as_json)
     if idle := unreferenced(place, name):
         click.echo(f"note: {len(idle)} metadata files belong to no version ({sum(idle.values())} bytes)", err=True)
-    if any(one.defects for one in found):
-        sys.exit(1)
-
-
-@data.command()
-@click.argument("name", metavar="NAMESPACE/NAME")
-@_store_option
-@click.option("--version", default="latest", show_default=True)
-@click.option("--variant", "variants", multiple=True, help="Verify only this one; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per variant.")
-def verify(name: str, store: str | None, version: str, variants: tuple[str, ...], as_json: bool) -> None:
-    """Compare the data of NAME with the digests that were taken when it was imported: is it still the same?
-
-    Reads everything, but for objects that are pinned by their ETags. One line per defect on standard error, and exit code 1
-    if there is any. `check` looks whether samples can be decoded.
-
-    \b
-    ephemeron data verify core/mnist
-    ephemeron data verify me/photos --version 2 --variant val
-    """
-    from ephemeron.data.catalog import DatasetStore
-    from ephemeron.data.catalog.verify import verify_variant
-
-    place = DatasetStore.open(store)
-    dataset = place.dataset(name, version)
-    with _Counter() as tell:
-        found = [verify_variant(place, dataset, v, tell=tell) for v in variants or dataset.variants]
-    for one in found:
-        for defect in one.defects:
-            click.secho(defect, fg="red", err=True)
-        if as_json:
-            click.echo(json.dumps({
-                "dataset": dataset.name, "version": dataset.version, "variant": one.variant, "samples": one.samples,
-                "pinned": one.pinned, "unpinned": one.unpinned, "bytes": one.nbytes, "defects": list(one.defects),
-            }))  # fmt: skip
-            continue
-        verdict = f"{len(one.defects)} defects" if one.defects else "no defects"
-        bare = f", {one.unpinned} have no digest (import them again)" if one.unpinned else ""
-        click.echo(f"{dataset}, {one.variant}: {one.pinned} of {one.samples} samples compared{bare}: {verdict}")
     if any(one.defects for one in found):
         sys.exit(1)
 
@@ -240,7 +211,7 @@ def verify(name: str, store: str | None, version: str, variants: tuple[str, ...]
               help="Seconds that training takes per batch; 0 reads as fast as it can.")  # fmt: skip
 @click.option("--on-error", help="fail, skip or retry:N: skip, or the job's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def doctor(
+def benchmark(
     flow: str, code: Path, batch_size: int | None, batches: int, workers: int | None, step_s: float, on_error: str | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -249,8 +220,8 @@ def doctor(
     MODULE:FUNCTION returns a DataLoadFlow; or the job says it, and what else the options do not.
 
     \b
-    ephemeron data doctor flows:train --batch-size 128 --workers 4 --step-s 0.2
-    ephemeron data doctor job.toml
+    ephemeron data benchmark flows:train --batch-size 128 --workers 4 --step-s 0.2
+    ephemeron data benchmark job.toml
     """
     from ephemeron.data.flow.doctor import diagnose
     from ephemeron.data.flow.from_job import make_flow
@@ -280,7 +251,7 @@ def doctor(
 
 
 data.add_command(serve)
-data.add_command(flows)
+data.add_command(status)
 
 
 def _of_job(path: str) -> dict[str, Any]:
@@ -299,7 +270,7 @@ def _of_job(path: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:
+def _print_verification(dataset: Dataset, one: VariantVerification, *, digests: bool, as_json: bool) -> None:
     from ephemeron.units import human_bytes
 
     for defect in one.defects:
@@ -307,12 +278,15 @@ def _print_check(dataset: Dataset, one: VariantCheck, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({
             "dataset": dataset.name, "version": dataset.version, "variant": one.variant, "samples": one.samples,
-            "files": one.files, "bytes": one.nbytes, "decoded": one.decoded, "defects": list(one.defects),
+            "files": one.files, "bytes": one.stored_bytes, "pinned": one.pinned, "unpinned": one.unpinned,
+            "decoded": one.decoded, "defects": list(one.defects),
         }))  # fmt: skip
         return
     verdict = f"{len(one.defects)} defects" if one.defects else "no defects"
-    click.echo(f"{dataset}, {one.variant}: {one.samples} samples in {one.files} files ({human_bytes(one.nbytes)}), "
-               f"{one.decoded} decoded: {verdict}")  # fmt: skip
+    bare = f", {one.unpinned} have no digest (import them again)" if one.unpinned else ""
+    compared = f", {one.pinned} of {one.samples} compared with their digests{bare}" if digests else ""
+    click.echo(f"{dataset}, {one.variant}: {one.samples} samples in {one.files} files ({human_bytes(one.stored_bytes)})"
+               f"{compared}, {one.decoded} decoded: {verdict}")  # fmt: skip
 
 
 def _print_defects(store: DatasetStore, dataset: Dataset, variant: str) -> None:

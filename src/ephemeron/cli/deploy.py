@@ -61,7 +61,7 @@ def _where(command: Any) -> Any:
     help="Of the function; 1,769 MB bring one vCPU.",
 )
 @click.option(
-    "--timeout-s",
+    "--function-timeout-s",
     type=click.IntRange(1, 900),
     default=900,
     show_default=True,
@@ -84,7 +84,7 @@ def _where(command: Any) -> Any:
 @click.option(
     "--security-group", "groups", multiple=True, metavar="ID", help="Of the function in that VPC (repeatable)."
 )
-def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: int, timeout_s: int,
+def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: int, function_timeout_s: int,
                role: str | None, image: str | None, as_zip: bool, no_dependencies: bool, layers: tuple[str, ...],
                subnets: tuple[str, ...], groups: tuple[str, ...]) -> None:  # fmt: skip
     """Write what AWS Lambda needs into a folder, for review; with --role, also create or update the function.
@@ -119,12 +119,12 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         (out / "function.zip").write_bytes(data)
         click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
     wanted = functions.LambdaSpec(
-        role=role, memory_mb=memory_mb, timeout_s=timeout_s, image=image or "", zipped=data, layers=layers,
+        role=role, memory_mb=memory_mb, timeout_s=function_timeout_s, image=image or "", zipped=data, layers=layers,
         subnets=subnets, security_groups=groups, digest=digest(),
         variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
     )  # fmt: skip
     done = functions.deploy(client(settings, "lambda", tries=5), settings, wanted)
-    click.echo(f"{done} function {function} in {settings.region}: {memory_mb} MB, {timeout_s} s, no retries")
+    click.echo(f"{done} function {function} in {settings.region}: {memory_mb} MB, {function_timeout_s} s, no retries")
     click.echo("it costs nothing while it does not run" + (
         "; its image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")  # fmt: skip
     click.echo(f"train with: ephemeron train JOB --platform aws --channel {public} --workers 4")
@@ -149,7 +149,7 @@ def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool
         lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),
     )  # fmt: skip
     click.echo("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket "
-               "(ephemeron clean runs --all)")  # fmt: skip
+               "(ephemeron runs clean --all)")  # fmt: skip
 
 
 def _delete(what: str, settings: AwsSettings, action: str, request: Callable[[], Any]) -> None:

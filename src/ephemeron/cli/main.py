@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.clean import clean_runs
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
@@ -28,6 +27,7 @@ from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
+from ephemeron.cli.runs import runs as runs_group
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
 
@@ -136,7 +136,9 @@ def _output_options(command: F) -> F:
     type=click.Choice(COMPRESSIONS),
     help="int8 keeps what it rounds away for the next step.  [default: none]",
 )
-@click.option("--lifetime-s", type=float, help="Longest life of one invocation; longer runs hand over.  [default: 900]")
+@click.option(
+    "--function-timeout-s", type=float, help="Longest life of one invocation; longer runs hand over.  [default: 900]"
+)
 @click.option("--checkpoint-every", type=int, help="Iterations between checkpoints.  [default: 25]")
 @click.option("--max-replacements", type=int, help="Functions that may be replaced in a run.  [default: 20 per worker]")
 @click.option("--channel-retry-s", type=float, help="Seconds without its store that a run survives.  [default: 300]")
@@ -228,14 +230,16 @@ def _planned(
     platform = flags.get("platform") or job.run.get("platform") or "local"
     if platform == "aws":
         raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
-                        "from `ephemeron plan JOB --platform aws-lambda --out FOLDER`")  # fmt: skip
+                        "from `ephemeron plan JOB --platform aws --out FOLDER`")  # fmt: skip
     if platform in CLOUDS:
         raise UserError(f"on {platform} nothing is measured by itself: say --workers")
     channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planning_workflow.known_or_measured(
         job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
     )
-    wish = PlanRequest(epochs=job.epochs, limits=planning_workflow.limits_of(job), lifetime_s=flags.get("lifetime_s"))
+    wish = PlanRequest(
+        epochs=job.epochs, limits=planning_workflow.limits_of(job), lifetime_s=flags.get("function_timeout_s")
+    )
     plan = make_plan(
         profile, wish, platforms=planning_workflow.platforms_for(platform, profile.platform), prices_file=prices_file
     )
@@ -279,15 +283,6 @@ def stop(run: str, now: bool) -> None:
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def runs(as_json: bool) -> None:
-    """List runs, newest first."""
-    from ephemeron.cli.listing import print_runs
-
-    print_runs(as_json=as_json)
-
-
-@main.command()
 @click.argument("run")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for report.html and report.png.  [default: the run's own]"
@@ -308,6 +303,7 @@ def report(run: str, out: Path | None, show: bool) -> None:
         click.launch(str(written[0]))
 
 
+main.add_command(runs_group)
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(partition_group)
@@ -319,7 +315,6 @@ main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)
 clean_group.add_command(clean_openfaas)
-clean_group.add_command(clean_runs)
 add_log_options(main)
 
 

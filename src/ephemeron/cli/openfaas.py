@@ -22,7 +22,7 @@ _STORE_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "
 def _where(command: Any) -> Any:
     for option in (
         click.option(
-            "--gateway", metavar="URL", help="Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"
+            "--openfaas-gateway", metavar="URL", help="Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"
         ),
         click.option("--namespace", default="", metavar="NAME", help="Of functions.  [default: the gateway's own]"),
         click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Its name."),
@@ -44,7 +44,9 @@ def _where(command: Any) -> Any:
     "--memory-mb", type=int, default=1769, show_default=True, help="Limit of a replica, 60 MB of ours included."
 )
 @click.option("--cpus", type=float, default=0.0, help="Limit of a replica.  [default: one for 1,769 MB]")
-@click.option("--lifetime-s", type=float, default=900.0, show_default=True, help="Of a call; longer runs hand over.")
+@click.option(
+    "--function-timeout-s", type=float, default=900.0, show_default=True, help="Of a call; longer runs hand over."
+)
 @click.option("--replicas", type=int, default=5, show_default=True, help="At most; a worker takes one.")
 @click.option(
     "--inside", metavar="URL", help="The gateway, as functions reach it.  [default: that of the usual cluster]"
@@ -53,8 +55,8 @@ def _where(command: Any) -> Any:
     "--s3-keys", is_flag=True, help="Give the function AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of here, as secrets."
 )
 @click.option("--contract-kit", is_flag=True, help="Put the entries of the platform contract into the recipe, too.")
-def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel: str, out: Path, image: str | None,
-                    memory_mb: int, cpus: float, lifetime_s: float, replicas: int, inside: str | None, s3_keys: bool,
+def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str, channel: str, out: Path, image: str | None,
+                    memory_mb: int, cpus: float, function_timeout_s: float, replicas: int, inside: str | None, s3_keys: bool,
                     contract_kit: bool) -> None:  # fmt: skip
     """Write the function's image as a recipe, for review; with --image, also create or update the function.
 
@@ -73,11 +75,11 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
     public, hidden = public_address(channel)
     if hidden:
         raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
-    settings = _settings(gateway, function, namespace)
+    settings = _settings(openfaas_gateway, function, namespace)
     check_url(inside or INSIDE, "--inside")
     preflight.check_channel(public, settings, {})
     wanted = functions.DeploymentSpec(
-        image=image or "not yet built", memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=cpus,
+        image=image or "not yet built", memory_mb=memory_mb, lifetime_s=function_timeout_s, replicas=replicas, cpus=cpus,
         inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
         variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ}
         if public.startswith("s3:")
@@ -93,7 +95,7 @@ def deploy_openfaas(gateway: str | None, namespace: str, function: str, channel:
 nothing was sent to {settings.gateway}. Read these files, then:
   {out}/build.sh REGISTRY/ephemeron:1
   helm upgrade openfaas openfaas/openfaas -n openfaas --reuse-values -f {values}
-  ephemeron deploy openfaas --gateway {settings.gateway} --channel {public} --image REGISTRY/ephemeron:1""")
+  ephemeron deploy openfaas --openfaas-gateway {settings.gateway} --channel {public} --image REGISTRY/ephemeron:1""")
         return
     api = preflight.gateway_of(settings)
     try:
@@ -107,13 +109,13 @@ nothing was sent to {settings.gateway}. Read these files, then:
         raise refused(e, settings, doing="deploying") from e
     click.echo(
         f"{done} function {function} at {settings.gateway}: {memory_mb} MB, {wanted.vcpus:g} CPUs, calls of up to "
-        f"{lifetime_s:g} s, up to {replicas} replicas"
+        f"{function_timeout_s:g} s, up to {replicas} replicas"
     )
     if secrets:
         click.echo(f"with secrets {', '.join(secrets)}")
     click.echo("one replica stays up and holds its memory; `ephemeron clean openfaas` removes everything")
     click.echo(
-        f"train with: ephemeron train JOB --platform openfaas --gateway {settings.gateway} --channel {public} --workers "
+        f"train with: ephemeron train JOB --platform openfaas --openfaas-gateway {settings.gateway} --channel {public} --workers "
         f"{max(1, min(4, replicas - 1))}"
     )
 
@@ -121,19 +123,19 @@ nothing was sent to {settings.gateway}. Read these files, then:
 @click.command("openfaas")
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def clean_openfaas(gateway: str | None, namespace: str, function: str, yes: bool) -> None:
+def clean_openfaas(openfaas_gateway: str | None, namespace: str, function: str, yes: bool) -> None:
     """Delete the function and its secrets, and say what else there is."""
     from ephemeron.functions.openfaas import preflight
     from ephemeron.functions.openfaas.handler import SECRETS
 
-    settings = _settings(gateway, function, namespace)
+    settings = _settings(openfaas_gateway, function, namespace)
     if not yes:
         click.confirm(f"delete function {function} at {settings.gateway}, and its secrets?", abort=True)
     api = preflight.gateway_of(settings)
     _delete(f"function {function}", settings, api.delete)
     for name in SECRETS:
         _delete(f"secret {name}", settings, partial(api.delete_secret, name), silent=True)
-    click.echo("not touched: the image in its registry, objects of runs in the store (ephemeron clean runs --all)")
+    click.echo("not touched: the image in its registry, objects of runs in the store (ephemeron runs clean --all)")
 
 
 def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], *, silent: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`ephemeron partition MODEL | profile`: which operator of a model runs on which device, proved, shown and written down."""
+"""`ephemeron partition MODEL | measure`: which operator of a model runs on which device, proved, shown and written down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Defaulting(click.Group):
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "MODEL --devices FILE [OPTIONS]")
-        formatter.write_usage(ctx.command_path, "profile MODEL --batch-size B [OPTIONS]", prefix="       ")
+        formatter.write_usage(ctx.command_path, "measure MODEL --batch-size B [OPTIONS]", prefix="       ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.commands[_DEFAULT].format_options(ctx, formatter)
@@ -45,7 +45,7 @@ def partition() -> None:
     ephemeron partition examples/partition/nets.py:transformer --devices examples/partition/devices.toml --batch-size 32
     ephemeron partition nets.py:net --devices devices.toml --batch-size 64 --micro-batches 16 --recompute --out cut/
     ephemeron partition nets.py:net --devices devices.toml --batch-size 8 --objective iteration
-    ephemeron partition profile nets.py:net --batch-size 64 --out graph.json       measure once,
+    ephemeron partition measure nets.py:net --batch-size 64 --out graph.json       measure once,
     ephemeron partition graph.json --devices devices.toml --time-limit-s 20          place often
 
     \b
@@ -141,7 +141,7 @@ def place_(
         click.echo(json.dumps({**outcome.to_dict(), "model": model, "files": [str(f) for f in files]}))
 
 
-@partition.command("profile")
+@partition.command("measure")
 @click.argument("model")
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Samples of a whole batch.")
 @_model_options
@@ -150,11 +150,11 @@ def place_(
               help="Measure links between N processes of this machine too, and write topology.json beside the graph.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="graph.json", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last on standard output.")
-def profile_(model: str, batch_size: int, links: int | None, out: Path, as_json: bool, **measuring: Any) -> None:
+def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json: bool, **measuring: Any) -> None:
     """Measure MODEL, operator by operator, on this machine, and write its graph.
 
     \b
-    ephemeron partition profile examples/partition/nets.py:convnet --batch-size 32 --out graph.json
+    ephemeron partition measure examples/partition/nets.py:convnet --batch-size 32 --out graph.json
     ephemeron partition graph.json --devices examples/partition/devices.toml
 
     Every operator is run by itself, forwards and back. The sum over all is set against the model as a whole: where it

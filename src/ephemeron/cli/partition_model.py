@@ -75,7 +75,7 @@ def graph_or_model(target: str, wanted: PartitionRequest | None, tell: Tell) -> 
         if wanted is not None and graph.batch_size is not None and graph.batch_size != wanted.batch_size:
             raise JobError(
                 f"--batch-size {wanted.batch_size} does not go with {target}, which was measured with {graph.batch_size}",
-                remedy="leave it out, or measure again with `ephemeron partition profile`",
+                remedy="leave it out, or measure again with `ephemeron partition measure`",
             )
         if wanted is not None and graph.batch_size is None:
             graph = dataclasses.replace(graph, batch_size=wanted.batch_size)

@@ -29,7 +29,7 @@ WIDTH = 110
 @click.option(
     "--platform",
     metavar="NAME",
-    help="local, simulated, aws-lambda (any channel), aws-lambda-s3, aws-lambda-cache or aws-lambda-server.  [default: the profile's own, else local]",
+    help="local, simulated, aws (any channel), aws-lambda-s3, aws-lambda-cache or aws-lambda-server.  [default: the profile's own, else local]",
 )
 @click.option(
     "--search",
@@ -38,7 +38,8 @@ WIDTH = 110
     show_default=True,
     help="exact proves its optimum; two-stage is FasDL's heuristic; brute-force tries everything.",
 )
-@click.option("--minimise", type=click.Choice(["cost", "time"]), default="cost", show_default=True)
+@click.option("--objective", type=click.Choice(["cost", "time"]), default="cost", show_default=True,
+              help="What to minimise.")  # fmt: skip
 @click.option("--deadline-s", type=float, help="Instead of the job's.")
 @click.option("--budget-usd", type=float, help="Instead of the job's.")
 @click.option("--max-global-batch", type=int, help="Instead of the job's: larger batches need more epochs.")
@@ -62,26 +63,28 @@ WIDTH = 110
     help="Where functions exchange parameters, for platforms that are probed.  [default: folder]",
 )
 @click.option("--memory-step-mb", type=int, help="Between memory quotas.  [default: the platform's]")
-@click.option("--lifetime-s", type=float, help="Longest life of one invocation.  [default: the platform's]")
+@click.option("--function-timeout-s", type=float, help="Longest life of one invocation.  [default: the platform's]")
 @click.option(
     "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the profile's prices."
 )
 @click.option("--from-run", metavar="RUN", help="Correct the profile by what RUN took.")
-@click.option("--fresh", is_flag=True, help="Measure again although a profile is known.")
+@click.option(
+    "--no-cache", is_flag=True, help="Measure again instead of reusing the profile of an earlier measurement."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write plan.json, plan.html and plan.png into this folder."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON, last on standard output.")
 def plan(
-    job: Path | None, profile_file: Path | None, platform: str | None, search: str, minimise: str, channel: str | None,
-    prices_file: Path | None, from_run: str | None, fresh: bool, out: Path | None, as_json: bool, **wishes: Any,
+    job: Path | None, profile_file: Path | None, platform: str | None, search: str, objective: str, channel: str | None,
+    prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool, **wishes: Any,
 ) -> None:  # fmt: skip
     """Find the cheapest configuration that meets the limits of JOB, and say what it will take.
 
     \b
     ephemeron plan job.toml                              profile on this machine (once), plan for it
-    ephemeron plan job.toml --platform aws-lambda        the same job on AWS Lambda
-    ephemeron plan job.toml --minimise time --budget-usd 0.5
+    ephemeron plan job.toml --platform aws               the same job on AWS Lambda
+    ephemeron plan job.toml --objective time --budget-usd 0.5
     ephemeron plan --profile profile.json --epochs 10    from coefficients alone
 
     Nothing is trained. The optimum is proven: every candidate was computed, or excluded by a bound.
@@ -98,7 +101,7 @@ def plan(
     if platform is not None and platform not in planning_workflow.PLATFORMS:
         raise UserError(f"--platform {platform} is not known; use one of {', '.join(planning_workflow.PLATFORMS)}")
     wanted = None if job is None else load_job(job)
-    wish = _wish(wanted, search, minimise, wishes)
+    wish = _wish(wanted, search, objective, wishes)
     if from_run is not None:
         profile = planning_workflow.profile_of_run(from_run)
     elif profile_file is not None:
@@ -107,7 +110,7 @@ def plan(
         assert wanted is not None
         probed = platform if platform in ("local", "simulated") else "local"
         profile = planning_workflow.known_or_measured(
-            wanted, platform=probed, channel=channel or "folder", fresh=fresh, on_progress=_say
+            wanted, platform=probed, channel=channel or "folder", use_cache=not no_cache, on_progress=_say
         )
     measured = profile_file is None and from_run is None
     where = platform or ("local" if measured else None)
@@ -121,21 +124,22 @@ def plan(
         click.echo(json.dumps(made.to_dict()))
 
 
-def _wish(job: Job | None, search: str, minimise: str, wishes: dict[str, Any]) -> PlanRequest:
+def _wish(job: Job | None, search: str, objective: str, wishes: dict[str, Any]) -> PlanRequest:
     from dataclasses import replace
 
     from ephemeron.errors import JobError
     from ephemeron.training.planner import PlanRequest
     from ephemeron.training.planning_workflow import limits_of
 
-    for name in ("deadline_s", "budget_usd", "max_global_batch", "epochs", "memory_step_mb", "lifetime_s"):
+    for name in ("deadline_s", "budget_usd", "max_global_batch", "epochs", "memory_step_mb", "function_timeout_s"):
         value = wishes[name]
         if value is not None and value <= 0:
             raise JobError(f"--{name.replace('_', '-')} {value:g} should be above 0")
     given = {n: wishes.pop(n) for n in ("deadline_s", "budget_usd", "max_global_batch")}
     limits = replace(limits_of(job), **{n: v for n, v in given.items() if v is not None})
     epochs = wishes.pop("epochs") or (job.epochs if job is not None else 1)
-    return PlanRequest(epochs=epochs, limits=limits, minimise=minimise, search=search, **wishes)
+    lifetime_s = wishes.pop("function_timeout_s")
+    return PlanRequest(epochs=epochs, limits=limits, minimise=objective, search=search, lifetime_s=lifetime_s, **wishes)
 
 
 def show(plan: Plan) -> None:

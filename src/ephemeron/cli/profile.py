@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     metavar="SHARE",
     help="Wanted half width of the 95 % interval of every predicted step: fewer probes for a larger one.",
 )
-@click.option("--fresh", is_flag=True, help="Measure the platform again instead of reusing what is known of it.")
+@click.option("--no-cache", is_flag=True, help="Measure the platform again instead of reusing an earlier measurement.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, last on standard output.")
 def profile(
-    job: Path, platform: str, channel: str, out: Path, confidence: float, fresh: bool, as_json: bool
+    job: Path, platform: str, channel: str, out: Path, confidence: float, no_cache: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Measure JOB (a TOML file): steps, memory, starts and transfers, for `ephemeron plan`.
 
@@ -70,7 +70,7 @@ def profile(
         shown.start()
     try:
         measured = profile_job(
-            wanted, platform=platform, channel=channel, confidence=confidence, fresh=fresh, on_progress=tell
+            wanted, platform=platform, channel=channel, confidence=confidence, use_cache=not no_cache, on_progress=tell
         )
     finally:
         if shown is not None:
@@ -149,7 +149,7 @@ def _print_platform(profile: Profile, console: Console) -> None:
     console.print(table)
     if known.get("reused"):
         console.print(
-            f"platform measured on {known.get('measured_on')} and reused; --fresh measures it again", style="dim"
+            f"platform measured on {known.get('measured_on')} and reused; --no-cache measures it again", style="dim"
         )
 
 

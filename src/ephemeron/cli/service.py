@@ -1,4 +1,4 @@
-"""`ephemeron data serve | flows`: a data service that training jobs share, and what it is doing."""
+"""`ephemeron data serve | status`: a data service that training jobs share, and what it is doing."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def serve(
 @click.option("--delete", metavar="NAME", help="Forget a flow that nobody reads.")
 @click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def flows(address: str | None, folder: Path | None, delete: str | None, watch: bool, as_json: bool) -> None:
+def status(address: str | None, folder: Path | None, delete: str | None, watch: bool, as_json: bool) -> None:
     """What a data service knows and does: flows, their state, readers, loaders, cache.
 
     \b
-    ephemeron data flows
-    ephemeron data flows --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
+    ephemeron data status
+    ephemeron data status --address 10.0.0.5:7070 --watch              with EPHEMERON_DATA_TOKEN set
     """
     from ephemeron.config.paths import home
     from ephemeron.data.service import Service

@@ -84,7 +84,7 @@ class TrainingMatrix:
     def test_whatever_happens_the_weights_are_the_same(self, case: Case, world: TrainingWorld) -> None:
         if case.relays and world.slow_relays and not os.environ.get("EPHEMERON_FULL_MATRIX"):
             pytest.skip("every start is cold here, and this takes minutes: EPHEMERON_FULL_MATRIX=1 runs it")
-        how: dict[str, Any] = {"lifetime_s": world.relay_lifetime_s} if case.relays else {}
+        how: dict[str, Any] = {"function_timeout_s": world.relay_lifetime_s} if case.relays else {}
         faults = case.faults + (world.relay_faults if case.relays else ())
         if case.drops:
             how["patience_s"] = world.patience_s  # whoever misses what was lost waits for that long

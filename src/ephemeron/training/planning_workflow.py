@@ -23,9 +23,9 @@ from ephemeron.training.planner import Plan, PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, load_profile
 
-LAMBDA = "aws-lambda"
+AWS = "aws"
 """All of Lambda's profiles: the channel is left open."""
-PLATFORMS = ("local", "simulated", LAMBDA, *BUILTIN)
+PLATFORMS = ("local", "simulated", AWS, *BUILTIN)
 CPU_PART = 0.8
 """Of this machine's cores that functions may be promised."""
 
@@ -45,7 +45,12 @@ def profile_path(job: Job, platform: str) -> Path:
 
 
 def known_or_measured(
-    job: Job, *, platform: str, channel: str = "folder", fresh: bool = False, on_progress: Callable[[str], None] = print
+    job: Job,
+    *,
+    platform: str,
+    channel: str = "folder",
+    use_cache: bool = True,
+    on_progress: Callable[[str], None] = print,
 ) -> Profile:
     """The job's profile on a platform that can be probed from here: the one that is kept, or a new one, kept.
 
@@ -53,7 +58,7 @@ def known_or_measured(
         UserError: refused, or measured in vain.
     """
     path = profile_path(job, f"{platform}-{_service(channel)}")
-    if path.exists() and not fresh:
+    if path.exists() and use_cache:
         try:
             known = load_profile(path)
         except JobError:
@@ -63,7 +68,7 @@ def known_or_measured(
             return known
     from ephemeron.training.profiling import profile_job
 
-    profile = profile_job(job, platform=platform, channel=channel, fresh=fresh, on_progress=on_progress)
+    profile = profile_job(job, platform=platform, channel=channel, use_cache=use_cache, on_progress=on_progress)
     keep(job, profile, platform=platform, channel=channel)
     return profile
 
@@ -84,7 +89,7 @@ def platforms_for(name: str, measured: PlatformProfile) -> tuple[PlatformProfile
     """
     if name in ("local", "simulated"):
         return (on_this_machine(measured) if name == "local" else measured,)
-    if name == LAMBDA:
+    if name == AWS:
         return tuple(builtin_platform(n) for n in BUILTIN)
     return (builtin_platform(name),)
 
@@ -106,18 +111,18 @@ def limits_of(job: Job | None) -> PlanLimits:
 
 def plan_job(
     job: Job, wish: PlanRequest | None = None, *, platform: str = "local", channel: str = "folder", profile: Profile | None = None,
-    prices_file: Path | None = None, fresh: bool = False, on_progress: Callable[[str], None] = lambda text: None,
+    prices_file: Path | None = None, use_cache: bool = True, on_progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:  # fmt: skip
     """Profiles (or reuses), and plans.
 
     Args:
         job: what to train, with its limits.
         wish: limits, aim, and what is not left open; None: the job's limits, at least cost.
-        platform: `local`, `simulated`, `aws-lambda`, or one built-in profile.
+        platform: `local`, `simulated`, `aws`, or one built-in profile.
         channel: address, for platforms that are probed.
         profile: instead of measuring.
         prices_file: instead of the profile's prices.
-        fresh: measure again.
+        use_cache: reuse the profile of an earlier measurement; False: measure again.
         on_progress: hears what is being measured.
 
     Raises:
@@ -128,7 +133,7 @@ def plan_job(
         raise JobError(f"platform = {platform!r} is not known", remedy=f"use one of {', '.join(PLATFORMS)}")
     if profile is None:
         probed = platform if platform in ("local", "simulated") else "local"
-        profile = known_or_measured(job, platform=probed, channel=channel, fresh=fresh, on_progress=on_progress)
+        profile = known_or_measured(job, platform=probed, channel=channel, use_cache=use_cache, on_progress=on_progress)
     wish = wish or PlanRequest(epochs=job.epochs, limits=limits_of(job))
     return make_plan(profile, wish, platforms=platforms_for(platform, profile.platform), prices_file=prices_file)
 

@@ -44,11 +44,11 @@ def test_import_ls_and_check_in_the_default_store(home: Path, cifar: Path, npz: 
     ]  # fmt: skip
     assert "image: array" in listed
     assert cifar.as_uri() in listed
-    checked = run("check", "core/cifar100", "--all")
+    checked = run("verify", "core/cifar100", "--all")
     assert checked.exit_code == 0
     assert checked.stdout.splitlines() == [
-        "core/cifar100 version 1, train: 3 samples in 1 files (9.2 kB), 3 decoded: no defects",
-        "core/cifar100 version 1, test: 3 samples in 1 files (9.2 kB), 3 decoded: no defects",
+        "core/cifar100 version 1, train: 3 samples in 1 files (9.2 kB), 3 of 3 compared with their digests, 3 decoded: no defects",
+        "core/cifar100 version 1, test: 3 samples in 1 files (9.2 kB), 3 of 3 compared with their digests, 3 decoded: no defects",
     ]
     assert checked.stderr == ""
 
@@ -61,7 +61,7 @@ def test_versions_and_variants(home: Path, npz: Path) -> None:
         ("1", ["train"]), ("2", ["train", "val"]), ("3", ["test"]),
     ]  # fmt: skip
     assert [json.loads(line)["version"] for line in run("ls", "--json").stdout.splitlines()] == ["3"]
-    assert run("check", "me/a", "--version", "2", "--variant", "val").stdout.count("\n") == 1
+    assert run("verify", "me/a", "--version", "2", "--variant", "val").stdout.count("\n") == 1
     again = run("import", "npz", npz, "me/a", "--version", "2")
     assert (again.exit_code, again.stdout) == (2, "")
     assert again.stderr == (
@@ -83,10 +83,10 @@ def test_a_store_by_url_and_copied_data(tmp_path: Path, npz: Path, s3: str) -> N
         assert run("import", "npz", npz, "me/a", "--copy", "--store", store).exit_code == 0
     npz.unlink()
     for store in (f"{s3}/cli", str(tmp_path / "st ore")):
-        checked = run("check", "me/a", "--store", store, "--json")
+        checked = run("verify", "me/a", "--store", store, "--json")
         assert json.loads(checked.stdout) == {
-            "dataset": "me/a", "version": "1", "variant": "train", "samples": 6, "files": 1, "bytes": 96, "decoded": 6,
-            "defects": [],
+            "dataset": "me/a", "version": "1", "variant": "train", "samples": 6, "files": 1, "bytes": 96, "pinned": 6, "unpinned": 0,
+            "decoded": 6, "defects": [],
         }  # fmt: skip
         assert "own folder" in run("ls", "--store", store).stdout
 
@@ -97,9 +97,9 @@ def test_every_defect_is_a_line_and_the_exit_code_says_so(home: Path, npz: Path)
     shard.write_bytes(b"")
     whole = npz.read_bytes()
     npz.write_bytes(whole[: whole.index(np.arange(12).tobytes()) + 3 * 16])
-    checked = run("check", "me/a")
+    checked = run("verify", "me/a")
     assert checked.exit_code == 1
-    assert "6 samples in 1 files (64 B), 3 decoded: 2 defects" in checked.stdout
+    assert "6 samples in 1 files (64 B), 4 of 6 compared with their digests, 3 decoded: 2 defects" in checked.stdout
     lines = checked.stderr.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("me/a version 1, train, sample 3: a.npz has 231 bytes, but bytes 231 to 247")
@@ -109,7 +109,7 @@ def test_every_defect_is_a_line_and_the_exit_code_says_so(home: Path, npz: Path)
 def test_leftovers_of_a_dead_import_are_a_note(home: Path, npz: Path) -> None:
     run("import", "npz", npz, "me/a")
     (home / "datasets-store/datasets/me/a/meta/train/ms-7.0.json").write_bytes(b"1234")
-    checked = run("check", "me/a")
+    checked = run("verify", "me/a")
     assert checked.exit_code == 0
     assert checked.stderr == "note: 1 metadata files belong to no version (4 bytes)\n"
 
@@ -123,7 +123,7 @@ def test_leftovers_of_a_dead_import_are_a_note(home: Path, npz: Path) -> None:
         (["import", "npz", "x", "me/a", "-o", "colour=red"], "has no option 'colour'; it takes: inputs, targets"),
         (["import", "bmp", "x", "me/a"], "'bmp' is not one of 'images'"),
         (["ls", "me/a"], "dataset me/a is not in"),
-        (["check", "me/a"], "dataset me/a is not in"),
+        (["verify", "me/a"], "dataset me/a is not in"),
         (["ls", "--store", "ftp://x"], "names no bucket"),
     ],
 )
@@ -139,6 +139,6 @@ def test_mistakes_are_told_in_a_line(home: Path, arguments: list[str], words: st
 def test_help_teaches() -> None:
     text = run("--help").stdout
     assert "ephemeron data import images" in text
-    assert "ephemeron data check" in text
+    assert "ephemeron data verify" in text
     for kind in ("images", "coco", "librispeech", "cifar10", "cifar100", "idx", "npz", "csv", "parquet"):
         assert f"\n  {kind}" in run("import", "--help").stdout

@@ -57,7 +57,7 @@ def code(tmp_path: Path) -> Path:
 
 
 def doctor(code: Path, *arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["data", "doctor", "--code", str(code), *arguments])
+    result = CliRunner().invoke(main, ["data", "benchmark", "--code", str(code), *arguments])
     return result.exit_code, result.output
 
 

@@ -183,7 +183,7 @@ def test_deploy_creates_then_updates_and_sets_what_a_run_needs(
     assert done.exit_code == 0, done.output
     assert "created function ephemeron in us-east-1: 512 MB, 900 s, no retries" in done.output
     assert "it costs nothing while it does not run" in done.output
-    again = deployed(service, tmp_path / "aws", "--memory-mb", "1024", "--timeout-s", "60")
+    again = deployed(service, tmp_path / "aws", "--memory-mb", "1024", "--function-timeout-s", "60")
     assert "updated function ephemeron" in again.output
     api = client(settings_of(service), "lambda")
     function = api.get_function_configuration(FunctionName="ephemeron")
@@ -265,7 +265,7 @@ def test_each_mistake_is_one_clear_line(service: LambdaService, tmp_path: Path, 
     assert "function 'ephemeron' in us-east-1 does not exist; run: ephemeron deploy aws" in refusal(
         lambda: inspect(settings)
     )
-    deployed(service, tmp_path, "--memory-mb", "512", "--timeout-s", "60")
+    deployed(service, tmp_path, "--memory-mb", "512", "--function-timeout-s", "60")
     found = inspect(settings)
     assert (found.memory_mb, found.timeout_s, found.concurrency) == (512, 60, 10)
 

@@ -44,7 +44,7 @@ def deploy(gateway: OpenFaasGateway, tmp_path: Path) -> Iterator[Any]:
     """`ephemeron deploy openfaas`, as people run it; removed afterwards."""
 
     def run(*more: str) -> Any:
-        arguments = ["deploy", "openfaas", "--gateway", gateway.url, "--inside", gateway.url, "--out", str(tmp_path / "out"),
+        arguments = ["deploy", "openfaas", "--openfaas-gateway", gateway.url, "--inside", gateway.url, "--out", str(tmp_path / "out"),
                      "--channel", (tmp_path / "objects").as_uri(), "--memory-mb", "256", "--cpus", "1", *more]  # fmt: skip
         return CliRunner().invoke(main, arguments)
 
@@ -75,7 +75,7 @@ def test_no_such_function_and_no_such_gateway(gateway: OpenFaasGateway, tmp_path
     with pytest.raises(JobError, match=r"function 'ephemeron' at .* is not deployed; run: ephemeron deploy openfaas"):
         go(gateway, tmp_path)
     nowhere = OpenFaasSettings(gateway="http://127.0.0.1:9")
-    with pytest.raises(JobError, match="does not answer: Connection refused; check --gateway"):
+    with pytest.raises(JobError, match="does not answer: Connection refused; check --openfaas-gateway"):
         go(gateway, tmp_path, settings=nowhere)
 
 
@@ -89,7 +89,7 @@ def test_what_answers_there_is_no_gateway(gateway: OpenFaasGateway, tmp_path: Pa
     ("more", "said"),
     [
         ({"gateway": "gateway:8080"}, "is no URL"),
-        ({"gateway": "http://admin:secret@host:8080"}, "credentials do not belong in --gateway"),
+        ({"gateway": "http://admin:secret@host:8080"}, "credentials do not belong in --openfaas-gateway"),
         ({"gateway": "http://host:8080?x=1"}, "more than a path"),
         ({"gateway": "http://host:eighty"}, "is no URL"),
         ({"callback": "http://here"}, "has no port"),
@@ -159,12 +159,12 @@ def test_an_image_that_holds_something_else(gateway: OpenFaasGateway, tmp_path: 
 
 
 def test_what_does_not_fit_the_function(gateway: OpenFaasGateway, tmp_path: Path, deploy: Any) -> None:
-    done = deploy("--image", IMAGE, "--replicas", "3", "--lifetime-s", "60")
+    done = deploy("--image", IMAGE, "--replicas", "3", "--function-timeout-s", "60")
     assert done.exit_code == 0, done.output
     assert "256 MB, 1 CPUs, calls of up to 60 s, up to 3 replicas" in done.output
     for how, said in (
         ({"memory_mb": 512}, "has 256 MB, the run wants 512 MB; run: ephemeron deploy openfaas --memory-mb 512"),
-        ({"lifetime_s": 90.0}, "ends after 60 s, the run wants 90 s"),
+        ({"function_timeout_s": 90.0}, "ends after 60 s, the run wants 90 s"),
         ({"channel": "folder"}, "'folder' has no address"),
         ({"channel": "redis://:secret@127.0.0.1:6379"}, "functions do not get credentials from an address"),
     ):
@@ -195,9 +195,9 @@ def test_a_channel_of_this_machine_is_no_use_elsewhere() -> None:
 def test_flags_of_another_platform(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('name = "x"\nmodel = "m:m"\n[data]\nsource = "digits"\n[run]\nworkers = 1\n')
-    done = CliRunner().invoke(main, ["train", str(job), "--gateway", "http://127.0.0.1:9"])
+    done = CliRunner().invoke(main, ["train", str(job), "--openfaas-gateway", "http://127.0.0.1:9"])
     assert done.exit_code != 0
-    assert "platform local takes no --gateway" in (done.output + str(done.exception))
+    assert "platform local takes no --openfaas-gateway" in (done.output + str(done.exception))
 
 
 def test_deploy_writes_first_and_sends_only_with_an_image(
@@ -228,11 +228,11 @@ def test_secrets_are_deployed_as_secrets_and_removed_with_the_function(
     shown = api.request("GET", "/system/functions", b"", basic()).body.decode()
     assert '"ephemeron-channel-password"' in shown
     assert "of the cache" not in shown
-    removed = CliRunner().invoke(main, ["clean", "openfaas", "--gateway", gateway.url, "--yes"])
+    removed = CliRunner().invoke(main, ["clean", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert removed.exit_code == 0, removed.output
     assert "deleted function ephemeron\ndeleted secret ephemeron-channel-password\n" in removed.output
     wait(lambda: api.functions() == [])
-    again = CliRunner().invoke(main, ["clean", "openfaas", "--gateway", gateway.url, "--yes"])
+    again = CliRunner().invoke(main, ["clean", "openfaas", "--openfaas-gateway", gateway.url, "--yes"])
     assert "there is no function ephemeron" in again.output
 
 
@@ -246,7 +246,7 @@ def test_deploying_with_the_wrong_password_or_nonsense(gateway: OpenFaasGateway,
     for more, said in (
         (("--memory-mb", "64"), "memory of 64 MB is outside"),
         (("--replicas", "0"), "0 replicas are outside"),
-        (("--lifetime-s", "0.2"), "a lifetime of 0.2 s is outside"),
+        (("--function-timeout-s", "0.2"), "a lifetime of 0.2 s is outside"),
         (("--inside", "nowhere"), "is no URL"),
         (("--channel", "redis://:secret@cache:6379"), "credentials do not belong in --channel"),
     ):

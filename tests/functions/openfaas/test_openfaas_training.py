@@ -131,7 +131,14 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
 
 
 def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
-    asked = ("--platform", "openfaas", "--gateway", world.gateway.url, "--channel", str(world.channels["objects"]))
+    asked = (
+        "--platform",
+        "openfaas",
+        "--openfaas-gateway",
+        world.gateway.url,
+        "--channel",
+        str(world.channels["objects"]),
+    )
     busy = [r.body for r in world.gateway.replicas()]
     said = texts(*asked, "--no-call")
     assert "function" not in said
@@ -144,9 +151,11 @@ def test_the_doctor_finds_all_well_and_leaves_nothing(world: World) -> None:
 
 def test_what_the_doctor_finds_wrong_is_one_line_with_a_remedy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def asks(*more: str, channel: str = str(world.channels["cache"]), gateway: str = world.gateway.url) -> str:
-        return refusal("--platform", "openfaas", "--gateway", gateway, "--channel", channel, "--no-call", *more)
+        return refusal(
+            "--platform", "openfaas", "--openfaas-gateway", gateway, "--channel", channel, "--no-call", *more
+        )
 
-    assert "does not answer: Connection refused; check --gateway" in asks(gateway="http://127.0.0.1:9")
+    assert "does not answer: Connection refused; check --openfaas-gateway" in asks(gateway="http://127.0.0.1:9")
     assert "function 'other' at" in asks("--openfaas-function", "other")
     assert "is not deployed; run: ephemeron deploy openfaas" in asks("--openfaas-function", "other")
     assert "16 workers are wanted, function 'ephemeron' may have 8 replicas" in asks("--workers", "16")

@@ -1,6 +1,6 @@
-"""Whether a version's data is still what was imported: everything that has a pin is compared, which may read all of it.
+"""Verification of a version's data: the checks of `check`, and a comparison of everything that has a digest with its digest.
 
-`check` looks whether samples can be read; this looks whether they are the same. Objects with an ETag are only listed.
+The comparison may read all data; objects with an ETag are only listed.
 """
 
 from __future__ import annotations
@@ -29,39 +29,48 @@ class VariantVerification:
     variant: str
     samples: int
     """That it should have."""
+    files: int
+    """Data files that they point into."""
+    stored_bytes: int
+    """Stored bytes that they point at; a range that several share counts once for each."""
+    decoded: int
+    """Samples that were read and decoded."""
     pinned: int
     """Samples all of whose bytes were compared."""
     unpinned: int
     """Samples of which the metadata has no digest."""
     nbytes: int
-    """Read for it."""
+    """Bytes read for the comparison."""
     defects: tuple[str, ...]
     """One line each."""
 
 
 def verify_variant(
-    store: DatasetStore, dataset: Dataset, variant: str, *, tell: Callable[[str, int, int | None], None] | None = None
-) -> VariantVerification:
-    """Checks every shard, range and pin.
+    store: DatasetStore, dataset: Dataset, variant: str, *, decode: int | None = 0, digests: bool = True,
+    tell: Callable[[str, int, int | None], None] | None = None,
+) -> VariantVerification:  # fmt: skip
+    """Checks every shard, range and pin, and decodes some samples.
 
     Args:
         store: where it is.
         dataset: the version.
         variant: its name.
+        decode: how many samples to decode, chosen at random; None: all. No sample is decoded where content has changed.
+        digests: compare content with its digests.
         tell: `(what, done, total)`, now and then.
 
     Raises:
         DatasetUnreachable: a store fails.
+        MissingExtra: a decoder needs a package that is not installed.
     """
-    checked = check_variant(store, dataset, variant, decode=0, tell=tell)
     spec, comparing = dataset.variant(variant), _Comparing(*data_place(store.files, dataset, variant))
     fetcher = Fetcher(store.files, dataset, variant, ReadLimits(meta_cache_bytes=0))
-    defects, pinned, unpinned = list(checked.defects), 0, 0
-    for shard in range(len(spec.shards)):
+    changes, pinned, unpinned = list[str](), 0, 0
+    for shard in range(len(spec.shards) if digests else 0):
         try:
             metas = run(fetcher.load_meta(shard))
         except DatasetDamaged:
-            continue  # it is among the defects
+            continue  # `check_variant` reports it
         wanted: list[tuple[int, DataRef]] = []
         for position in range(len(metas)):
             try:
@@ -72,12 +81,13 @@ def verify_variant(
             pinned, unpinned = pinned + whole, unpinned + (not whole)
             wanted += [(metas.first + position, ref) for ref in refs if ref.pin is not None]
         for index, problem in comparing.problems(wanted):
-            defects.append(f"{dataset}, {variant}, sample {index}: {problem}")
+            changes.append(f"{dataset}, {variant}, sample {index}: {problem}")
         if tell is not None:
             tell(f"{variant}: content", metas.first + len(metas), spec.samples)
+    checked = check_variant(store, dataset, variant, decode=0 if changes else decode, tell=tell)
     return VariantVerification(
-        variant=variant, samples=spec.samples, pinned=pinned, unpinned=unpinned, nbytes=comparing.nbytes,
-        defects=tuple(defects),
+        variant=variant, samples=spec.samples, files=checked.files, stored_bytes=checked.nbytes, decoded=checked.decoded,
+        pinned=pinned, unpinned=unpinned, nbytes=comparing.nbytes, defects=(*checked.defects, *changes),
     )  # fmt: skip
 
 

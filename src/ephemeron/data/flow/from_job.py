@@ -187,5 +187,5 @@ def _try(loading: SampleLoader, chosen: Indices, data: DataSpec, seed: int) -> l
     samples = [r for r in results if not isinstance(r, SampleFailed)]
     failed = [r for r in results if isinstance(r, SampleFailed)]
     if failed and (data.on_error != "skip" or not samples):
-        raise JobError(f"data.flow {data.flow}: {failed[0]}", remedy="see: ephemeron data doctor") from failed[0]
+        raise JobError(f"data.flow {data.flow}: {failed[0]}", remedy="see: ephemeron data benchmark") from failed[0]
     return samples

@@ -87,7 +87,7 @@ def check_fit(
     if lifetime_s > deployed.timeout_s:
         raise JobError(
             f"function {settings.function!r} ends after {deployed.timeout_s} s, the run wants {lifetime_s:g} s",
-            remedy=f"use --lifetime-s {deployed.timeout_s}, or: ephemeron deploy aws --timeout-s {int(lifetime_s)}",
+            remedy=f"use --function-timeout-s {deployed.timeout_s}, or: ephemeron deploy aws --function-timeout-s {int(lifetime_s)}",
         )
     if workers > deployed.concurrency:
         raise PlanInfeasible(

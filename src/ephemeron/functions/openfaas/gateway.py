@@ -274,13 +274,16 @@ def explain(e: GatewayError, settings: OpenFaasSettings, *, doing: str) -> tuple
     where = f"function {settings.function!r} at {settings.gateway}"
     said = f": {e.text}" if e.text else ""
     if e.status == UNREACHABLE:
-        return e.text, "check --gateway, or: kubectl port-forward -n openfaas svc/gateway 8080:8080"
+        return e.text, "check --openfaas-gateway, or: kubectl port-forward -n openfaas svc/gateway 8080:8080"
     if e.status in (401, 403):
         return f"the gateway at {settings.gateway} refuses this user or password", (
             f"set {PASSWORD_ENV} (and {USER_ENV}, if it is not admin); it is in the cluster's secret basic-auth"
         )
     if e.status == 404:
-        return f"{where} is not deployed", "run: ephemeron deploy openfaas (or give --gateway and --openfaas-function)"
+        return (
+            f"{where} is not deployed",
+            "run: ephemeron deploy openfaas (or give --openfaas-gateway and --openfaas-function)",
+        )
     if e.status == 429:
         return f"{doing} {where}: too many requests{said}", "try again, or allow the queue and the function more"
     if e.status in (502, 503, 504):

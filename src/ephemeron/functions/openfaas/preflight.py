@@ -105,7 +105,7 @@ def check_fit(
     if lifetime_s > deployed.lifetime_s:
         raise JobError(
             f"function {name!r} ends after {deployed.lifetime_s:g} s, the run wants {lifetime_s:g} s",
-            remedy=f"use --lifetime-s {deployed.lifetime_s:g}, or: ephemeron deploy openfaas --lifetime-s {lifetime_s:g}",
+            remedy=f"use --function-timeout-s {deployed.lifetime_s:g}, or: ephemeron deploy openfaas --function-timeout-s {lifetime_s:g}",
         )
     if deployed.digest and deployed.digest != digest:
         raise JobError(

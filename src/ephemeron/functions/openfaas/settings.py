@@ -41,11 +41,11 @@ class OpenFaasSettings:
             JobError: one of the URLs is none.
         """
         gateway = (self.gateway or os.environ.get(GATEWAY_ENV) or GATEWAY).rstrip("/")
-        check_url(gateway, "--gateway")
+        check_url(gateway, "--openfaas-gateway")
         if self.callback:
-            check_url(self.callback, "--callback")
+            check_url(self.callback, "--openfaas-callback")
             if urlsplit(self.callback).port is None:
-                raise JobError(f"--callback {self.callback!r} has no port", remedy="give http://HOST:PORT")
+                raise JobError(f"--openfaas-callback {self.callback!r} has no port", remedy="give http://HOST:PORT")
         return dataclasses.replace(self, gateway=gateway, callback=self.callback.rstrip("/"))
 
     @property

@@ -82,8 +82,8 @@ def check_time(
             f"{iterations} iterations of at least {each:.3g} s need {each * iterations:.3g} s, the deadline is {deadline:g} s",
             binding="deadline",
         )
-    if each > configuration.lifetime_s:
+    if each > configuration.function_timeout_s:
         raise PlanInfeasible(
-            f"one iteration needs at least {each:.3g} s, a function lives {configuration.lifetime_s:g} s",
+            f"one iteration needs at least {each:.3g} s, a function lives {configuration.function_timeout_s:g} s",
             binding="lifetime",
         )

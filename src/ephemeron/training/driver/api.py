@@ -110,7 +110,7 @@ def _configured(values: dict[str, Any]) -> Configuration:
         memory_mb = SIMULATED_MEMORY_MB if c.platform == "simulated" else default_memory_mb(c.workers)
     return dataclasses.replace(
         c, channel=channel, memory_mb=memory_mb, memory_is_default=not c.memory_mb,
-        lifetime_s=c.lifetime_s or limits.lifetime_s,
+        function_timeout_s=c.function_timeout_s or limits.lifetime_s,
     )  # fmt: skip
 
 

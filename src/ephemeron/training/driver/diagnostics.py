@@ -72,7 +72,7 @@ def diagnose(
         aggregators=1,
         channel=public,
         memory_mb=LOCAL_MEMORY_MB,
-        lifetime_s=ANSWER_S,
+        function_timeout_s=ANSWER_S,
     )
     step = "installed"
     try:
@@ -86,7 +86,7 @@ def diagnose(
             if public:
                 # As `train` does it: what it would refuse is refused here, with the same words.
                 c, limits = run_platform.admit(
-                    where, dataclasses.replace(c, memory_mb=0, lifetime_s=0.0), settings, secrets
+                    where, dataclasses.replace(c, memory_mb=0, function_timeout_s=0.0), settings, secrets
                 )
                 yield CheckResult(step=step, ok=True, text=_fit(c, limits))
         step = "channel"
@@ -112,7 +112,7 @@ def diagnose(
 
 def _fit(c: Configuration, limits: Limits) -> str:
     return (
-        f"{human_count(c.workers, 'function')} of {c.memory_mb} MB can run at once, for {c.lifetime_s:g} s each; "
+        f"{human_count(c.workers, 'function')} of {c.memory_mb} MB can run at once, for {c.function_timeout_s:g} s each; "
         f"{limits.concurrency} at most"
     )
 
@@ -171,7 +171,7 @@ async def _function(
             stack.push_async_callback(_leave, address, run)
             stack.push_async_callback(recorded.shutdown)
             platform = recorded
-        lifetime_s = min(c.lifetime_s, ANSWER_S)
+        lifetime_s = min(c.function_timeout_s, ANSWER_S)
         outcome, invoked = await _call(platform, run, c.memory_mb, lifetime_s, address)
     if outcome.status != "ok":
         raise JobError(f"a function was called and ended badly: {outcome.status}: {_first_line(outcome.error)}",

@@ -142,7 +142,7 @@ def prepare(
         rank=0,
         attempt=0,
         memory_mb=configuration.memory_mb,
-        lifetime_s=configuration.lifetime_s,
+        lifetime_s=configuration.function_timeout_s,
         channel=configuration.channel,
     )
     check_call(call, workers=configuration.workers, limits=limits)

@@ -174,7 +174,7 @@ class RunDriver:
             rank=rank,
             attempt=attempt,
             memory_mb=c.memory_mb,
-            lifetime_s=c.lifetime_s,
+            lifetime_s=c.function_timeout_s,
             channel=self.address,
             reason=reason,
             options=options,
@@ -363,7 +363,7 @@ def describe(spec: RunSpec) -> dict[str, Any]:
         "pattern": c.pattern, "sync": c.sync, "channel": c.channel, "exchange": c.exchange, "compression": c.compression,
         "workers": c.workers, "aggregators": c.aggregators, "memory_mb": c.memory_mb, "batch_size": c.batch_size,
         "nonaggregator_batch_size": c.nonaggregator_batch_size, "global_batch": c.global_batch,
-        "lifetime_s": c.lifetime_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
+        "function_timeout_s": c.function_timeout_s, "checkpoint_every": c.checkpoint_every, "budget_usd": spec.budget_usd,
         **({} if spec.stages is None else {
             "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.schedule,
         }),

@@ -28,7 +28,7 @@ def admit(
 ) -> tuple[Configuration, Limits]:
     """What a cloud makes of a configuration: see `Provider.admit`."""
     request, limits = where.admit(_capacity(c), settings, secrets)
-    return dataclasses.replace(c, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s), limits
+    return dataclasses.replace(c, memory_mb=request.memory_mb, function_timeout_s=request.lifetime_s), limits
 
 
 def hold_of(c: Configuration, *, run: str, run_dir: Path, channel: str, since: float, starting: bool) -> RunHandle:
@@ -37,7 +37,7 @@ def hold_of(c: Configuration, *, run: str, run_dir: Path, channel: str, since: f
 
 
 def _capacity(c: Configuration) -> CapacityRequest:
-    return CapacityRequest(workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.lifetime_s, channel=c.channel)
+    return CapacityRequest(workers=c.workers, memory_mb=c.memory_mb, lifetime_s=c.function_timeout_s, channel=c.channel)
 
 
 class NotRunning(Exception):

@@ -127,7 +127,7 @@ class RunSupervisor:
         self._fruitless[rank] = self._fruitless.get(rank, 0) + 1
         if event.status == "timed_out" and self._fruitless[rank] > 2:
             return [Fail(f"rank {rank}: no iteration fits the lifetime limit ({event.error}); "
-                         "use a longer --lifetime-s, more memory or smaller batches")]  # fmt: skip
+                         "use a longer --function-timeout-s, more memory or smaller batches")]  # fmt: skip
         if self._fruitless[rank] > MOST_LOSSES:
             return [
                 Fail(f"rank {rank}: lost {self._fruitless[rank]} times without progress: {event.error or event.status}")

@@ -96,7 +96,7 @@ class Configuration:
     """Samples per iteration of a non-aggregator (B^n); 0: as `batch_size`."""
     exchange: Exchange = "gradients"
     compression: Compression = "none"
-    lifetime_s: float = 0.0
+    function_timeout_s: float = 0.0
     """Longest invocation; 0: the platform's limit. Longer runs relay."""
     checkpoint_every: int = 25
     """Iterations between checkpoints: what a replaced function has to repeat at most twice."""
@@ -136,7 +136,7 @@ class Configuration:
         _choice("compression", self.compression, COMPRESSIONS)
         _choice("on_non_finite", self.on_non_finite, ON_NON_FINITE)
         for name, low in (("workers", 1), ("batch_size", 1), ("checkpoint_every", 1), ("aggregators", 0),
-                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("lifetime_s", 0), ("stages", 1), ("max_replacements", 0),
+                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("function_timeout_s", 0), ("stages", 1), ("max_replacements", 0),
                           ("replicas", 0), ("micro_batches", 1), ("channel_retry_s", 0)):  # fmt: skip
             value = getattr(self, name)
             if value < low:

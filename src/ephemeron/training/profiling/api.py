@@ -43,7 +43,7 @@ REPEATS = 7
 
 def profile_job(
     job: Job, *, platform: str = "local", channel: str = "folder", confidence: float = 0.05, limits: Limits | None = None,
-    fresh: bool = False, within_s: float = WITHIN_S, on_progress: OnProgress = lambda text: None,
+    use_cache: bool = True, within_s: float = WITHIN_S, on_progress: OnProgress = lambda text: None,
 ) -> Profile:  # fmt: skip
     """Measures what a plan has to know.
 
@@ -53,7 +53,7 @@ def profile_job(
         channel: address, as for training.
         confidence: wanted relative half width of the 95 % interval of every predicted step.
         limits: of the platform; None: its own.
-        fresh: measure the platform again although its profile is known.
+        use_cache: reuse what an earlier measurement of the platform found; False: measure it again.
         within_s: no further probe is started after this.
         on_progress: hears what is being done.
 
@@ -77,7 +77,7 @@ def profile_job(
     began = time.monotonic()
     public, secrets = public_address(channel)
     prepared = prepared_alone(job, channel=public, limits=limits, platform="local")
-    known = None if fresh else store.load("local", public)
+    known = store.load("local", public) if use_cache else None
 
     async def measure() -> Profile:
         async with live.probing(
@@ -94,7 +94,7 @@ def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: str) -> 
     server = channel.startswith(("ps://", "parameter_server"))
     alone = Configuration(
         platform=platform, channel=channel, pattern="standalone", workers=1, batch_size=1, memory_mb=limits.memory_max_mb,
-        lifetime_s=limits.lifetime_s,
+        function_timeout_s=limits.lifetime_s,
     ).resolved()  # fmt: skip
     prices = load_prices("server" if server else "cache" if channel.startswith("redis") else "objects")
     free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None)

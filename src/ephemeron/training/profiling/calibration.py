@@ -138,7 +138,7 @@ async def rehearse(
     free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None, max_global_batch=None)
     configuration = Configuration(
         platform="local", channel=address, pattern="k-reduce", workers=part.workers, aggregators=part.aggregators,
-        memory_mb=part.memory_mb, batch_size=part.batch, lifetime_s=limits.lifetime_s,
+        memory_mb=part.memory_mb, batch_size=part.batch, function_timeout_s=limits.lifetime_s,
     ).resolved()  # fmt: skip
     prepared = await asyncio.to_thread(
         prepare, dataclasses.replace(job, limits=free, epochs=math.ceil(wanted / samples)), configuration,

@@ -1,4 +1,4 @@
-"""`ephemeron clean runs`, and how runs on clouds are listed: what is there, from files alone."""
+"""`ephemeron runs clean`, and how runs on clouds are listed: what is there, from files alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def left(address: str) -> list[str]:
 
 
 def clean(*arguments: str, say: str = "y\n") -> Result:
-    return CliRunner().invoke(main, ["clean", "runs", *arguments], input=say)
+    return CliRunner().invoke(main, ["runs", "clean", *arguments], input=say)
 
 
 @pytest.fixture(params=["folder", "cache", "s3"])

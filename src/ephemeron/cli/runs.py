@@ -1,4 +1,4 @@
-"""`ephemeron clean runs`: deletes what runs have left in their channels."""
+"""`ephemeron runs`: the table of runs, and `runs clean`: deletion of what runs have left in their channels."""
 
 from __future__ import annotations
 
@@ -17,21 +17,39 @@ if TYPE_CHECKING:
     from ephemeron.training.driver.cleanup import RemainingObjects
 
 
-@click.command("runs")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--all", "everything", is_flag=True, help="All runs of the home folder, but those that run.")
-@click.option("--folder", is_flag=True, help="Also the runs' folders: events, results, weights and reports.")
-@click.option("--force", is_flag=True, help="Also runs that may be at work on a cloud: their functions will fail.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: bool, yes: bool) -> None:
-    """Delete the objects that RUNs have left in their channels.
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.pass_context
+def runs(ctx: click.Context, as_json: bool) -> None:
+    """List runs, newest first.
 
     \b
-    ephemeron clean runs last                   one run's objects
-    ephemeron clean runs --all --folder         everything of all runs that do not run
+    ephemeron runs
+    ephemeron runs clean last                   delete the objects that the newest run has left in its channel
+    """
+    if ctx.invoked_subcommand is None:
+        from ephemeron.cli.listing import print_runs
 
-    Lists them first, with sizes, and asks. Weights, results and reports are in the run's folder, not in the channel; a run
-    that was stopped or has failed can no longer be resumed. Channels on a parameter server have ended with their run.
+        print_runs(as_json=as_json)
+
+
+@runs.command("clean")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--all", "everything", is_flag=True, help="All runs of the home folder that are not running.")
+@click.option("--folder", is_flag=True, help="Delete the runs' folders too: events, results, weights and reports.")
+@click.option(
+    "--force", is_flag=True, help="Include runs that may still be running on a cloud: their functions will fail."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: bool, yes: bool) -> None:
+    """Delete the objects that runs have left in their channels.
+
+    \b
+    ephemeron runs clean last                   objects of the newest run
+    ephemeron runs clean --all --folder         objects and folders of all runs that are not running
+
+    Lists the objects with their sizes, then asks. Weights, results and reports are in the run's folder, not in the channel.
+    A run that was stopped or has failed cannot be resumed afterwards. Channels on a parameter server end with their run.
     """
     from ephemeron.training.driver import cleanup, run_dir
     from ephemeron.training.driver.run_status import may_live, standing
