@@ -35,10 +35,11 @@ from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
 from ephemeron.communication.keys import Keys
+from ephemeron.errors import DaemonGone
 from ephemeron.events import Ended, Event, FaultFired, Invoked, Progress
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits
-from ephemeron.functions.local import DaemonGone, LocalPlatform
+from ephemeron.functions.local import LocalPlatform
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.faulty_proxy import HTTP_TROUBLES, TCP_TROUBLES, FaultyProxy, seeded
 from ephemeron.training.driver.prepare import Prepared

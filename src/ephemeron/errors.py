@@ -3,9 +3,15 @@
     EphemeronError
     ├── UserError                    what was asked for cannot be done; nothing was started
     │   ├── JobError                 a job, a flag or a file is wrong: names the place, the value and the remedy
+    │   │   └── TraceMismatch        a traced model does not compute what the original computes
     │   ├── MissingExtra             an optional dependency is absent: names the command that installs it
-    │   └── PlanInfeasible           understood, but some limit forbids it: `binding` names the limit
+    │   ├── PlanInfeasible           understood, but some limit forbids it: `binding` names the limit
+    │   ├── RunNotFound              no run of that name in the home folder
+    │   ├── RunAlreadyDriven         another client drives the run
+    │   └── DatasetNotFound          no dataset, version or variant of that name in the store
     ├── PlatformError                the function platform did not do what it was told
+    │   ├── DaemonGone               no process hosts the local functions of a run
+    │   ├── GatewayError             an OpenFaaS gateway refused a request or did not answer (status, text)
     │   ├── InvocationRefused        not started: payload, concurrency or authorisation
     │   └── FunctionError            a function ended, and not well (rank, attempt, iteration)
     │       ├── FunctionFailed       its code raised: carries the remote traceback
@@ -22,16 +28,25 @@
     │   ├── KeyExists                a create-only put found the key taken
     │   └── CorruptMessage           magic, version, length or checksum do not match, or it is another key's
     │       └── DamagedObject        (a ChannelTimeout, too) nothing better was there at the deadline
+    ├── RpcError                     a call or a stream between two processes
+    │   ├── RemoteError              the handler at the other end raised (type, text)
+    │   ├── TokenRefused             the two ends do not share a token
+    │   ├── ProtocolError            a frame is damaged or exceeds a limit; the connection is closed
+    │   ├── StreamEnded              the stream has no more messages, or takes none
+    │   ├── CallTimedOut             (also a TimeoutError) no answer before the deadline
+    │   └── ConnectionLost           (also a ConnectionError) the connection ended; `may_repeat` says whether to repeat
     ├── NonFiniteValue               a loss, gradient or parameter became NaN or infinite (rank, iteration, batch)
-    ├── DatasetNotFound              no dataset, version or variant of that name in the store
     ├── DatasetError                 a stored dataset cannot be read (dataset, version, variant, index, file)
     │   ├── DatasetDamaged           a file is absent, cut short, or not what the metadata says
+    │   ├── FileVersionChanged       a file is not the version that the metadata pins (path, wanted, found)
+    │   ├── PickleRefused            a pickled file asks for more than arrays and plain containers
     │   └── DatasetUnreachable       the store that holds it does not answer, or refuses us
     ├── SampleFailed                 a step of a data flow raised (flow, dataset, index, step, file)
+    ├── StageFailed                  a device of a divided model failed (device, stage, iteration, operator)
+    ├── SimulationDeadlock           in virtual time, every task waits for another one
     ├── LoadersLost                  loader processes keep dying, or none can be started
     ├── ServiceUnreachable           no data service answers before the deadline
     ├── ServiceRefused               a data service does not take this token
-    ├── RunNotFound                  no run of that name in the home folder
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
 `UserError` is apart from the rest because its audience is apart: one line, no traceback, exit code 2.
@@ -41,7 +56,7 @@ A loss that was expected (a relay, a duplicate that stepped aside) is a value, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 
 class EphemeronError(Exception):
@@ -285,3 +300,149 @@ class ServiceUnreachable(EphemeronError):
 
 class ServiceRefused(EphemeronError):
     """A data service does not take this token."""
+
+
+class RpcError(EphemeronError):
+    """A call or a stream between two processes failed."""
+
+
+class RemoteError(RpcError):
+    """The handler at the other end raised.
+
+    Args:
+        type_name: name of the exception's class over there; kept as `type`.
+        text: its text; kept as `text`.
+    """
+
+    def __init__(self, type_name: str, text: str) -> None:
+        super().__init__(f"{type_name}: {text}" if text else type_name)
+        self.type = type_name
+        self.text = text
+
+
+class TokenRefused(RpcError):
+    """The two ends do not share the same token."""
+
+
+class ProtocolError(RpcError):
+    """The bytes on the connection are no frame of ours, or exceed a limit. The connection is closed.
+
+    Raised before anything is sent where it is our own frame that exceeds a limit; the connection stays then.
+    """
+
+
+class StreamEnded(RpcError):
+    """There are no more messages to receive, or this side has said that it sends no more."""
+
+
+class CallTimedOut(RpcError, TimeoutError):
+    """No answer before the deadline. The other end has been told and cancels; it may have done the work."""
+
+
+class ConnectionLost(RpcError, ConnectionError):
+    """The connection ended before the answer came.
+
+    Args:
+        message: why.
+        may_repeat: True if the request never left in full, so its handler cannot have run; kept as `may_repeat`.
+    """
+
+    def __init__(self, message: str, *, may_repeat: bool) -> None:
+        super().__init__(message)
+        self.may_repeat = may_repeat
+
+
+class DaemonGone(PlatformError):
+    """No process hosts the functions of this run, or the one that does is ending."""
+
+
+class GatewayError(PlatformError):
+    """The OpenFaaS gateway, or a service behind it, refused a request.
+
+    Args:
+        status: HTTP status; 0 without an answer: the request may or may not have arrived.
+        text: body of the answer.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"status {status}: {text}" if status else text)
+        self.status = status
+        self.text = text
+
+
+class RunAlreadyDriven(UserError):
+    """Another client drives the run.
+
+    Args:
+        run_id: the run.
+        owner: process that drives it; kept as `owner`.
+    """
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(
+            f"run {run_id} is already running as {owner}; watch it with: ephemeron attach {run_id}, "
+            f"or stop it with: ephemeron stop {run_id}"
+        )
+        self.owner = owner
+
+
+class TraceMismatch(JobError):
+    """A traced model does not compute what the original computes."""
+
+
+class FileVersionChanged(DatasetError):
+    """A file is not the version that the metadata pins.
+
+    Args:
+        path: the file, relative to its folder or bucket.
+        wanted: pinned identity (ETag or version id).
+        found: its identity now; None: it is absent.
+    """
+
+    def __init__(self, path: str, wanted: str, found: str | None) -> None:
+        super().__init__(f"is {found or 'absent'} now, not {wanted}", file=path)
+        self.path, self.wanted, self.found = path, wanted, found
+
+
+class PickleRefused(DatasetError):
+    """A pickled file is damaged, or asks for more than arrays and plain containers."""
+
+
+class SimulationDeadlock(EphemeronError):
+    """Every task of a simulation waits for another one: no timer is left to advance the clock."""
+
+
+class _Operation(Protocol):
+    @property
+    def stage(self) -> int: ...
+    @property
+    def direction(self) -> str: ...
+    @property
+    def micro_batch(self) -> int: ...
+
+
+class StageFailed(EphemeronError):
+    """A device of a pipeline failed. The pipeline has ended, with all its processes; its last checkpoint is kept.
+
+    Args:
+        message: what happened, in one line.
+        device: where.
+        iteration: which step, from 0.
+        operation: in which pass; None: between passes, or not known.
+        operator: in which operator of the model; empty: not known.
+    """
+
+    def __init__(
+        self, message: str, *, device: str, iteration: int, operation: _Operation | None = None, operator: str = ""
+    ) -> None:
+        where = f"device {device}"
+        if operation is not None:
+            where = f"stage {operation.stage} on {where}, {operation.direction} of micro-batch {operation.micro_batch}"
+        at = f", operator {operator}" if operator else ""
+        super().__init__(f"{where}{at}, iteration {iteration}: {message}")
+        self.message = message
+        self.device = device
+        self.stage = None if operation is None else operation.stage
+        self.iteration = iteration
+        self.operation = operation
+        self.operator = operator

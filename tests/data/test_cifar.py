@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ephemeron.data import load
-from ephemeron.data.sources.unpickle import PickleRefused, load_plain
+from ephemeron.data.sources.unpickle import load_plain
 from ephemeron.data.spec import DataSpec
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, PickleRefused
 
 RNG = np.random.default_rng(0)
 PER_FILE = 3

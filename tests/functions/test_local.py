@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from ephemeron.communication.channels import open_channel
-from ephemeron.errors import PlatformError
+from ephemeron.errors import DaemonGone, PlatformError
 from ephemeron.events import Ended, Event, Invoked, Note
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
 from ephemeron.functions.cgroups import PERIOD_US, detect
-from ephemeron.functions.local import DaemonGone, LocalPlatform, default_limits, default_memory_mb
+from ephemeron.functions.local import LocalPlatform, default_limits, default_memory_mb
 from ephemeron.testing.platform_contract import PlatformContract
 
 HERE = Path(__file__).parent

@@ -16,9 +16,8 @@ from models import MODELS, Bert, OddBatch, Quantised, ResNet  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from ephemeron.errors import JobError  # noqa: E402
+from ephemeron.errors import JobError, TraceMismatch  # noqa: E402
 from ephemeron.partition.tracing import (  # noqa: E402
-    NotEqual,
     Operator,
     Traced,
     check,
@@ -227,7 +226,7 @@ def test_a_forgotten_backward_is_found():
         for s in good.program.steps
     )
     wrong = Traced(dataclasses.replace(good.program, steps=steps), model, (x,), {})
-    with pytest.raises(NotEqual, match=r"gradient of first.weight differs by .* at operator aten::linear"):
+    with pytest.raises(TraceMismatch, match=r"gradient of first.weight differs by .* at operator aten::linear"):
         check(model, wrong, (x,), {})
 
 
@@ -238,7 +237,7 @@ def test_a_wrong_operator_is_named():
     steps = tuple(
         dataclasses.replace(s, target=torch.ops.aten.tanh.default) if "relu" in s.name else s for s in program.steps
     )
-    with pytest.raises(NotEqual, match=r"output 0 differs by .* at module 1 \(ReLU\)"):
+    with pytest.raises(TraceMismatch, match=r"output 0 differs by .* at module 1 \(ReLU\)"):
         check(model, Traced(dataclasses.replace(program, steps=steps), model, (x,), {}), (x,), {})
 
 
@@ -246,7 +245,7 @@ def test_a_lost_buffer_is_found():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(), batch()
     program = export_program(model, (x,), {})
     steps = tuple(s for s in program.steps if "add_" not in s.name)
-    with pytest.raises(NotEqual, match=r"buffer 1\.num_batches_tracked differs by 1"):
+    with pytest.raises(TraceMismatch, match=r"buffer 1\.num_batches_tracked differs by 1"):
         check(model, Traced(dataclasses.replace(program, steps=steps), model, (x,), {}), (x,), {})
 
 

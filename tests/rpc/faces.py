@@ -18,9 +18,9 @@ from ephemeron.communication.rpc import (
     Options,
     Receive,
     Server,
-    StreamEnded,
     cancelled,
 )
+from ephemeron.errors import StreamEnded
 
 TOKEN = "a secret of these tests"
 PATIENCE_S = 30

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from faces import TOKEN, Handlers, Loop, Served
 
-from ephemeron.communication.rpc import Client, ConnectionLost
+from ephemeron.communication.rpc import Client
+from ephemeron.errors import ConnectionLost
 
 
 def server(face: str, path: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from faces import PATIENCE_S, TOKEN, Handlers, Loop, Served, in_thread
 
-from ephemeron.communication.rpc import BlockingClient, BlockingRedialing, ConnectionLost, ReconnectBackoff
+from ephemeron.communication.rpc import BlockingClient, BlockingRedialing, ReconnectBackoff
+from ephemeron.errors import ConnectionLost
 
 HERE = Path(__file__).parent
 FACES = ("blocking", "asyncio")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.communication.rpc import FrameLimits, ProtocolError, Receive
+from ephemeron.communication.rpc import FrameLimits, Receive
 from ephemeron.communication.rpc.frame import (
     ALIGN,
     ENTRY_BYTES,
@@ -30,6 +30,7 @@ from ephemeron.communication.rpc.frame import (
 )
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.pool import BufferPool
+from ephemeron.errors import ProtocolError
 
 LIMITS = FrameLimits()
 JSON = st.recursive(

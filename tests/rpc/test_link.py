@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from faces import PATIENCE_S, TOKEN, in_thread
 
-from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost, StreamEnded
+from ephemeron.communication.rpc import BlockingClient
 from ephemeron.communication.rpc import blocking_connection as module
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
 from ephemeron.communication.rpc.frame import (
@@ -25,6 +25,7 @@ from ephemeron.communication.rpc.frame import (
     pack,
     unpack_head,
 )
+from ephemeron.errors import CallTimedOut, ConnectionLost, StreamEnded
 
 
 class Script:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.communication.rpc import ProtocolError, TokenRefused
 from ephemeron.communication.rpc.auth import HELLO, NONCE_BYTES, Offer, handshake
+from ephemeron.errors import ProtocolError, TokenRefused
 
 OFFER = Offer(window=1000, max_calls=5, codecs=("zlib",), shared=True)
 Steps = Generator[bytes | int, bytes, Offer]

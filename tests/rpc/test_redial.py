@@ -15,16 +15,8 @@ from faces import PATIENCE_S, TOKEN, Dull, Handlers, Loop, Served, in_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.communication.rpc import (
-    BlockingClient,
-    BlockingRedialing,
-    CallTimedOut,
-    Client,
-    ConnectionLost,
-    ReconnectBackoff,
-    ReconnectingClient,
-    TokenRefused,
-)
+from ephemeron.communication.rpc import BlockingClient, BlockingRedialing, Client, ReconnectBackoff, ReconnectingClient
+from ephemeron.errors import CallTimedOut, ConnectionLost, TokenRefused
 
 QUICK = ReconnectBackoff(first_s=0.001, most_s=0.002, attempts=5)
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ephemeron.communication.rpc import Client, FrameLimits, Options, ProtocolError, RemoteError, Server, TokenRefused
+from ephemeron.communication.rpc import Client, FrameLimits, Options, Server
+from ephemeron.errors import ProtocolError, RemoteError, TokenRefused
 
 Reply = tuple[dict[str, Any], list[Any]]
 

@@ -12,8 +12,9 @@ from faces import pair
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.communication.rpc import Options, ProtocolError
+from ephemeron.communication.rpc import Options
 from ephemeron.communication.rpc.compression import Squeezer, codec, common, expand, offered, worth
+from ephemeron.errors import ProtocolError
 
 IDS = {"zlib": 1, "zstd": 2, "lz4": 3}
 TEXT = b"the same words over and over again, " * 20_000

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.communication.rpc import CallTimedOut, ConnectionLost, ProtocolError, Receive, RemoteError, StreamEnded
+from ephemeron.communication.rpc import Receive
 from ephemeron.communication.rpc.frame import Frame, Kind
 from ephemeron.communication.rpc.session import PendingCall, Session, StreamState
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, StreamEnded
 
 
 def frame(kind: Kind, id: int = 1, tag: dict[str, Any] | None = None, cost: int = 40) -> Frame:

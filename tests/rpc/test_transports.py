@@ -13,16 +13,8 @@ import numpy as np
 import pytest
 from faces import PATIENCE_S, in_thread, pair
 
-from ephemeron.communication.rpc import (
-    CallTimedOut,
-    ConnectionLost,
-    Options,
-    ProtocolError,
-    Receive,
-    RemoteError,
-    StreamEnded,
-    TokenRefused,
-)
+from ephemeron.communication.rpc import Options, Receive
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, StreamEnded, TokenRefused
 
 FACES = ("blocking", "asyncio")
 TRANSPORTS = ("tcp", "unix", "shared")

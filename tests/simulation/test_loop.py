@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from ephemeron.functions.simulation import Deadlock, VirtualTimeLoop, run
+from ephemeron.errors import SimulationDeadlock
+from ephemeron.functions.simulation import VirtualTimeLoop, run
 
 
 def test_years_pass_at_once():
@@ -80,7 +81,7 @@ def test_deadlock_is_raised():
     async def scenario():
         await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(Deadlock, match="nothing is scheduled"):
+    with pytest.raises(SimulationDeadlock, match="nothing is scheduled"):
         run(scenario())
 
 
@@ -92,7 +93,7 @@ def test_cancelled_timers_do_not_advance_the_clock_or_hide_a_deadlock():
         assert loop.time() == 1.0
         await loop.create_future()
 
-    with pytest.raises(Deadlock):
+    with pytest.raises(SimulationDeadlock):
         run(scenario())
 
 

@@ -15,13 +15,13 @@ import pytest
 from training_runs import make_job, synthetic
 
 from ephemeron.communication.keys import Keys
-from ephemeron.errors import RunFailed, UserError
+from ephemeron.errors import RunAlreadyDriven, RunFailed, UserError
 from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
 from ephemeron.functions import local
 from ephemeron.training.driver import attach, configure, resume, run_platform, train
 from ephemeron.training.driver import run_dir as homes
 from ephemeron.training.driver.cost import CostMeter
-from ephemeron.training.driver.driver_lock import AlreadyDriven, driving, is_driven
+from ephemeron.training.driver.driver_lock import driving, is_driven
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.result import Result, conclude, events_of
 from ephemeron.training.driver.run_driver import RunOutcome
@@ -92,7 +92,7 @@ def folder(home: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_another_client_is_refused_watches_and_takes_over(folder):
     client, path = folder
-    with pytest.raises(AlreadyDriven, match=rf"already running as process {client.pid}; .*attach {path.name}"):
+    with pytest.raises(RunAlreadyDriven, match=rf"already running as process {client.pid}; .*attach {path.name}"):
         resume(path.name)
     events = []
 
@@ -162,7 +162,7 @@ def test_only_one_holds_the_lock_and_it_says_who(home):
     with driving(run):
         assert is_driven(run)
         assert standing(run) == "running"
-        with pytest.raises(AlreadyDriven, match=f"process {os.getpid()}"), driving(run):
+        with pytest.raises(RunAlreadyDriven, match=f"process {os.getpid()}"), driving(run):
             pass
         assert is_driven(run)
     assert not is_driven(run)

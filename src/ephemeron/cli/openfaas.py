@@ -65,10 +65,11 @@ def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str,
     """
     from ephemeron.communication.channels import public_address
     from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.errors import GatewayError
     from ephemeron.functions.openfaas import preflight
     from ephemeron.functions.openfaas.deploy import function as functions
     from ephemeron.functions.openfaas.deploy import recipe
-    from ephemeron.functions.openfaas.gateway import GatewayError, refused
+    from ephemeron.functions.openfaas.gateway import refused
     from ephemeron.functions.openfaas.settings import INSIDE, check_url
     from ephemeron.functions.source_bundle import digest
 
@@ -139,7 +140,8 @@ def clean_openfaas(openfaas_gateway: str | None, namespace: str, function: str, 
 
 
 def _delete(what: str, settings: OpenFaasSettings, request: Callable[[], None], *, silent: bool = False) -> None:
-    from ephemeron.functions.openfaas.gateway import GatewayError, refused
+    from ephemeron.errors import GatewayError
+    from ephemeron.functions.openfaas.gateway import refused
 
     try:
         request()

@@ -123,7 +123,7 @@ def check_placed(measured: ModelProfile, plan: PlacementPlan) -> None:
     """Compares the model, cut as planned, with the whole one, see `check_stages`.
 
     Raises:
-        NotEqual: the stages do not train as the whole model does.
+        TraceMismatch: the stages do not train as the whole model does.
     """
     from ephemeron.partition.runtime import check_stages
     from ephemeron.partition.tracing import split

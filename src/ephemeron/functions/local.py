@@ -29,8 +29,9 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from ephemeron.communication.rpc import CallTimedOut, Client, ProtocolError, RemoteError
-from ephemeron.errors import InvocationRefused, PlatformError
+from ephemeron.communication.rpc import Client
+from ephemeron.errors import CallTimedOut, InvocationRefused, PlatformError, ProtocolError, RemoteError
+from ephemeron.errors import DaemonGone as DaemonGone
 from ephemeron.events import Event, Note, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform
 from ephemeron.functions.jsonl import Journal, follow, latest_t
@@ -42,7 +43,6 @@ from ephemeron.functions.local_daemon import (
     SCRATCH_FOLDER,
     remove_remains,
 )
-from ephemeron.functions.local_daemon import DaemonGone as DaemonGone
 from ephemeron.functions.local_daemon_client import Successor, held, reach, reach_or_launch, settings_of
 from ephemeron.functions.validation import check_call
 from ephemeron.units import MIB

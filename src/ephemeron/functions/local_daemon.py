@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.communication.rpc import Server
-from ephemeron.errors import InvocationRefused, PlatformError
+from ephemeron.errors import DaemonGone, InvocationRefused, PlatformError
 from ephemeron.events import Ended, Invoked, Status, to_json
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
@@ -50,10 +50,6 @@ _TICK_S = 0.2
 _PRIVATE = "eph-"
 _SOCKET_PATH = 100
 """Longest path of a socket that every system takes."""
-
-
-class DaemonGone(PlatformError):
-    """No process hosts the functions of this run, or the one that does is ending."""
 
 
 @dataclass(kw_only=True)

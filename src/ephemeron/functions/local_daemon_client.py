@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ephemeron.communication.rpc import Client, ProtocolError, RemoteError, TokenRefused
-from ephemeron.errors import PlatformError
+from ephemeron.communication.rpc import Client
+from ephemeron.errors import DaemonGone, PlatformError, ProtocolError, RemoteError, TokenRefused
 from ephemeron.functions.base import Limits
-from ephemeron.functions.local_daemon import HOST_FILE, DaemonGone
+from ephemeron.functions.local_daemon import HOST_FILE
 
 START_S = 60.0
 """Longest start of a daemon, and longest silence of one that is asked for its status."""

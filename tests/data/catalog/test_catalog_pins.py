@@ -19,13 +19,13 @@ from click.testing import CliRunner
 
 from ephemeron.cli.data import data as data_commands
 from ephemeron.data.catalog import DatasetReader, DatasetStore
-from ephemeron.data.catalog.files import FileChanged, FileRange
+from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.verify import verify_variant
 from ephemeron.data.flow import Flow, LocalReader
-from ephemeron.errors import DatasetDamaged, SampleFailed
+from ephemeron.errors import DatasetDamaged, FileVersionChanged, SampleFailed
 
 ROWS = "x,label\n" + "".join(f"{i:03d},{i % 3}\n" for i in range(20))
 
@@ -215,9 +215,9 @@ def test_a_file_is_fetched_only_as_it_was(s3: str) -> None:
     assert run(files.fetch(ranges)) == [b"234", b"0123456789", b"456789"]
     obstore.put(files._store, "x", b"9876543210")
     for wanted in ranges:
-        with pytest.raises(FileChanged) as info:
+        with pytest.raises(FileVersionChanged) as info:
             run(files.fetch([wanted]))
-        assert info.value.args == ("x", pin, run(files.identity("x")))
+        assert (info.value.path, info.value.wanted, info.value.found) == ("x", pin, run(files.identity("x")))
 
 
 def test_verify_from_the_command_line(home: Path, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import psutil
 import pytest
 from service_worlds import World, epochs_of, local, mixed, plain, settings, signalled, until
 
-from ephemeron.communication.rpc import BlockingClient, ConnectionLost
+from ephemeron.communication.rpc import BlockingClient
 from ephemeron.data.service import client as client_module
 from ephemeron.data.service.address import ServiceAddress
+from ephemeron.errors import ConnectionLost
 
 SAMPLES, BATCH = 60, 3
 FLOW = "test/mortal"

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 from cutting_worlds import optimizer  # noqa: E402
 from training_worlds import batches, furthest, loss, parts_of, traced, train_whole  # noqa: E402
 
-from ephemeron.errors import JobError  # noqa: E402
+from ephemeron.errors import JobError, StageFailed  # noqa: E402
 from ephemeron.partition import Schedule  # noqa: E402
 from ephemeron.partition.costs import Throttle  # noqa: E402
-from ephemeron.partition.runtime import Pipeline, StageFailed, border_bytes, borders  # noqa: E402
+from ephemeron.partition.runtime import Pipeline, border_bytes, borders  # noqa: E402
 
 SCHEDULE = Schedule(kind="1f1b", micro_batches=3)
 

@@ -22,10 +22,10 @@ if "fork" not in multiprocessing.get_all_start_methods():
 from cutting_worlds import optimizer  # noqa: E402
 from training_worlds import batches, furthest, loss, parts_of, traced, train_whole  # noqa: E402
 
-from ephemeron.errors import JobError  # noqa: E402
+from ephemeron.errors import JobError, StageFailed  # noqa: E402
 from ephemeron.partition import Schedule  # noqa: E402
 from ephemeron.partition.costs import Throttle  # noqa: E402
-from ephemeron.partition.runtime import Pipeline, StageFailed  # noqa: E402
+from ephemeron.partition.runtime import Pipeline  # noqa: E402
 
 SCHEDULE = Schedule(kind="1f1b", micro_batches=3)
 SLOW = Throttle(latency_s=0.004, bandwidth_bytes_s=1e6)

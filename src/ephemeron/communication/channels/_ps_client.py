@@ -15,8 +15,18 @@ import numpy as np
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Traits
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.communication.channels.reduction import SupportsReduction, Vector
-from ephemeron.communication.rpc import Client, ProtocolError, RemoteError, TokenRefused
-from ephemeron.errors import ChannelError, ChannelRefused, ChannelTimeout, ChannelUnreachable, JobError, KeyExists
+from ephemeron.communication.rpc import Client
+from ephemeron.errors import (
+    ChannelError,
+    ChannelRefused,
+    ChannelTimeout,
+    ChannelUnreachable,
+    JobError,
+    KeyExists,
+    ProtocolError,
+    RemoteError,
+    TokenRefused,
+)
 
 TOKEN = "EPHEMERON_CHANNEL_TOKEN"
 """The environment variable with the shared secret."""

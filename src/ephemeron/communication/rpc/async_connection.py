@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ephemeron.communication.rpc.errors import CallTimedOut, ConnectionLost, ProtocolError, StreamEnded
 from ephemeron.communication.rpc.frame import Buffer, Frame, FrameMessage, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket, Steps
 from ephemeron.communication.rpc.objects import object_message, object_of
 from ephemeron.communication.rpc.session import SendState, Session, StreamState, fault
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, StreamEnded
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 
-from ephemeron.communication.rpc.errors import ProtocolError, TokenRefused
+from ephemeron.errors import ProtocolError, TokenRefused
 
 HELLO = b"ephemeron-rpc-2\n"
 NONCE_BYTES = 32

@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from ephemeron.communication.rpc.blocking_connection import BlockingConnection, BlockingStream, deadline_in, drive
-from ephemeron.communication.rpc.errors import CallTimedOut, ConnectionLost
 from ephemeron.communication.rpc.frame import Buffer, Frame, Kind, Receive, message
 from ephemeron.communication.rpc.objects import object_of
 from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.session import CallRequest, PendingCall, SendState
+from ephemeron.errors import CallTimedOut, ConnectionLost
 
 _CANCEL_S = 0.25
 

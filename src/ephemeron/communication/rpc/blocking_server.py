@@ -14,13 +14,13 @@ from typing import Any, Self, TypeAlias
 
 from ephemeron.communication.rpc.auth import Offer
 from ephemeron.communication.rpc.blocking_connection import BlockingConnection, BlockingStream, deadline_in, drive
-from ephemeron.communication.rpc.errors import CallTimedOut, ConnectionLost, ProtocolError, TokenRefused
 from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, FrameMessage, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_message, object_of
 from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, TokenRefused
 
 BlockingHandler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], tuple[dict[str, Any], Sequence[Buffer]]]
 """`(method, params, buffers) -> (reply, buffers)`; called in several threads at once."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
-from ephemeron.communication.rpc.errors import ProtocolError
+from ephemeron.errors import ProtocolError
 
 _PROBE_BYTES = 64 << 10
 _LEAST_BYTES = 4 << 10

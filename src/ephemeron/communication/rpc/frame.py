@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from ephemeron.communication.rpc.errors import ProtocolError
+from ephemeron.errors import ProtocolError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from ephemeron.communication.rpc import compression, shared_memory
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, handshake
-from ephemeron.communication.rpc.errors import ProtocolError
 from ephemeron.communication.rpc.frame import (
     ALIGN,
     ENTRY_BYTES,
@@ -46,6 +45,7 @@ from ephemeron.communication.rpc.frame import (
 )
 from ephemeron.communication.rpc.pool import BufferPool
 from ephemeron.communication.rpc.sockets import not_in_children
+from ephemeron.errors import ProtocolError
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

@@ -19,9 +19,9 @@ from ephemeron.communication.rpc.async_connection import AsyncStream, timed
 from ephemeron.communication.rpc.blocking_client import BlockingCaller, BlockingClient
 from ephemeron.communication.rpc.blocking_connection import BlockingStream, deadline_in
 from ephemeron.communication.rpc.client import Caller, Client
-from ephemeron.communication.rpc.errors import CallTimedOut, ConnectionLost
 from ephemeron.communication.rpc.frame import Frame, Receive
 from ephemeron.communication.rpc.session import CallRequest
+from ephemeron.errors import CallTimedOut, ConnectionLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

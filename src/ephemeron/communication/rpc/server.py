@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ephemeron.communication.rpc.async_connection import AsyncConnection, AsyncStream, drive, timed
-from ephemeron.communication.rpc.errors import ProtocolError, TokenRefused
 from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_message, object_of
 from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
+from ephemeron.errors import ProtocolError, TokenRefused
 
 Handler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], Awaitable[tuple[dict[str, Any], Sequence[Buffer]]]]
 """`async (method, params, buffers) -> (reply, buffers)`. The buffers it is given are its own to keep."""

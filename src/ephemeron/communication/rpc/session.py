@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ephemeron.communication.rpc.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, StreamEnded
 from ephemeron.communication.rpc.frame import Buffer, Frame, FrameLimits, FrameMessage, Kind, Receive, message
 from ephemeron.communication.rpc.objects import object_message
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, StreamEnded
 
 
 class CallRequest(NamedTuple):

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ephemeron.communication.rpc.errors import ProtocolError
 from ephemeron.communication.rpc.pool import size_class
+from ephemeron.errors import ProtocolError
 
 _DATA_AT = 64
 LIMIT_BYTES = 256 << 20

@@ -19,7 +19,7 @@ from typing import Any
 
 from ephemeron.data.catalog.cache import BoundedCache
 from ephemeron.data.catalog.dataset import Dataset, data_folder
-from ephemeron.data.catalog.files import FileChanged, FileRange, Files
+from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import unpackers
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
 from ephemeron.data.catalog.open_files import open_files
@@ -27,7 +27,7 @@ from ephemeron.data.catalog.pins import changed, etag_of, file_pin, not_imported
 from ephemeron.data.catalog.ranges import coalesce
 from ephemeron.data.catalog.shards import DatasetShardMeta, digest
 from ephemeron.data.catalog.unpack import Table, row_group, unpack_bytes
-from ephemeron.errors import DatasetDamaged, DatasetUnreachable
+from ephemeron.errors import DatasetDamaged, DatasetUnreachable, FileVersionChanged
 
 _SHARDS_AT_ONCE = 16
 _UNPACKED_AT_ONCE = 4
@@ -279,8 +279,8 @@ class Fetcher:
             path = str(e.args[0])
             index = next((i for r, i in zip(requests, indices, strict=True) if r.path == path), indices[0])
             raise self._damaged("the file is absent", files, path, index) from None
-        except FileChanged as e:
-            path, was, now = e.args
+        except FileVersionChanged as e:
+            path, was, now = e.path, e.wanted, e.found
             index = next((i for r, i in zip(requests, indices, strict=True) if r.path == path), indices[0])
             raise self._damaged(not_imported(was, now), files, path, index) from None
         except DatasetUnreachable as e:

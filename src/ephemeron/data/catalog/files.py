@@ -34,10 +34,6 @@ class FileRange:
     """Of an object: its `identity`, which has to be that of now."""
 
 
-class FileChanged(Exception):
-    """A file is another one: its path, the identity that was wanted, and the one that it has."""
-
-
 class Files(ABC):
     """Files by relative path. Safe to use from several threads and event loops; picklable where the store is shared.
 
@@ -58,7 +54,7 @@ class Files(ABC):
 
         Raises:
             FileNotFoundError: a file is absent; its only argument is the path.
-            FileChanged: an object's identity is not the one that the range names.
+            FileVersionChanged: an object's identity is not the one that the range names.
             DatasetUnreachable: the store fails.
         """
 

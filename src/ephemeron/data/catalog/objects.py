@@ -13,9 +13,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from ephemeron.communication.channels.stores import cloud_store, explain, is_missing_bucket
-from ephemeron.data.catalog.files import FileChanged, FileRange, Files
+from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.store_process import call
-from ephemeron.errors import DatasetError, DatasetUnreachable, JobError
+from ephemeron.errors import DatasetError, DatasetUnreachable, FileVersionChanged, JobError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -78,7 +78,7 @@ class ObjectFiles(Files):
             found = await obstore.get_async(self._store, wanted.path, options=options)
             return bytes(await found.bytes_async())
         except PreconditionError:
-            raise FileChanged(wanted.path, wanted.pin, await self.identity(wanted.path)) from None
+            raise FileVersionChanged(wanted.path, wanted.pin or "", await self.identity(wanted.path)) from None
         except _FAILURES as e:
             if _is_absent(e):
                 raise FileNotFoundError(wanted.path) from None

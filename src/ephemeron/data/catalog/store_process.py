@@ -23,8 +23,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ephemeron.data.catalog.files import FileChanged
-from ephemeron.errors import DatasetUnreachable
+from ephemeron.errors import DatasetUnreachable, FileVersionChanged
 
 _LENGTH = struct.Struct("!Q")
 _TRIES = 3
@@ -45,7 +44,7 @@ async def call(url: str, method: str, *arguments: Any) -> Any:
     """What a method of the `Files` at a URL returns, in a process that may use object stores.
 
     Raises:
-        FileNotFoundError, FileChanged, DatasetUnreachable, JobError: as that method.
+        FileNotFoundError, FileVersionChanged, DatasetUnreachable, JobError: as that method.
         DatasetUnreachable: store processes keep dying.
     """
     here = os.getpid(), id(asyncio.get_running_loop())
@@ -60,7 +59,7 @@ async def call(url: str, method: str, *arguments: Any) -> Any:
         if kind == "absent":
             raise FileNotFoundError(value)
         if kind == "changed":
-            raise FileChanged(*value)
+            raise FileVersionChanged(*value)
         if kind == "refused":
             raise pickle.loads(value)
         if kind == "failed":

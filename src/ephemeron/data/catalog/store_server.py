@@ -9,10 +9,9 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ephemeron.data.catalog.files import FileChanged
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.store_process import MAX_IN_FLIGHT, receive_message, send_message
-from ephemeron.errors import EphemeronError
+from ephemeron.errors import EphemeronError, FileVersionChanged
 
 
 def main(control: int) -> None:
@@ -67,8 +66,8 @@ async def _one(
         value = await _METHODS[method](opened[url], *arguments)
     except FileNotFoundError as e:
         kind, value = "absent", e.args[0]
-    except FileChanged as e:
-        kind, value = "changed", e.args
+    except FileVersionChanged as e:
+        kind, value = "changed", (e.path, e.wanted, e.found)
     except EphemeronError as e:
         kind, value = "refused", pickle.dumps(e)
     except Exception as e:  # noqa: BLE001 - it is raised where somebody asked for it

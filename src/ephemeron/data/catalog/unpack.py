@@ -54,7 +54,7 @@ def unpack_bytes(how: str, data: bytes) -> bytes:
             return out
         if how == "cifar-python":
             from ephemeron.data.sources.cifar import pickled_pixels
-            from ephemeron.data.sources.unpickle import PickleRefused
+            from ephemeron.errors import PickleRefused
 
             try:
                 return pickled_pixels(data).tobytes()

@@ -14,16 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ephemeron.communication.rpc import (
-    BlockingClient,
-    BlockingHandler,
-    BlockingServer,
-    FrameLimits,
-    Options,
-    ProtocolError,
-    TokenRefused,
-)
-from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable
+from ephemeron.communication.rpc import BlockingClient, BlockingHandler, BlockingServer, FrameLimits, Options
+from ephemeron.errors import JobError, ProtocolError, ServiceRefused, ServiceUnreachable, TokenRefused
 
 TOKEN_VARIABLE = "EPHEMERON_DATA_TOKEN"
 """Holds the token where it is handed on: never in an argument, a settings file or a log."""

@@ -18,13 +18,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost, RemoteError
+from ephemeron.communication.rpc import BlockingClient
 from ephemeron.config.paths import home
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.coordinator import ServiceSettings
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.flow_definition import Definition
-from ephemeron.errors import EphemeronError, JobError, LoadersLost, ServiceRefused, ServiceUnreachable
+from ephemeron.errors import (
+    CallTimedOut,
+    ConnectionLost,
+    EphemeronError,
+    JobError,
+    LoadersLost,
+    RemoteError,
+    ServiceRefused,
+    ServiceUnreachable,
+)
 
 CONNECT_S = 5.0
 CALL_S = 10.0

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost
+from ephemeron.communication.rpc import BlockingClient
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
 from ephemeron.data.randomness import nobody_else_draws
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport
@@ -23,7 +23,7 @@ from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.flow_definition import restore
 from ephemeron.data.service.sample_codec import pack, unpack
 from ephemeron.data.service.shard_state import SampleKey, SerializedSample
-from ephemeron.errors import SampleFailed, ServiceUnreachable
+from ephemeron.errors import CallTimedOut, ConnectionLost, SampleFailed, ServiceUnreachable
 from ephemeron.functions.context import Context
 
 AHEAD = 16

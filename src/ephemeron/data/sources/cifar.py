@@ -21,9 +21,9 @@ import numpy as np
 
 from ephemeron.data.samples import Array, Samples
 from ephemeron.data.sources.options import need_path, one_line, read_options
-from ephemeron.data.sources.unpickle import PickledArray, PickleRefused, load_plain
+from ephemeron.data.sources.unpickle import PickledArray, load_plain
 from ephemeron.data.spec import DataSpec
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, PickleRefused
 
 PIXELS = 3 * 32 * 32
 _LARGEST_MEMBER = 2**29

@@ -18,12 +18,9 @@ from typing import Any
 import numpy as np
 
 from ephemeron.data.samples import Array
+from ephemeron.errors import PickleRefused
 
 _NUMBERS = re.compile(r"(b1|[iu][1248]|f[248])")
-
-
-class PickleRefused(Exception):
-    """The pickle is damaged, or asks for more than arrays and plain containers."""
 
 
 class PickledArray:

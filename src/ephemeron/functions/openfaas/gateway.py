@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ephemeron.errors import JobError, PlatformError
+from ephemeron.errors import GatewayError, JobError
 from ephemeron.functions.openfaas.settings import PASSWORD_ENV, USER_ENV, Credentials, OpenFaasSettings
 
 TIMEOUT_S = 30.0
@@ -23,20 +23,6 @@ THROTTLED = frozenset({429, 502, 503, 504})
 UNREACHABLE = 0
 """Instead of a status: nobody answered."""
 _SHOWN = 200
-
-
-class GatewayError(PlatformError):
-    """The gateway, or what is behind it, did not do what it was asked for.
-
-    Args:
-        status: of HTTP; `UNREACHABLE` when nobody answered, and then nobody knows whether the request was heard.
-        text: what the answer said.
-    """
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"status {status}: {text}" if status else text)
-        self.status = status
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

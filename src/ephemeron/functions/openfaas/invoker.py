@@ -6,10 +6,10 @@ import asyncio
 import random
 from typing import Any
 
-from ephemeron.errors import InvocationRefused
+from ephemeron.errors import GatewayError, InvocationRefused
 from ephemeron.functions.async_invoke.invoker import RecordedSender, pauses
 from ephemeron.functions.base import Call
-from ephemeron.functions.openfaas.gateway import THROTTLED, UNREACHABLE, Gateway, GatewayError, explain
+from ephemeron.functions.openfaas.gateway import THROTTLED, UNREACHABLE, Gateway, explain
 
 INLINE_BYTES = 128_000
 """Largest call that is sent itself. Queues take 1 MB, the Community Edition's 256 KB; a call's base64 makes it a third larger."""

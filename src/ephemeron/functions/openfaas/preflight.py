@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.errors import GatewayError, JobError, PlanInfeasible
 from ephemeron.functions.base import Limits
-from ephemeron.functions.openfaas.gateway import Gateway, GatewayError, refused
+from ephemeron.functions.openfaas.gateway import Gateway, refused
 from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
 

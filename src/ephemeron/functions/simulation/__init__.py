@@ -1,5 +1,6 @@
 """Virtual time, and what stands for reality in it."""
 
-from ephemeron.functions.simulation.virtual_time import Deadlock, VirtualTimeLoop, run
+from ephemeron.errors import SimulationDeadlock
+from ephemeron.functions.simulation.virtual_time import VirtualTimeLoop, run
 
-__all__ = ["Deadlock", "VirtualTimeLoop", "run"]
+__all__ = ["SimulationDeadlock", "VirtualTimeLoop", "run"]

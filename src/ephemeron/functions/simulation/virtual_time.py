@@ -20,16 +20,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ephemeron.errors import EphemeronError
+from ephemeron.errors import SimulationDeadlock
 
 T = TypeVar("T")
 
 GARBAGE_EVERY = 50_000
 """New objects between two searches for cycles. Tasks leave hardly any, and the usual 700 cost a third of the time."""
-
-
-class Deadlock(EphemeronError):
-    """Every task waits for another one: no timer is left to advance the clock."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -94,7 +90,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         while timers and timers[0][2].cancelled():
             self._due(heapq.heappop(timers)[2])
         if not timers:
-            raise Deadlock("all tasks wait and nothing is scheduled")
+            raise SimulationDeadlock("all tasks wait and nothing is scheduled")
         self._now = max(self._now, timers[0][0])
 
     def _due(self, handle: asyncio.TimerHandle) -> None:

@@ -3,10 +3,10 @@
 split(traced, plan.placement) → Pipeline(...) → step, step, ... → state_dict
 """
 
+from ephemeron.errors import StageFailed
 from ephemeron.partition.runtime.boundaries import StageBoundary, border_bytes, borders
 from ephemeron.partition.runtime.checking import StagesChecked, check_stages
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight, sequences
-from ephemeron.partition.runtime.errors import StageFailed
 from ephemeron.partition.runtime.micro_batches import cut, sizes
 from ephemeron.partition.runtime.pipeline import Pipeline, PipelineStep
 from ephemeron.partition.runtime.stage_costs import (

@@ -21,14 +21,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, TraceMismatch
 from ephemeron.partition.runtime.backend import InProcessBackend
 from ephemeron.partition.runtime.boundaries import borders
 from ephemeron.partition.runtime.device import MicroBatchInput
 from ephemeron.partition.runtime.micro_batches import MicroBatch, cut
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.schedule_simulator.schedule import Schedule
-from ephemeron.partition.tracing.check import NotEqual, difference, fresh, mean_square, tolerance
+from ephemeron.partition.tracing.check import difference, fresh, mean_square, tolerance
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.partition.tracing.traced import Traced
 
@@ -63,7 +63,7 @@ def check_stages(
         seed: of random steps.
 
     Raises:
-        NotEqual: they differ; names value, step and difference.
+        TraceMismatch: they differ; names value, step and difference.
     """
     random = any(deed.random for deed in split.traced.observation.deeds.values())
     reference = split.traced if original is None or random else original
@@ -150,14 +150,14 @@ class _Comparison:
         """Largest difference of this step.
 
         Raises:
-            NotEqual: it is no rounding, or the stages fail.
+            TraceMismatch: it is no rounding, or the stages fail.
         """
         count = len(self.stages.stages)
         place = f"step {step + 1} over the borders of {count} stages"
         try:
             got = self._staged_step(step)
         except Exception as e:
-            raise NotEqual(f"{place} fails, and the {self.name} model does not: {type(e).__name__}: {e}") from e
+            raise TraceMismatch(f"{place} fails, and the {self.name} model does not: {type(e).__name__}: {e}") from e
         worst = 0.0
         for name in (*expected, *(n for n in got if n not in expected)):
             if name in expected and name in got:
@@ -168,7 +168,7 @@ class _Comparison:
                 what = f"{name} differs by {gap:.2g}"
             else:
                 what = f"{name} is there only in the {self.name if name in expected else 'cut'} model"
-            raise NotEqual(f"{place}: {what}; {self._crossing()}", remedy="put its operators on one device")
+            raise TraceMismatch(f"{place}: {what}; {self._crossing()}", remedy="put its operators on one device")
         return worst
 
     def _staged_step(self, step: int) -> Values:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, StageFailed
 from ephemeron.partition.runtime.backend import DeviceState, StepResult
 from ephemeron.partition.runtime.device import MicroBatchInput, StageMessage
 from ephemeron.partition.runtime.dispatcher import Operation
-from ephemeron.partition.runtime.errors import StageFailed
 from ephemeron.partition.runtime.execution import MicroBatchLoss
 from ephemeron.partition.runtime.wire import packed, unpacked
 from ephemeron.partition.schedule_simulator.replay import ReplaySpan

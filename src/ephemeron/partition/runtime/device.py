@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
+from ephemeron.errors import StageFailed
 from ephemeron.partition.runtime.boundaries import StageBoundary, borders, results_of
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight
-from ephemeron.partition.runtime.errors import StageFailed, operator_of
 from ephemeron.partition.runtime.execution import LossSpec, MicroBatchLoss, StageRun, written_inputs
 from ephemeron.partition.runtime.optimizer_step import OptimizerShard
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.schedule_simulator.replay import ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import Pass
 from ephemeron.partition.tracing.split import ModelSplit
+from ephemeron.partition.tracing.traced_module import TracedModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,7 @@ class DeviceRun:
             device=self.device,
             iteration=self.iteration,
             operation=operation,
-            operator=operator_of(error.__traceback__),
+            operator=_operator_of(error.__traceback__),
         )
 
     def _forward(self, o: Operation) -> None:
@@ -291,3 +293,15 @@ class DeviceRun:
 def devices_of(every: Sequence[StageBoundary]) -> tuple[str, ...]:
     """In the order of their first stages."""
     return tuple(dict.fromkeys(b.device for b in every))
+
+
+def _operator_of(trace: TracebackType | None) -> str:
+    """The operator in which an exception arose, from the innermost call of a step; empty: in none."""
+    found = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is TracedModule.call_step.__code__:
+            step = frame.f_locals["step"]
+            found = f"{step.name} ({step.operator}{', in ' + step.origin if step.origin else ''})"
+        trace = trace.tb_next
+    return found

@@ -92,7 +92,7 @@ class Pipeline:
 
     Raises:
         JobError: devices or links that the split does not have, or what cannot run in this way.
-        NotEqual: the stages do not train as the whole model does.
+        TraceMismatch: the stages do not train as the whole model does.
     """
 
     def __init__(

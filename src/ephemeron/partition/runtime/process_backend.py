@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 
-from ephemeron.communication.rpc import BlockingClient, CallTimedOut, ConnectionLost
-from ephemeron.errors import JobError
+from ephemeron.communication.rpc import BlockingClient
+from ephemeron.errors import CallTimedOut, ConnectionLost, JobError, StageFailed
 from ephemeron.partition.costs.links import Pair, Throttle
 from ephemeron.partition.runtime.backend import Backend, DeviceState, StepResult
 from ephemeron.partition.runtime.boundaries import borders
 from ephemeron.partition.runtime.codec import Letter, done_of, failure_of, of_feed, of_state, state_of_letter
 from ephemeron.partition.runtime.device import MicroBatchInput, devices_of
-from ephemeron.partition.runtime.errors import StageFailed
 from ephemeron.partition.runtime.stage_worker import StageProcessConfig, connected, main
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.tracing.split import ModelSplit

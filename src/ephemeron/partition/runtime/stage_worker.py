@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ephemeron.communication.rpc import BlockingClient, BlockingServer, FrameLimits, Options
-from ephemeron.errors import EphemeronError, JobError
+from ephemeron.errors import EphemeronError, JobError, StageFailed
 from ephemeron.partition.costs.links import Pair, Throttle
 from ephemeron.partition.runtime.backend import StepResult, load_state, state_of
 from ephemeron.partition.runtime.boundaries import borders
@@ -36,7 +36,6 @@ from ephemeron.partition.runtime.codec import (
     state_of_letter,
 )
 from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, StageMessage
-from ephemeron.partition.runtime.errors import StageFailed
 from ephemeron.partition.runtime.links import LinkMessage, SendingLink
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.runtime.wire import packed, unpacked

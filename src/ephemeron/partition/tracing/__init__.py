@@ -5,7 +5,8 @@ graph = graph_of(tracing.model)                   # what `place` takes; `costs` 
 parts = split(tracing.model, placement)           # stages, each an nn.Module
 """
 
-from ephemeron.partition.tracing.check import Checked, NotEqual, check, mean_square
+from ephemeron.errors import TraceMismatch
+from ephemeron.partition.tracing.check import Checked, check, mean_square
 from ephemeron.partition.tracing.graph_builder import graph_of
 from ephemeron.partition.tracing.operators import Operator, operators
 from ephemeron.partition.tracing.sequential import Pass, train_step
@@ -16,12 +17,12 @@ from ephemeron.partition.tracing.traced import Traced
 __all__ = [
     "Checked",
     "ModelSplit",
-    "NotEqual",
     "Operator",
     "Pass",
     "Port",
     "Stage",
     "StageSpec",
+    "TraceMismatch",
     "Traced",
     "Tracing",
     "check",

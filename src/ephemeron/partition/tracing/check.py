@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, TraceMismatch
 from ephemeron.partition.tracing.exporting import canonical_names, with_less
 from ephemeron.partition.tracing.program import State, reads
 from ephemeron.partition.tracing.traced import Traced
@@ -32,10 +32,6 @@ _TOLERANCE = {
 _COARSE = 0.1
 """Of floating types of eight bits."""
 _RATE = 0.01
-
-
-class NotEqual(JobError):
-    """A traced model does something else than the original."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +66,7 @@ def check(
         steps: of SGD.
 
     Raises:
-        NotEqual: they differ; names value, step, difference and operator.
+        TraceMismatch: they differ; names value, step, difference and operator.
     """
     loss = loss or mean_square
     left, right = copy.deepcopy(original), copy.deepcopy(traced)
@@ -164,7 +160,7 @@ def _traced_step(model: Traced, args: Any, kwargs: Any, loss: Loss, seed: int) -
     try:
         return one_step(model, args, kwargs, loss, seed)
     except Exception as e:
-        raise NotEqual(f"only the traced model fails: {type(e).__name__}: {str(e)[:300]}") from e
+        raise TraceMismatch(f"only the traced model fails: {type(e).__name__}: {str(e)[:300]}") from e
 
 
 def _states(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -198,7 +194,7 @@ def _compare(
             what = f"{name} differs by {gap:.2g}"
             worst = max(worst, gap)
         if gap > tolerance((a[name] if name in a else b[name]).dtype):
-            raise NotEqual(
+            raise TraceMismatch(
                 f"{where}: {what}, tracer {traced.program.tracer}, at {_to_blame(name, original, traced, args, kwargs)}"
             )
     return worst
@@ -257,7 +253,7 @@ def _smaller(
     try:
         b = one_step(other, *less, loss, 0)
     except Exception as e:
-        raise NotEqual(
+        raise TraceMismatch(
             f"a batch with a sample less fails in the traced model only: {type(e).__name__}: {str(e)[:300]}"
         ) from e
     _compare(a, b, "a batch with a sample less", original, traced, args, kwargs)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ephemeron.errors import JobError
-from ephemeron.partition.tracing.check import Checked, Loss, NotEqual, check, fresh, mean_square, one_step, seeded
+from ephemeron.errors import JobError, TraceMismatch
+from ephemeron.partition.tracing.check import Checked, Loss, check, fresh, mean_square, one_step, seeded
 from ephemeron.partition.tracing.exporting import CannotTrace, export_program
 from ephemeron.partition.tracing.fx_trace import opaque_program, symbolic_program
 from ephemeron.partition.tracing.nesting import register_dataclasses, strangers
@@ -90,7 +90,7 @@ def trace(
             checked = check(twin, made, given, named, loss=loss, steps=steps)
         except CannotTrace as e:
             _note(e, failures, remedies)
-        except NotEqual as e:
+        except TraceMismatch as e:
             failures.append(str(e))
         else:
             made.__dict__["evaluates"] = checked.evaluation

@@ -15,14 +15,13 @@ from ephemeron import blocking
 from ephemeron.communication.channels import public_address
 from ephemeron.communication.channels.credentials import environment
 from ephemeron.config.typed import build
-from ephemeron.errors import JobError, UserError
+from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.functions.simulated import simulated_limits
 from ephemeron.training.driver import lifecycle, run_dir, run_platform
-from ephemeron.training.driver.driver_lock import AlreadyDriven
 from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import prepare, refuse_contradictions
@@ -260,7 +259,7 @@ def attach(
                     lambda interrupts: lifecycle.drive(folder, run, spec, once.again(), {}, interrupts, attach=True)
                 )
                 return _checked(conclude(folder, run, ledger, ending, out), check)
-        except AlreadyDriven:
+        except RunAlreadyDriven:
             result = blocking.run(lambda _: lifecycle.observe(folder, once.again()))
             if result is not None:
                 copy(result.folder, out)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ephemeron.errors import UserError
+from ephemeron.errors import RunAlreadyDriven
 from ephemeron.training.driver.run_dir import RunFolder
 
 LOCK_FILE = "driver.lock"
@@ -25,27 +25,16 @@ EVENTS_FILE = "events.jsonl"
 _TRIES, _TRY_EVERY_S = 10, 0.02
 
 
-class AlreadyDriven(UserError):
-    """Another client drives the run."""
-
-    def __init__(self, run_id: str, owner: str) -> None:
-        super().__init__(
-            f"run {run_id} is already running as {owner}; watch it with: ephemeron attach {run_id}, "
-            f"or stop it with: ephemeron stop {run_id}"
-        )
-        self.owner = owner
-
-
 @contextlib.contextmanager
 def driving(folder: RunFolder) -> Iterator[None]:
     """Makes this process the driver of a run.
 
     Raises:
-        AlreadyDriven: another one is.
+        RunAlreadyDriven: another one is.
     """
     with (folder.path / LOCK_FILE).open("a+") as file:
         if not _taken(file.fileno(), _TRIES):
-            raise AlreadyDriven(folder.run_id, _owner(folder))
+            raise RunAlreadyDriven(folder.run_id, _owner(folder))
         file.seek(0)
         file.truncate()
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
@@ -68,7 +57,7 @@ def sweep(runs: Path) -> None:
         return
     for path in runs.iterdir():
         if (path / LOCK_FILE).exists() and not (path / EVENTS_FILE).exists():
-            with contextlib.suppress(OSError, AlreadyDriven), driving(RunFolder(path)):
+            with contextlib.suppress(OSError, RunAlreadyDriven), driving(RunFolder(path)):
                 if not (path / EVENTS_FILE).exists():
                     shutil.rmtree(path, ignore_errors=True)
 

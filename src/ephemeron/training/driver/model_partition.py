@@ -78,7 +78,7 @@ def divide(
 
     Raises:
         JobError: the model cannot be traced, divided, or sent; or the placement is not its.
-        NotEqual: the stages do not train as the whole model does.
+        TraceMismatch: the stages do not train as the whole model does.
         PlanInfeasible: a stage does not fit its function.
     """
     import torch

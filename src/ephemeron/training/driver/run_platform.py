@@ -71,7 +71,8 @@ async def at_work(folder: RunFolder, run: dict[str, Any]) -> bool:
     """Whether functions of the run are running on this machine."""
     if run["platform"] in CLOUDS:
         return False
-    from ephemeron.functions.local import DaemonGone, LocalPlatform
+    from ephemeron.errors import DaemonGone
+    from ephemeron.functions.local import LocalPlatform
 
     try:
         async with await LocalPlatform.attach(folder.path) as platform:
@@ -96,7 +97,8 @@ async def attach(
         if session_end(folder.events) is not None:
             raise NotRunning
         return await _open(folder, run, starting=False)
-    from ephemeron.functions.local import DaemonGone, LocalPlatform
+    from ephemeron.errors import DaemonGone
+    from ephemeron.functions.local import LocalPlatform
 
     try:
         return await LocalPlatform.attach(folder.path, restart=restart)
