@@ -21,8 +21,9 @@ from rich.table import Table
 
 from benchmarks.common import SEED, condensed, environment, write
 from benchmarks.sharing import Story, Task, merged, story
-from ephemeron.data.cache import ALSD, LFU, LRU, Belady, CachePolicy, MinIO, NextUse, RefCnt
-from ephemeron.data.sampling import Independent
+from ephemeron.data.cache import CachePolicy, NextUse
+from ephemeron.data.cache.baselines import ALSD, LFU, LRU, Belady, MinIO, RefCnt
+from ephemeron.data.sampling.baselines import Independent
 
 EPOCHS = 5
 SCENES = ("equal", "jitter", "speeds", "joining", "overlapping")

@@ -30,8 +30,10 @@ from rich.table import Table
 
 from benchmarks.common import SEED, condensed, environment, write
 from benchmarks.sharing import Task, merged, story
-from ephemeron.data.cache import ALSD, Belady, NextUse
-from ephemeron.data.sampling import CollaborativeSampler, CoorDL, Coupled, DynaGCS, Independent, Joader
+from ephemeron.data.cache import NextUse
+from ephemeron.data.cache.baselines import ALSD, Belady
+from ephemeron.data.sampling import CollaborativeSampler, Coupled
+from ephemeron.data.sampling.baselines import CoorDL, DynaGCS, Independent, Joader
 
 SAMPLES, CAPACITY, BATCH, EPOCHS = 1000, 50, 16, 4
 SCENES = ("same1", "same2", "speed1", "speed2")
@@ -149,7 +151,7 @@ def orders(
         now_s, takes, job = heapq.heappop(due)
         name = str(job)
         if not takes:
-            sampler.join(name, datasets[job], batch=RANDOM_BATCH)
+            sampler.add_job(name, datasets[job], batch=RANDOM_BATCH)
             continue
         batch = sampler.take(name, now_s=now_s)
         parts[job].append(batch.indices)

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.cache import Accessed, Cache, CachePolicy, Event, replay
-from ephemeron.data.sampling import CollaborativeSampler, Forecast
+from ephemeron.data.cache import Accessed, Cache, CachePolicy, Event
+from ephemeron.data.cache.baselines import replay
+from ephemeron.data.sampling import CollaborativeSampler
+from ephemeron.data.sampling.baselines import Forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +97,11 @@ def story(
         now_s, takes, at = heapq.heappop(due)
         task, name = tasks[at], str(at)
         if not takes:
-            sampler.join(name, task.indices, batch=task.batch, epochs=task.epochs)
+            sampler.add_job(name, task.indices, batch=task.batch, epochs=task.epochs)
             continue
         member = sampler.jobs[name]
         if now_s >= task.leaves_s or not member.left_to_take:
-            sampler.leave(name)
+            sampler.remove_job(name)
             events += forecast.news()
             continue
         wanted = min(task.batch, member.left_to_take)

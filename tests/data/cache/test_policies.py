@@ -7,24 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stories import order_of, told
 
-from ephemeron.data.cache import (
-    ALSD,
-    LFU,
-    LRU,
-    Accessed,
-    Announced,
-    Belady,
-    Cache,
-    CachedItem,
-    Joined,
-    Knowledge,
-    Left,
-    Likely,
-    MinIO,
-    NextUse,
-    RefCnt,
-    replay,
-)
+from ephemeron.data.cache import Accessed, Announced, Cache, CachedItem, Joined, Knowledge, Left, Likely, NextUse
+from ephemeron.data.cache.baselines import ALSD, LFU, LRU, Belady, MinIO, RefCnt, replay
 from ephemeron.data.cache.policy import BINS_PER_OCTAVE, bin_scale, value_bin
 from ephemeron.errors import JobError
 

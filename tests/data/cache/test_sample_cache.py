@@ -4,22 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.data.cache import (
-    ALSD,
-    LFU,
-    LRU,
-    Accessed,
-    Admission,
-    Announced,
-    Belady,
-    Cache,
-    Joined,
-    Left,
-    Likely,
-    MinIO,
-    NextUse,
-    RefCnt,
-)
+from ephemeron.data.cache import Accessed, Admission, Announced, Cache, Joined, Left, Likely, NextUse
+from ephemeron.data.cache.baselines import ALSD, LFU, LRU, Belady, MinIO, RefCnt
 from ephemeron.errors import JobError
 
 KEYS = range(12)

@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ephemeron.data.sampling import CollaborativeSampler, CoorDL, Coupled, DynaGCS, Independent, Joader
+from ephemeron.data.sampling import CollaborativeSampler, Coupled
+from ephemeron.data.sampling.baselines import CoorDL, DynaGCS, Independent, Joader
 
 SAMPLERS: dict[str, Callable[[int], CollaborativeSampler]] = {
     "Independent": lambda seed: Independent(seed=seed),
@@ -56,14 +57,14 @@ class Script:
         for step in steps:
             match step:
                 case "join", job, indices, batch, epochs if job not in self.datasets:
-                    self.sampler.join(job, indices, batch=batch, epochs=epochs)
+                    self.sampler.add_job(job, indices, batch=batch, epochs=epochs)
                     self.datasets[job], self.batches[job], self.epochs[job] = indices, batch, epochs
                     self.given[job] = [[]]
                 case "take", job, count, pause_s if job in self.datasets and not self.ended(job):
                     self.now_s += pause_s
                     out.append(self.take(job, count))
                 case "leave", job if job in self.datasets:
-                    self.sampler.leave(job)
+                    self.sampler.remove_job(job)
                     del self.datasets[job], self.given[job]
         return out
 
@@ -99,7 +100,7 @@ def orders(
         now_s, job = heapq.heappop(due)
         name = str(job)
         if name not in sampler.jobs:
-            sampler.join(name, datasets[job], batch=batch)
+            sampler.add_job(name, datasets[job], batch=batch)
         taken = sampler.take(name, now_s=now_s).indices.tolist()
         found[job][-1] += taken
         if len(found[job][-1]) == len(datasets[job]):

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from jobs import SAMPLERS, Script, steps
 
-from ephemeron.data.cache import Accessed, Announced, Cache, Joined, Knowledge, Left, Likely, NextUse, replay
-from ephemeron.data.sampling import Coupled, Forecast, Independent, SharedBatch
+from ephemeron.data.cache import Accessed, Announced, Cache, Joined, Knowledge, Left, Likely, NextUse
+from ephemeron.data.cache.baselines import replay
+from ephemeron.data.sampling import Coupled, SharedBatch
+from ephemeron.data.sampling.baselines import Forecast, Independent
 
 
 @pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
@@ -36,7 +38,7 @@ def test_a_cache_knows_every_access_beforehand_and_in_its_place(make, steps) -> 
 def test_each_fact_is_told_once() -> None:
     sampler = Independent(seed=1)
     forecast = Forecast(sampler)
-    sampler.join("a", range(6), batch=3, epochs=2)
+    sampler.add_job("a", range(6), batch=3, epochs=2)
     batch, news = forecast.take("a", now_s=0.0)
     assert [type(e) for e in news] == [Joined, Announced]
     assert news[1].keys[:3] == batch.indices.tolist()
@@ -44,8 +46,8 @@ def test_each_fact_is_told_once() -> None:
     _, news = forecast.take("a", now_s=1.0)
     # The next epoch begins with the last sample of this one.
     assert [(type(e), len(e.keys)) for e in news] == [(Announced, 6)]
-    sampler.leave("a")
-    sampler.join("a", range(3), batch=1)
+    sampler.remove_job("a")
+    sampler.add_job("a", range(3), batch=1)
     assert [type(e) for e in forecast.news()] == [Left, Joined, Announced]
     assert list(forecast.news()) == []
 
@@ -54,7 +56,7 @@ def test_likely_futures_are_renewed_now_and_then() -> None:
     sampler = Coupled(seed=1, window=8)
     forecast = Forecast(sampler, likely_every=0.25)
     for job in "ab":
-        sampler.join(job, range(40), batch=5)
+        sampler.add_job(job, range(40), batch=5)
     told = [[e for e in forecast.take("a", now_s=float(n))[1] if isinstance(e, Likely)] for n in range(6)]
     assert [[e.job for e in events] for events in told] == [[], ["b"], [], ["b"], [], ["b"]]
     assert told[5][0].weights == sampler.future("b").likely
@@ -66,7 +68,7 @@ def test_forecasts_are_worth_hits() -> None:
     forecast = Forecast(sampler)
     events, blind = [], []
     for job in "abc":
-        sampler.join(job, range(200), batch=5, epochs=1)
+        sampler.add_job(job, range(200), batch=5, epochs=1)
     for n in range(40):
         for job in "abc":
             batch, news = forecast.take(job, now_s=float(n))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import SAMPLERS, Script, steps
 
-from ephemeron.data.sampling import Coupled, Independent
+from ephemeron.data.sampling import Coupled
+from ephemeron.data.sampling.baselines import Independent
 from ephemeron.errors import JobError
 
 every = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
@@ -39,7 +40,7 @@ def test_state_is_plain_and_everything(make, before, after, seed) -> None:
     script = Script(make(seed))
     script.run(before)
     other = make(seed + 1)
-    other.join("forgotten", range(99), batch=3)
+    other.add_job("forgotten", range(99), batch=3)
     other.load_state_dict(json.loads(json.dumps(script.sampler.state_dict())))
     assert other.state_dict() == script.sampler.state_dict()
     copy = Script(other)
@@ -69,7 +70,7 @@ def test_the_certain_future_comes_true(make, steps) -> None:
 def test_seeds_and_epochs_differ(make) -> None:
     def orders(seed: int) -> list[tuple[int, ...]]:
         sampler = make(seed)
-        sampler.join("a", range(30), batch=10)
+        sampler.add_job("a", range(30), batch=10)
         return [tuple(sampler.take("a", 30, now_s=0.0).indices) for _ in range(3)]
 
     assert len({*orders(1), *orders(2)}) == 6
@@ -80,7 +81,7 @@ def test_a_fast_job_does_not_take_from_a_slow_one() -> None:
     for make in SAMPLERS.values():
         sampler = make(0)
         for job in ("fast", "slow"):
-            sampler.join(job, range(50), batch=8)
+            sampler.add_job(job, range(50), batch=8)
         for n in range(1000):
             sampler.take("fast", now_s=n)
             if n % 500 == 250:
@@ -90,32 +91,32 @@ def test_a_fast_job_does_not_take_from_a_slow_one() -> None:
 def test_golden() -> None:
     """If this changes, a resumed run sees other samples than it would have."""
     sampler = Coupled(seed=7, window=4)
-    sampler.join("a", range(8), batch=4, epochs=2)
-    sampler.join("b", range(4, 12), batch=2, epochs=2)
+    sampler.add_job("a", range(8), batch=4, epochs=2)
+    sampler.add_job("b", range(4, 12), batch=2, epochs=2)
     taken = [sampler.take(job, now_s=float(n)).indices.tolist() for n, job in enumerate("abbaabba")]
     assert taken == [[3, 5, 1, 4], [9, 5], [4, 7], [6, 2, 7, 0], [7, 1, 6, 0], [8, 10], [11, 6], [5, 2, 4, 3]]
     independent = Independent(seed=7)
-    independent.join("a", range(8), batch=8)
+    independent.add_job("a", range(8), batch=8)
     assert independent.take("a", now_s=0.0).indices.tolist() == [3, 7, 4, 2, 1, 6, 0, 5]
 
 
 def test_mistakes_are_named() -> None:
     sampler = Independent(seed=0)
-    sampler.join("a", [3, 1, 2], batch=2, epochs=1)
-    with pytest.raises(JobError, match="job 'a' joined sampling twice; let it leave first"):
-        sampler.join("a", [1], batch=1)
+    sampler.add_job("a", [3, 1, 2], batch=2, epochs=1)
+    with pytest.raises(JobError, match="job 'a' joined sampling twice; remove it first"):
+        sampler.add_job("a", [1], batch=1)
     with pytest.raises(JobError, match="job 'b' has an empty dataset"):
-        sampler.join("b", [], batch=1)
+        sampler.add_job("b", [], batch=1)
     with pytest.raises(JobError, match="dataset of job 'b' names a sample below 0 or twice"):
-        sampler.join("b", [1, 1], batch=1)
+        sampler.add_job("b", [1, 1], batch=1)
     with pytest.raises(JobError, match="dataset of job 'b' names a sample below 0 or twice"):
-        sampler.join("b", np.array([-1, 1]), batch=1)
+        sampler.add_job("b", np.array([-1, 1]), batch=1)
     with pytest.raises(JobError, match="batch = 0, epochs = None of job 'b'; use at least 1"):
-        sampler.join("b", [1], batch=0)
+        sampler.add_job("b", [1], batch=0)
     with pytest.raises(JobError, match="no job 'b' takes part"):
         sampler.take("b", now_s=0.0)
     with pytest.raises(JobError, match="no job 'b' takes part"):
-        sampler.leave("b")
+        sampler.remove_job("b")
     with pytest.raises(JobError, match="count = 0 samples for job 'a'"):
         sampler.take("a", 0, now_s=0.0)
     sampler.take("a", 5, now_s=0.0)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jobs import orders
 
-from ephemeron.data.sampling import CoorDL, Coupled, DynaGCS, Independent, Joader
+from ephemeron.data.sampling import Coupled
+from ephemeron.data.sampling.baselines import CoorDL, DynaGCS, Independent, Joader
 
 SAME = {"rates": (1.0, 1.0, 1.0, 1.0), "starts_s": (0.0, 0.0, 0.0, 0.0)}
 
@@ -37,17 +38,17 @@ def test_independent_orders_are_everybodys_own() -> None:
 
 def test_coordl_is_one_order_for_all_also_later_and_also_filtered() -> None:
     sampler = CoorDL(seed=4)
-    sampler.join("a", range(20), batch=20)
+    sampler.add_job("a", range(20), batch=20)
     first = sampler.take("a", now_s=0.0).indices.tolist()
     sampler.take("a", now_s=1.0)
-    sampler.join("b", range(10, 30), batch=20)
+    sampler.add_job("b", range(10, 30), batch=20)
     late = sampler.take("b", now_s=5.0).indices.tolist()
     assert [i for i in late if i < 20] == [i for i in first if i >= 10]
 
 
 def test_a_drawn_epoch_ahead_is_certain() -> None:
     sampler = Independent(seed=4, ahead=1)
-    sampler.join("a", range(20), batch=20, epochs=2)
+    sampler.add_job("a", range(20), batch=20, epochs=2)
     certain = sampler.future("a").certain.tolist()
     assert sampler.take("a", now_s=0.0).indices.tolist() + sampler.take("a", now_s=1.0).indices.tolist() == certain
 
@@ -59,8 +60,8 @@ def common_in_a_round(
     counted = np.zeros(3)
     for seed in range(rounds):
         sampler = make(seed)
-        sampler.join("r", range(left), batch=batch)
-        sampler.join("s", range(left - common, left - common + right), batch=batch)
+        sampler.add_job("r", range(left), batch=batch)
+        sampler.add_job("s", range(left - common, left - common + right), batch=batch)
         sampler.draw(sampler.jobs["r"], 1)
         r, s = (set(sampler.future(job).certain.tolist()) for job in "rs")
         counted += [len(r), len(s), len(r & s)]
@@ -90,12 +91,12 @@ def test_others_draw_in_proportion_to_their_speeds(asks, ratio) -> None:
     for seed in range(300):
         sampler = Coupled(seed=seed, window=400, free_epochs=0)
         for job, step_s in (("fast", 1.0), ("slow", 4.0)):
-            sampler.join(job, range(500), batch=16)
+            sampler.add_job(job, range(500), batch=16)
             for n in range(2):
                 sampler.take(job, 1 + len(sampler.future(job).certain), now_s=n * step_s)
         for member in sampler.jobs:
             if member.queue:
-                sampler.take(member.job, len(member.queue), now_s=member.pace.last_s)
+                sampler.take(member.job, len(member.queue), now_s=member.rate_estimator.last_s)
         before = {m.job: m.drawn for m in sampler.jobs}
         sampler.draw(sampler.jobs[asks], 8)
         for member in sampler.jobs:
@@ -108,7 +109,7 @@ def test_a_slow_job_is_not_flooded() -> None:
     """What is drawn for it would have left the cache before it is used."""
     sampler = Coupled(seed=2, window=8, free_epochs=0)
     for job in ("fast", "slow"):
-        sampler.join(job, range(400), batch=8)
+        sampler.add_job(job, range(400), batch=8)
     most, taken = 0, {"fast": set(), "slow": set()}
     for n in range(40):
         for job in ("fast", "slow")[: 1 + (n % 4 == 0)]:
@@ -121,7 +122,7 @@ def test_a_slow_job_is_not_flooded() -> None:
 def test_free_draws_begin_with_what_others_loaded_lately() -> None:
     sampler = Coupled(seed=2, window=8)
     for job, indices in {"a": range(100), "b": range(50, 150)}.items():
-        sampler.join(job, indices, batch=30)
+        sampler.add_job(job, indices, batch=30)
     first = sampler.take("a", 12, now_s=0.0).indices.tolist()
     usable = {i for i in first if i >= 50}
     assert 0 < len(usable) <= 8
@@ -132,8 +133,8 @@ def test_free_draws_begin_with_what_others_loaded_lately() -> None:
 
 def test_dynagcs_hands_on_what_is_left_by_level() -> None:
     sampler = DynaGCS(seed=3)
-    sampler.join("a", range(10), batch=4)
-    sampler.join("b", range(5, 15), batch=6)
+    sampler.add_job("a", range(10), batch=4)
+    sampler.add_job("b", range(5, 15), batch=6)
     assert sampler.group_size(sampler.jobs["a"]) == 2
     batch = sampler.take("a", now_s=0.0).indices.tolist()
     assert set(batch) < set(range(5, 10)), "the largest set comes first"

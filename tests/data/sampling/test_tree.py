@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.data.sampling import DynaGCS, IntersectionTree, contribution, speed_similarity
+from ephemeron.data.sampling.baselines import DynaGCS, IntersectionTree, contribution, speed_similarity
 
 
 def joined(**datasets) -> DynaGCS:
     sampler = DynaGCS(seed=1)
     for job, indices in datasets.items():
-        sampler.join(job, indices, batch=8)
+        sampler.add_job(job, indices, batch=8)
     return sampler
 
 
@@ -58,7 +58,7 @@ def test_every_level_is_bounded_and_every_job_is_a_leaf(jobs, data) -> None:
             assert all(len(node) == size and node <= here for node in level)
         if not here:
             break
-        sampler.leave(data.draw(st.sampled_from(sorted(here))))
+        sampler.remove_job(data.draw(st.sampled_from(sorted(here))))
 
 
 def test_a_job_that_leaves_leaves_its_sets_behind() -> None:

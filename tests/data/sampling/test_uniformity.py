@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 from jobs import chi_square_z, orders
 
-from ephemeron.data.sampling import Coupled, DynaGCS, Independent, Joader
+from ephemeron.data.sampling import Coupled
+from ephemeron.data.sampling.baselines import DynaGCS, Independent, Joader
 
 SHIFTED = {"rates": (1.0, 1.0, 1.0), "starts_s": (0.0, 1.3, 2.6)}
 SPEEDS = {"rates": (1.0, 0.55, 1.7), "starts_s": (0.0, 1.3, 2.6)}
@@ -66,11 +67,11 @@ def test_what_a_job_that_has_left_was_loading_is_not_preferred() -> None:
     found = []
     for seed in range(2000):
         sampler = Coupled(seed=seed, window=4)
-        sampler.join("stays", range(4), batch=1)
-        sampler.join("leaves", [2, 3], batch=1)
+        sampler.add_job("stays", range(4), batch=1)
+        sampler.add_job("leaves", [2, 3], batch=1)
         order = sampler.take("stays", now_s=0.0).indices.tolist()
         sampler.take("leaves", now_s=0.5)
-        sampler.leave("leaves")
+        sampler.remove_job("leaves")
         order += sampler.take("stays", 3, now_s=1.0).indices.tolist()
         found.append(tuple(order))
     assert order_z(found) < LIMIT

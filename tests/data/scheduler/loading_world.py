@@ -126,7 +126,7 @@ class World:
         self.jobs = [Job(f"job{i}", plan) for i, plan in enumerate(jobs)]
         self.options = QueueOptions(
             window=self.rng.randint(1, 8), batch=self.rng.randint(1, 4), copies=self.rng.randint(1, 3),
-            lease_s=5, stuck_s=20, patience_s=2,
+            lease_s=5, stuck_s=20, unresponsive_s=2,
         )  # fmt: skip
         self.ahead = self.rng.randint(1, 4)
         self.elastic = Elastic()
@@ -263,7 +263,7 @@ class World:
         known = self.buffer.announced(consumer)
         ticket = wanted[0] * EPOCH_TICKETS + wanted[1]
         if known and ticket not in known and ticket < known[-1]:
-            self.drop(self.buffer.leave(consumer))
+            self.drop(self.buffer.remove_consumer(consumer))
             known = ()
         epoch, sequence = min(first, wanted)
         coming = self.ahead
@@ -301,8 +301,8 @@ class World:
                 job = trainer.job
                 things = [self.pool[job.key(batch.epoch, position)] for position in batch.positions]
                 self.send(self.heard_router, trainer, batch.epoch, batch.sequence, (batch, things))
-        for name in self.scheduler.hungry():
-            reply = self.scheduler.deal(name, now=self.now)
+        for name in self.scheduler.idle_loaders():
+            reply = self.scheduler.assign(name, now=self.now)
             if reply.hold:
                 break
             self.answer(name, reply.request, reply.tasks)
@@ -324,16 +324,16 @@ class World:
             self.arrived(verdict.key, 0)
 
     def heard_loader(self, name: str, report: LoaderReport) -> None:
-        reply = self.scheduler.ask(name, report, now=self.now)
+        reply = self.scheduler.sync(name, report, now=self.now)
         for key in reply.accepted:
             assert key not in self.pool, "a result is accepted once"
             self.happened("late result accepted", reply.rejoin)
             self.arrived(key, self.size(key))
-        self.settle(reply.verdicts)
+        self.settle(reply.failures)
         self.happened("result dropped", len(reply.accepted) < len(report.done))
         if reply.rejoin:
             self.happened("loader given up came back")
-            self.scheduler.join(name, now=self.now)
+            self.scheduler.add_loader(name, now=self.now)
         if not reply.hold:
             self.answer(name, reply.request, reply.tasks)
         self.pump()
@@ -343,16 +343,16 @@ class World:
             self.send(self.loader_synced, self.loaders[name], request, tasks)
 
     def heard_leave(self, name: str) -> None:
-        self.scheduler.leave(name)
+        self.scheduler.remove_loader(name)
         self.pump()
 
     def control(self) -> None:
         """Each half second: leases, and how many loaders there should be."""
         losses = self.scheduler.tick(now=self.now)
         self.happened("lease ran out", bool(losses.loaders))
-        self.settle(losses.verdicts)
+        self.settle(losses.failures)
         self.pump()
-        idle = len(self.scheduler.hungry())
+        idle = len(self.scheduler.idle_loaders())
         seen = LoadCounters(
             wanted=self.scheduler.unsettled, waiting=len(self.waiting), idle=idle, concurrency=self.limits.most
         )
@@ -376,7 +376,7 @@ class World:
         self.at(self.rng.uniform(0.1, 1), self.joined, loader)
 
     def joined(self, loader: Loader) -> None:
-        self.scheduler.join(loader.name, now=self.now)
+        self.scheduler.add_loader(loader.name, now=self.now)
         self.heartbeat(loader)
         self.step_loader(loader)
 
@@ -441,7 +441,7 @@ class World:
             self.at(self.rng.uniform(0, 1), self.lost, loader.name)
 
     def lost(self, name: str) -> None:
-        self.settle(self.scheduler.lose(name))
+        self.settle(self.scheduler.fail_loader(name))
         self.pump()
 
     def misfortune(self) -> None:
@@ -535,7 +535,7 @@ class World:
     def tell(self, delivery: Delivery, trainer: Trainer) -> None:
         epochs = trainer.job.plan.epochs
         epoch, used = (trainer.epoch, trainer.local.taken) if trainer.epoch < epochs else (epochs, 0)
-        delivery.heard(rank=trainer.rank, epoch=epoch, acked=used, generation=trainer.generation)
+        delivery.acknowledge(rank=trainer.rank, epoch=epoch, acked=used, generation=trainer.generation)
 
     def resume(self, job: Job) -> None:
         """The job dies and goes on with another world, from now or from its checkpoint."""
@@ -548,7 +548,7 @@ class World:
         job.used = used.copy()
         for trainer in job.trainers:
             trainer.stopped = True
-            self.drop(self.buffer.leave(f"{job.name}/{trainer.generation}/{trainer.rank}"))
+            self.drop(self.buffer.remove_consumer(f"{job.name}/{trainer.generation}/{trainer.rank}"))
         job.resumed += 1
         self.happened("resumed" if job.resumed == 1 else "resumed twice")
         size, batch = job.plan.shapes[job.resumed]

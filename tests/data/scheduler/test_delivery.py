@@ -35,7 +35,7 @@ class Rank:
         return answer.epoch, answer.positions[: len(answer.positions) - answer.padding]
 
     def tell(self, delivery: Delivery) -> bool:
-        return delivery.heard(rank=self.rank, epoch=self.epoch, acked=self.used, generation=self.generation)
+        return delivery.acknowledge(rank=self.rank, epoch=self.epoch, acked=self.used, generation=self.generation)
 
 
 def saved(delivery: Delivery) -> Delivery:
@@ -96,7 +96,7 @@ def test_padding_repeats_the_beginning_and_is_marked():
 def test_resuming_deals_out_what_was_not_acknowledged():
     delivery = Delivery(samples=20, batch=2, world_size=2)
     for rank in range(2):
-        delivery.heard(rank=rank, epoch=3, acked=2, generation=0)
+        delivery.acknowledge(rank=rank, epoch=3, acked=2, generation=0)
     delivery.reshape(world_size=3)
     assert delivery.state_dict()["left"] == {"3": [[8, 20]]}, "in step, what is left is one span"
     assert delivery.batches(3) == 2
@@ -106,21 +106,21 @@ def test_resuming_deals_out_what_was_not_acknowledged():
     assert isinstance(ask(delivery, 0, 2, epoch=3, acked=2, generation=0), DeliveryRefused), (
         "ranks of before are fenced off"
     )
-    delivery.heard(rank=0, epoch=4, acked=0, generation=1)
+    delivery.acknowledge(rank=0, epoch=4, acked=0, generation=1)
     assert "3" in delivery.state_dict()["left"], "two ranks are still in it"
     for rank in range(3):
-        delivery.heard(rank=rank, epoch=4, acked=0, generation=1)
+        delivery.acknowledge(rank=rank, epoch=4, acked=0, generation=1)
     assert delivery.state_dict()["left"] == {}
 
 
 def test_ranks_out_of_step_leave_spans():
     delivery = Delivery(samples=16, batch=2, world_size=2)
-    delivery.heard(rank=1, epoch=0, acked=3, generation=0)
-    delivery.heard(rank=0, epoch=0, acked=1, generation=0)
+    delivery.acknowledge(rank=1, epoch=0, acked=3, generation=0)
+    delivery.acknowledge(rank=0, epoch=0, acked=1, generation=0)
     delivery.reshape(world_size=1, batch=5)
     assert delivery.state_dict()["left"] == {"0": [[4, 6], [8, 10], [12, 16]]}
     assert [ask(delivery, 0, s, generation=1).positions for s in range(2)] == [(4, 5, 8, 9, 12), (13, 14, 15)]
-    delivery.heard(rank=0, epoch=0, acked=1, generation=1)
+    delivery.acknowledge(rank=0, epoch=0, acked=1, generation=1)
     delivery.reshape(world_size=2)
     assert delivery.state_dict()["left"] == {"0": [[13, 16]]}
 
@@ -128,7 +128,7 @@ def test_ranks_out_of_step_leave_spans():
 def test_an_epoch_that_was_cut_at_its_end_ends_once_more():
     delivery = Delivery(samples=4, batch=2, world_size=2, remainder="drop")
     for rank in range(2):
-        delivery.heard(rank=rank, epoch=0, acked=1, generation=0)
+        delivery.acknowledge(rank=rank, epoch=0, acked=1, generation=0)
     delivery.reshape(world_size=1)
     assert ask(delivery, 0, 0, generation=1) == EpochEnd(epoch=0, batches=0)
     assert ask(delivery, 0, 1, epoch=1, generation=1).positions == (2, 3)
@@ -137,7 +137,7 @@ def test_an_epoch_that_was_cut_at_its_end_ends_once_more():
 def test_dropped_positions_stay_dropped_once_the_epoch_is_over():
     delivery = Delivery(samples=7, batch=2, world_size=2, remainder="drop")
     for rank in range(2):
-        delivery.heard(rank=rank, epoch=0, acked=1, generation=0)
+        delivery.acknowledge(rank=rank, epoch=0, acked=1, generation=0)
     delivery.reshape(world_size=1)
     assert delivery.batches(0) == 0
 
@@ -171,7 +171,7 @@ def test_the_state_does_not_grow_with_samples_epochs_or_resumptions_in_step():
         delivery = Delivery(samples=samples, batch=3, world_size=4)
         for epoch in range(1, 30):
             for rank in range(delivery.world_size):
-                delivery.heard(rank=rank, epoch=epoch, acked=2, generation=delivery.generation)
+                delivery.acknowledge(rank=rank, epoch=epoch, acked=2, generation=delivery.generation)
             delivery.reshape(world_size=3 + epoch % 3)
         sizes.append(len(json.dumps(delivery.state_dict())))
     assert sizes[1] < sizes[0] + 20

@@ -12,19 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport, QueueOptions, Scheduler, TaskRetryPolicy, TaskStatus
 from ephemeron.errors import JobError
 
-OPTIONS = QueueOptions(window=4, batch=2, copies=2, lease_s=10, stuck_s=50, patience_s=5)
+OPTIONS = QueueOptions(window=4, batch=2, copies=2, lease_s=10, stuck_s=50, unresponsive_s=5)
 
 
 def scheduler(*loaders: str, tasks: int = 0, options: QueueOptions = OPTIONS, **policy: object) -> Scheduler:
     made = Scheduler(options)
     for loader in loaders:
-        made.join(loader, now=0)
+        made.add_loader(loader, now=0)
     made.submit(range(tasks), policy=TaskRetryPolicy(**policy))  # type: ignore[arg-type]
     return made
 
 
 def ask(made: Scheduler, loader: str, request: int, done=(), *, failed=None, running=None, now: float = 0):
-    reply = made.ask(
+    reply = made.sync(
         loader, LoaderReport(request=request, done=tuple(done), failed=failed or {}, running=running), now=now
     )
     made.validate()
@@ -55,12 +55,12 @@ def test_a_repeated_request_gets_the_queue_of_then_and_counts_no_failure_twice()
 def test_the_idle_are_held_and_dealt_to():
     made = scheduler("a")
     assert ask(made, "a", 1).hold
-    assert made.hungry() == ("a",)
-    assert made.deal("a", now=1).hold
+    assert made.idle_loaders() == ("a",)
+    assert made.assign("a", now=1).hold
     made.submit(["x"])
-    reply = made.deal("a", now=2)
+    reply = made.assign("a", now=2)
     assert (reply.request, reply.tasks, reply.hold) == (1, ("x",), False)
-    assert made.hungry() == ()
+    assert made.idle_loaders() == ()
 
 
 def test_an_urgent_task_displaces_a_prefetched_one_which_stays_in_the_mirror():
@@ -70,7 +70,7 @@ def test_an_urgent_task_displaces_a_prefetched_one_which_stays_in_the_mirror():
     assert ask(made, "a", 2, [0]).tasks == ("now", 1, 2, 3)
     made.submit(["soon"], urgent=True)
     assert ask(made, "a", 3).tasks == ("now", "soon", 1, 2)
-    assert list(made.mirrors["a"].uncommitted) == [3]
+    assert list(made.loaders["a"].uncommitted) == [3]
     assert ask(made, "a", 4, ["now", "soon"]).tasks == (1, 2, 3)
 
 
@@ -79,10 +79,10 @@ def test_a_task_that_becomes_urgent_moves_up_wherever_it_is():
     ask(made, "a", 1)
     made.submit([6, 3], urgent=True)
     assert ask(made, "a", 2).tasks == (3, 6, 0, 1)
-    assert list(made.mirrors["a"].uncommitted) == [2]
+    assert list(made.loaders["a"].uncommitted) == [2]
     made.submit([2], urgent=True)
     assert made.tasks[2].owner is None, "set aside it would wait for this one loader"
-    made.join("b", now=0)
+    made.add_loader("b", now=0)
     assert ask(made, "b", 1).tasks[0] == 2
 
 
@@ -93,13 +93,13 @@ def test_a_loader_with_less_than_n_robs_the_fullest_of_half_the_difference_from_
     stolen = ask(made, "c", 1).tasks
     assert stolen == (2, 3)
     assert ask(made, "a", 2).tasks == (0, 1), "the robbed learns of it in its next answer"
-    made.join("d", now=0)
+    made.add_loader("d", now=0)
     assert ask(made, "d", 1).tasks == (1,), "half of two, and never what is in front"
-    made.join("e", now=0)
+    made.add_loader("e", now=0)
     assert ask(made, "e", 1).tasks == (5,)
-    made.join("f", now=0)
+    made.add_loader("f", now=0)
     assert ask(made, "f", 1).tasks == (3,)
-    made.join("g", now=0)
+    made.add_loader("g", now=0)
     assert ask(made, "g", 1).hold, "one task each: nothing can be stolen, and that is an end"
 
 
@@ -117,7 +117,7 @@ def test_a_silent_loader_can_be_robbed_of_everything_but_only_once():
     ask(made, "a", 1)
     assert ask(made, "b", 1).hold
     made.heartbeat("a", now=5)
-    assert made.deal("b", now=5).tasks == (0,)
+    assert made.assign("b", now=5).tasks == (0,)
     made.validate()
     assert ask(made, "c", 1, now=10).hold, "two have it already"
     assert ask(made, "b", 2, [0], now=10).accepted == (0,)
@@ -129,8 +129,8 @@ def test_a_late_answer_starts_the_patience_anew():
     ask(made, "a", 1, now=0)
     ask(made, "b", 1, now=0)
     made.submit([0])
-    assert made.deal("a", now=9).tasks == (0,)
-    assert made.deal("b", now=10).hold
+    assert made.assign("a", now=9).tasks == (0,)
+    assert made.assign("b", now=10).hold
 
 
 def test_a_loader_beyond_its_lease_loses_its_tasks_and_a_late_result_is_still_good():
@@ -144,7 +144,7 @@ def test_a_loader_beyond_its_lease_loses_its_tasks_and_a_late_result_is_still_go
     reply = ask(made, "a", 2, [0], now=12)
     assert (reply.rejoin, reply.accepted) == (True, (0,))
     assert ask(made, "b", 1, [0], now=12).accepted == ()
-    made.join("a", now=13)
+    made.add_loader("a", now=13)
     assert not ask(made, "a", 3, now=13).rejoin
 
 
@@ -152,7 +152,7 @@ def test_an_unknown_loader_is_told_to_join():
     made = scheduler(tasks=1)
     assert not made.heartbeat("ghost", now=0)
     assert ask(made, "ghost", 7).rejoin
-    assert made.mirrors == {}
+    assert made.loaders == {}
 
 
 def test_heartbeats_do_not_excuse_a_loader_that_never_ends():
@@ -171,11 +171,11 @@ def test_heartbeats_do_not_excuse_a_loader_that_never_ends():
 def test_leaving_in_good_order_is_held_against_nothing():
     made = scheduler("a", tasks=2)
     ask(made, "a", 1)
-    made.leave("a")
-    made.leave("a")
+    made.remove_loader("a")
+    made.remove_loader("a")
     made.validate()
     assert not any(task.suspect for task in made.tasks.values())
-    made.join("b", now=0)
+    made.add_loader("b", now=0)
     assert ask(made, "b", 1).tasks == (0, 1)
 
 
@@ -186,10 +186,10 @@ def test_a_failing_task_gets_its_retries_and_then_its_verdict(retries, then, sta
     ask(made, "a", 1)
     for attempt in range(retries):
         reply = ask(made, "a", 2 + attempt, failed={0: "no such file"})
-        assert reply.verdicts == ()
+        assert reply.failures == ()
         assert reply.tasks[0] == 0
     reply = ask(made, "a", 2 + retries, failed={0: "no such file"})
-    assert [(v.key, v.status, v.reason) for v in reply.verdicts] == [(0, status, "no such file")]
+    assert [(v.key, v.status, v.reason) for v in reply.failures] == [(0, status, "no such file")]
     assert reply.tasks == (1,)
     assert ask(made, "a", 3 + retries, [0]).accepted == (), "a verdict is final"
     assert made.skipped == (then == "skip")
@@ -203,7 +203,7 @@ def test_a_poisoned_task_costs_retries_and_two_loaders_and_no_other_task():
         name = f"loader-{len(killed)}"
         if name not in queues:
             queues[name] = LoaderQueue(batch=2)
-            made.join(name, now=0)
+            made.add_loader(name, now=0)
         queue = queues[name]
         if (report := queue.report()) is not None:
             reply = ask(made, name, report.request, report.done, running=report.running)
@@ -212,7 +212,7 @@ def test_a_poisoned_task_costs_retries_and_two_loaders_and_no_other_task():
         key = queue.take()
         if key == 2:
             killed.append(name)
-            verdicts += made.lose(name)
+            verdicts += made.fail_loader(name)
             made.validate()
         elif key is not None:
             queue.finish()
@@ -226,13 +226,13 @@ def test_a_suspect_is_loaded_alone_after_its_loader_has_nothing_else_in_hand():
     made = scheduler("a", "b", tasks=5)
     ask(made, "a", 1)
     assert ask(made, "b", 1).tasks == (3, 4), "what nobody had, and half the difference to a's"
-    made.lose("b")
+    made.fail_loader("b")
     assert {key for key, task in made.tasks.items() if task.suspect} == {3, 4}
     made.submit([5, 6])
     assert ask(made, "a", 2, [0], running=1).tasks == (1, 2), "it ends what it has"
     assert ask(made, "a", 3, [1]).tasks == (2,), "and goes on to nothing that comes after the suspect"
     assert ask(made, "a", 4, [2]).tasks == (3,)
-    made.join("c", now=0)
+    made.add_loader("c", now=0)
     assert ask(made, "c", 1).tasks == (4,)
     assert ask(made, "a", 5, [3]).tasks == (5, 6)
 
@@ -244,13 +244,13 @@ def test_a_suspect_set_aside_can_be_had_by_the_idle():
     ask(made, "a", 2, [0, 1], running=2)
     assert ask(made, "b", 1).tasks == (4, 5)
     assert ask(made, "a", 3, running=2).tasks == (2, 3)
-    assert made.mirrors["a"].in_hand == {2, 3, 4, 5}, "it may be at what was stolen until it has seen the answer"
+    assert made.loaders["a"].in_hand == {2, 3, 4, 5}, "it may be at what was stolen until it has seen the answer"
     ask(made, "a", 4, running=2)
-    made.lose("a")
+    made.fail_loader("a")
     assert ask(made, "b", 2, running=4).tasks == (4, 5), "the suspects come first, so it gets nothing new"
-    assert list(made.mirrors["b"].uncommitted) == [2]
+    assert list(made.loaders["b"].uncommitted) == [2]
     for name, key in (("c", 3), ("d", 2)):
-        made.join(name, now=0)
+        made.add_loader(name, now=0)
         assert ask(made, name, 1).tasks == (key,)
     assert ask(made, "b", 3, [4, 5]).hold
 
@@ -258,16 +258,16 @@ def test_a_suspect_set_aside_can_be_had_by_the_idle():
 def test_a_death_with_several_in_hand_is_no_failure_of_any():
     made = scheduler("a", tasks=4, retries=0)
     ask(made, "a", 1)
-    assert made.lose("a") == ()
+    assert made.fail_loader("a") == ()
     assert all(task.attempts == 0 and task.suspect for task in made.tasks.values())
-    assert made.lose("a") == ()
+    assert made.fail_loader("a") == ()
 
 
 def test_a_death_with_several_suspects_in_hand_is_no_failure_of_any():
     made = scheduler("a", "b", tasks=4, retries=0)
     ask(made, "a", 1)
     assert ask(made, "b", 1).tasks == (2, 3)
-    assert made.lose("b") == made.lose("a") == ()
+    assert made.fail_loader("b") == made.fail_loader("a") == ()
     assert [task.attempts for task in made.tasks.values()] == [0, 0, 0, 0]
     assert all(task.suspect for task in made.tasks.values())
 
@@ -278,7 +278,7 @@ def test_what_a_loader_says_it_is_at_is_in_its_hands_though_it_was_stolen():
     assert ask(made, "b", 1).tasks == (1,)
     assert ask(made, "a", 2, [0]).tasks == ()
     assert not ask(made, "a", 3, running=1).hold, "it is not idle"
-    made.lose("a")
+    made.fail_loader("a")
     assert made.tasks[1].suspect
 
 
@@ -308,7 +308,7 @@ def test_the_queue_of_ready_tasks_does_not_grow_with_what_left_it():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [({"window": 0}, "window = 0"), ({"batch": -1}, "batch = -1"), ({"lease_s": 0}, "lease_s = 0"),
-     ({"copies": 0}, "copies = 0"), ({"patience_s": float("nan")}, "patience_s = nan")],
+     ({"copies": 0}, "copies = 0"), ({"unresponsive_s": float("nan")}, "unresponsive_s = nan")],
 )  # fmt: skip
 def test_mistakes_in_options(wrong, message):
     with pytest.raises(JobError, match=message):
@@ -333,7 +333,7 @@ class Schedules(RuleBasedStateMachine):
         then=st.sampled_from(["fail", "skip"]),
     )  # fmt: skip
     def begin(self, window, batch, copies, retries, then):
-        options = QueueOptions(window=window, batch=batch, copies=copies, lease_s=10, stuck_s=30, patience_s=3)
+        options = QueueOptions(window=window, batch=batch, copies=copies, lease_s=10, stuck_s=30, unresponsive_s=3)
         self.made = Scheduler(options)
         self.policy = TaskRetryPolicy(retries=retries, then=then)
         self.batch = batch
@@ -341,21 +341,21 @@ class Schedules(RuleBasedStateMachine):
         self.loaders: dict[str, LoaderQueue] = {}
         self.names = 0
         self.accepted: Counter[int] = Counter()
-        self.verdicts: Counter[int] = Counter()
+        self.failures: Counter[int] = Counter()
         self.sent: list[tuple[str, LoaderReport]] = []
 
     def pick(self, data) -> str:
         return data.draw(st.sampled_from(sorted(self.loaders)))
 
     def hear(self, verdicts):
-        self.verdicts.update(v.key for v in verdicts)
+        self.failures.update(v.key for v in verdicts)
 
     def deliver(self, name: str, report: LoaderReport, *, lost: bool = False):
-        mirror = self.made.mirrors.get(name)
+        mirror = self.made.loaders.get(name)
         is_new = mirror is not None and report.request > mirror.request
-        reply = self.made.ask(name, report, now=self.now)
+        reply = self.made.sync(name, report, now=self.now)
         self.accepted.update(reply.accepted)
-        self.hear(reply.verdicts)
+        self.hear(reply.failures)
         assert len(reply.tasks) <= self.made.options.window
         urgent = [self.made.tasks[key].urgent for key in reply.tasks if key in self.made.tasks]
         assert not is_new or urgent == sorted(urgent, reverse=True), "what a trainer waits for comes first"
@@ -363,7 +363,7 @@ class Schedules(RuleBasedStateMachine):
         if lost or queue is None or reply.hold:
             return
         if reply.rejoin:
-            self.made.join(name, now=self.now)
+            self.made.add_loader(name, now=self.now)
         queue.sync(reply.request, reply.tasks)
 
     @rule(keys=st.lists(st.integers(0, 25), max_size=8), urgent=st.booleans())
@@ -375,14 +375,14 @@ class Schedules(RuleBasedStateMachine):
         self.made.forget(keys)
         for key in keys:
             self.accepted.pop(key, None)
-            self.verdicts.pop(key, None)
+            self.failures.pop(key, None)
 
     @precondition(lambda self: len(self.loaders) < 5)
     @rule()
     def join(self):
         self.names += 1
         self.loaders[f"l{self.names}"] = LoaderQueue(batch=self.batch)
-        self.made.join(f"l{self.names}", now=self.now)
+        self.made.add_loader(f"l{self.names}", now=self.now)
 
     @precondition(lambda self: self.loaders)
     @rule(data=st.data(), steps=st.integers(1, 4), fails=st.booleans())
@@ -410,8 +410,8 @@ class Schedules(RuleBasedStateMachine):
 
     @rule()
     def deal(self):
-        for name in self.made.hungry():
-            reply = self.made.deal(name, now=self.now)
+        for name in self.made.idle_loaders():
+            reply = self.made.assign(name, now=self.now)
             if not reply.hold and name in self.loaders:
                 self.loaders[name].sync(reply.request, reply.tasks)
 
@@ -421,33 +421,33 @@ class Schedules(RuleBasedStateMachine):
         name = self.pick(data)
         del self.loaders[name]
         if cleanly:
-            self.made.leave(name)
+            self.made.remove_loader(name)
         elif known:
-            self.hear(self.made.lose(name))
+            self.hear(self.made.fail_loader(name))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 8.0]))
     def wait(self, seconds):
         self.now += seconds
         for name in sorted(self.loaders):
             self.made.heartbeat(name, now=self.now)
-        self.hear(self.made.tick(now=self.now).verdicts)
+        self.hear(self.made.tick(now=self.now).failures)
 
     @rule()
     def freeze(self):
         self.now += 11
-        self.hear(self.made.tick(now=self.now).verdicts)
-        assert self.made.mirrors == {}
+        self.hear(self.made.tick(now=self.now).failures)
+        assert self.made.loaders == {}
 
     @invariant()
     def holds(self):
         if hasattr(self, "made"):
             self.made.validate()
             assert not self.accepted or max(self.accepted.values()) == 1, "a result is accepted once"
-            assert not self.verdicts or max(self.verdicts.values()) == 1
-            assert not self.accepted.keys() & self.verdicts.keys()
+            assert not self.failures or max(self.failures.values()) == 1
+            assert not self.accepted.keys() & self.failures.keys()
             for key, task in self.made.tasks.items():
                 assert (task.status is TaskStatus.DONE) == (key in self.accepted)
-                assert (task.status in (TaskStatus.FAILED, TaskStatus.SKIPPED)) == (key in self.verdicts)
+                assert (task.status in (TaskStatus.FAILED, TaskStatus.SKIPPED)) == (key in self.failures)
 
     def teardown(self):
         """However things stand: two honest loaders, and everything ends."""
@@ -455,12 +455,12 @@ class Schedules(RuleBasedStateMachine):
             return
         self.loaders = {"x": LoaderQueue(batch=self.batch), "y": LoaderQueue(batch=self.batch)}
         for name in self.loaders:
-            self.made.join(name, now=self.now)
+            self.made.add_loader(name, now=self.now)
         for _ in range(500):
             if not self.made.unsettled:
                 return
             self.now += 0.5
-            self.hear(self.made.tick(now=self.now).verdicts)
+            self.hear(self.made.tick(now=self.now).failures)
             for name, queue in self.loaders.items():
                 self.made.heartbeat(name, now=self.now)
                 if (report := queue.report()) is not None:

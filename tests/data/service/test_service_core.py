@@ -53,8 +53,8 @@ class World:
         self.rng = random.Random(seed)
         self.random = random_flow
         self.core = ShardState(
-            random=random_flow, buffer_nbytes=LIMIT, cache_nbytes=400 if cache else 0, gave_up=self.gave_up,
-            options=QueueOptions(window=5, batch=2, lease_s=4, stuck_s=20, patience_s=1), policy=TaskRetryPolicy(retries=DEATHS),
+            random=random_flow, buffer_nbytes=LIMIT, cache_nbytes=400 if cache else 0, failed_sample=self.gave_up,
+            options=QueueOptions(window=5, batch=2, lease_s=4, stuck_s=20, unresponsive_s=1), policy=TaskRetryPolicy(retries=DEATHS),
         )  # fmt: skip
         self.deaths = DEATHS
         self.core.buffer.size.nbytes = 10
@@ -70,10 +70,10 @@ class World:
         job = f"job{number // 2}"
         count = self.rng.randint(1, 6)
         batches = [
-            tuple(self.core.name(self.rng.randrange(12), t // 3, number // 2) for _ in range(self.rng.randint(1, 4)))
+            tuple(self.core.key(self.rng.randrange(12), t // 3, number // 2) for _ in range(self.rng.randint(1, 4)))
             for t in range(count)
         ]
-        self.core.foresee(job, 0, number // 2, list(range(12)))
+        self.core.announce(job, 0, number // 2, list(range(12)))
         return Reader(f"{job}/{number}", job, batches)
 
     def gave_up(self, name: SampleKey, reason: str) -> SerializedSample:
@@ -92,12 +92,12 @@ class World:
     def ask(self, reader: Reader, ticket: int) -> None:
         reader.asked.add(ticket)
         try:
-            self.core.want(reader.name, reader.job, ticket, reader.batches[ticket], now=self.now)
+            self.core.request(reader.name, reader.job, ticket, reader.batches[ticket], now=self.now)
         except AlreadyDelivered:
             assert ticket in reader.got
 
     def take(self, reader: Reader, ticket: int, *, lost: bool) -> None:
-        found = self.core.give(reader.name, ticket, now=self.now)
+        found = self.core.fetch(reader.name, ticket, now=self.now)
         if found is None or lost:
             return
         if ticket not in reader.got:
@@ -111,9 +111,9 @@ class World:
 
     def read(self, reader: Reader, *, calm: bool) -> None:
         if reader.over:
-            return self.core.leave(reader.name)
+            return self.core.remove_reader(reader.name)
         if reader.received >= 0 and (calm or self.rng.random() < 0.5):
-            self.core.received(reader.name, reader.received)
+            self.core.acknowledge(reader.name, reader.received)
         window = range(reader.received + 1, min(len(reader.batches), reader.received + 4))
         if calm:
             for ticket in window:
@@ -129,12 +129,12 @@ class World:
     def start(self) -> None:
         self.number += 1
         loader = Loader(f"loader-{self.number}", batch=2)
-        self.core.join(loader.name, now=self.now)
+        self.core.add_loader(loader.name, now=self.now)
         self.loaders.append(loader)
 
     def die(self, loader: Loader) -> None:
         self.loaders.remove(loader)
-        self.core.lose(loader.name)
+        self.core.fail_loader(loader.name)
 
     def work(self, loader: Loader, *, calm: bool) -> None:
         key: Any = loader.queue.take()
@@ -167,8 +167,8 @@ class World:
         loader.queue.sync(reply.request, [name for name, _ in tasks])
 
     def ring(self) -> None:
-        for name in self.core.scheduler.hungry():
-            reply = self.core.scheduler.deal(name, now=self.now)
+        for name in self.core.scheduler.idle_loaders():
+            reply = self.core.scheduler.assign(name, now=self.now)
             if reply.hold:
                 break
             for loader in self.loaders:
@@ -193,7 +193,7 @@ class World:
             self.core.tick(now=self.now)  # all are silent; they do not know, and come back
         elif event < 0.92:
             reader = self.rng.choice(self.readers)
-            self.core.leave(reader.name)  # taken for gone; it asks again
+            self.core.remove_reader(reader.name)  # taken for gone; it asks again
         elif len(self.loaders) < 3:
             self.start()
         self.ring()
@@ -223,7 +223,7 @@ class World:
             for ticket, names in reader.names.items():
                 assert reader.lacking[ticket] == set(core.buffer.missing(consumer, ticket)), "lacking"
                 assert reader.lacking[ticket] == {name for name in names if name not in core._held}
-            following |= set(reader.names.get(core.head(consumer) or 0, ()))
+            following |= set(reader.names.get(core.next_batch(consumer) or 0, ()))
         entitled = sum(max(1, core._held[name].nbytes) for name in following if name in core._held)
         assert held <= max(LIMIT, entitled), "the bound on memory"
         self.largest = max(self.largest, held)
@@ -259,7 +259,7 @@ def test_every_batch_is_given_in_the_end(seed: int, bad_steps: int, random_flow:
 def core(**options: Any) -> ShardState:
     it = ShardState(
         random=options.pop("random", True), buffer_nbytes=1000, cache_nbytes=options.pop("cache", 0),
-        gave_up=lambda name, reason: SerializedSample(buffers=(reason.encode(),), nbytes=1, failed=True), **options,
+        failed_sample=lambda name, reason: SerializedSample(buffers=(reason.encode(),), nbytes=1, failed=True), **options,
     )  # fmt: skip
     it.buffer.size.nbytes = 10
     return it
@@ -267,9 +267,9 @@ def core(**options: Any) -> ShardState:
 
 def load(core: ShardState, loader: str, samples: Sequence[int] | None = None) -> list[SampleKey]:
     """Loads what the loader is given, or only some of it; returns what it was given."""
-    request = core.scheduler.mirrors[loader].request + 1 if loader in core.scheduler.mirrors else 1
-    if loader not in core.scheduler.mirrors:
-        core.join(loader, now=0)
+    request = core.scheduler.loaders[loader].request + 1 if loader in core.scheduler.loaders else 1
+    if loader not in core.scheduler.loaders:
+        core.add_loader(loader, now=0)
     reply = core.report(loader, LoaderReport(request=request), {}, now=0)
     names: Any = reply.tasks
     done = {n: LoadResult(sample=SerializedSample(buffers=(b"%d" % n.sample,), nbytes=10, cost_s=1)) for n in names
@@ -281,103 +281,103 @@ def load(core: ShardState, loader: str, samples: Sequence[int] | None = None) ->
 def test_a_late_batch_does_not_lose_the_others() -> None:
     it = core()
     first, second = (SampleKey(0),), (SampleKey(1), SampleKey(0))
-    assert not it.want("r", "j", 2, second, now=0)
-    assert not it.want("r", "j", 1, first, now=0)
+    assert not it.request("r", "j", 2, second, now=0)
+    assert not it.request("r", "j", 1, first, now=0)
     load(it, "l")
     assert it.ready == {("r", 1), ("r", 2)}
-    assert [one.buffers for one in it.give("r", 2, now=0) or []] == [(b"1",), (b"0",)]
-    assert it.want("r", "j", 1, first, now=0), "asking again changes nothing"
+    assert [one.buffers for one in it.fetch("r", 2, now=0) or []] == [(b"1",), (b"0",)]
+    assert it.request("r", "j", 1, first, now=0), "asking again changes nothing"
 
 
 def test_a_call_from_the_past_changes_nothing() -> None:
     it = core()
     for ticket in range(3):
-        it.want("r", "j", ticket, (SampleKey(ticket),), now=0)
+        it.request("r", "j", ticket, (SampleKey(ticket),), now=0)
     load(it, "l")
-    it.received("r", 0)
-    assert it.announced("r", 0)
-    assert not it.announced("r", 3)
+    it.acknowledge("r", 0)
+    assert it.is_announced("r", 0)
+    assert not it.is_announced("r", 3)
     with pytest.raises(AlreadyDelivered, match="batch 0 of r"):
-        it.want("r", "j", 0, (SampleKey(0),), now=0)
-    assert it.give("r", 0, now=0) is None
-    assert it.give("r", 1, now=0) is not None
-    it.received("r", 0)
-    assert it.give("r", 1, now=0) is not None
-    it.received("r", 2)
-    assert it.announced("r", 2), "or whoever comes after it would wait for it"
+        it.request("r", "j", 0, (SampleKey(0),), now=0)
+    assert it.fetch("r", 0, now=0) is None
+    assert it.fetch("r", 1, now=0) is not None
+    it.acknowledge("r", 0)
+    assert it.fetch("r", 1, now=0) is not None
+    it.acknowledge("r", 2)
+    assert it.is_announced("r", 2), "or whoever comes after it would wait for it"
 
 
 def test_a_lost_answer_is_given_again_and_counted_once() -> None:
     it = core(random=False, cache=1000)
-    it.foresee("j", 0, 7, [0, 1])
-    names = tuple(it.name(i, 0, 7) for i in (0, 1))
-    it.want("r", "j", 0, names, now=0)
+    it.announce("j", 0, 7, [0, 1])
+    names = tuple(it.key(i, 0, 7) for i in (0, 1))
+    it.request("r", "j", 0, names, now=0)
     load(it, "l")
-    assert it.give("r", 0, now=0) == it.give("r", 0, now=1)
+    assert it.fetch("r", 0, now=0) == it.fetch("r", 0, now=1)
     assert it.cache is not None
     assert it.cache._policy.jobs["j"].accessed == 2  # type: ignore[attr-defined]
 
 
 def test_what_is_not_random_is_the_same_for_all() -> None:
     it = core(random=False, cache=1000)
-    assert it.name(3, 0, 1) == it.name(3, 9, 2) != it.name(3, 0, 1, "alone")
-    assert it.name(3, 0, 1).seed is not None, "steps that may be cached draw as they do anywhere"
-    it.want("a", "a", 0, (it.name(3, 0, 1),), now=0)
+    assert it.key(3, 0, 1) == it.key(3, 9, 2) != it.key(3, 0, 1, "alone")
+    assert it.key(3, 0, 1).seed is not None, "steps that may be cached draw as they do anywhere"
+    it.request("a", "a", 0, (it.key(3, 0, 1),), now=0)
     load(it, "l")
-    it.leave("a")
-    assert it.want("b", "b", 0, (it.name(3, 5, 2),), now=0), "from the cache"
+    it.remove_reader("a")
+    assert it.request("b", "b", 0, (it.key(3, 5, 2),), now=0), "from the cache"
     assert (it.hits, it.loaded) == (1, 1)
-    assert core().name(3, 0, 1) != core().name(3, 1, 1)
+    assert core().key(3, 0, 1) != core().key(3, 1, 1)
 
 
 def test_a_sample_that_kills_is_given_up_and_the_others_are_not() -> None:
     it = core(policy=TaskRetryPolicy(retries=1))
-    it.want("r", "j", 0, (SampleKey(0), SampleKey(1), SampleKey(2)), now=0)
+    it.request("r", "j", 0, (SampleKey(0), SampleKey(1), SampleKey(2)), now=0)
     for number in range(20):
         loader = f"l{number}"
         given = load(it, loader, samples=[])
         if SampleKey(1) in given:
-            it.lose(loader)  # whatever else it had in hand is only suspected
+            it.fail_loader(loader)  # whatever else it had in hand is only suspected
             continue
         load(it, loader)
-        it.quit(loader)
-        if it.want("r", "j", 0, (SampleKey(0), SampleKey(1), SampleKey(2)), now=0):
+        it.remove_loader(loader)
+        if it.request("r", "j", 0, (SampleKey(0), SampleKey(1), SampleKey(2)), now=0):
             break
-    found = it.give("r", 0, now=0)
+    found = it.fetch("r", 0, now=0)
     assert found is not None
     assert [one.failed for one in found] == [False, True, False]
-    it.leave("r")
-    assert it.want("s", "j", 0, (SampleKey(1),), now=0), "nobody else dies of it"
+    it.remove_reader("r")
+    assert it.request("s", "j", 0, (SampleKey(1),), now=0), "nobody else dies of it"
 
 
 def test_somebody_elses_giant_stops_nobody() -> None:
     it = core()
     giant, small = (SampleKey(99),), tuple((SampleKey(i),) for i in range(5))
-    it.want("greedy", "g", 0, giant, now=0)
-    it.want("greedy", "g", 1, (SampleKey(98),), now=0)
-    it.want("modest", "m", 0, small[0], now=0)
-    it.join("l", now=0)
+    it.request("greedy", "g", 0, giant, now=0)
+    it.request("greedy", "g", 1, (SampleKey(98),), now=0)
+    it.request("modest", "m", 0, small[0], now=0)
+    it.add_loader("l", now=0)
     reply = it.report("l", LoaderReport(request=1), {}, now=0)
     big = LoadResult(sample=SerializedSample(buffers=(b"",), nbytes=100_000))
     done = {SampleKey(99): big, SampleKey(98): big}
     it.report("l", LoaderReport(request=2, done=tuple(n for n in reply.tasks if n in done)), done, now=0)
     assert it.buffer.buffered_nbytes == 100_000, "its next batch it may have, and no more"
-    it.quit("l")
+    it.remove_loader("l")
     for ticket in range(5):
-        it.want("modest", "m", ticket, small[ticket], now=0)
+        it.request("modest", "m", ticket, small[ticket], now=0)
         load(it, "other", samples=range(5))
-        it.quit("other")
-        assert it.give("modest", ticket, now=0) is not None
-        it.received("modest", ticket)
+        it.remove_loader("other")
+        assert it.fetch("modest", ticket, now=0) is not None
+        it.acknowledge("modest", ticket)
 
 
 def test_who_is_at_work() -> None:
     it = core()
-    assert not it.at_work("l")
-    it.join("l", now=0)
-    assert not it.at_work("l")
-    it.want("r", "j", 0, (SampleKey(0),), now=0)
+    assert not it.is_busy("l")
+    it.add_loader("l", now=0)
+    assert not it.is_busy("l")
+    it.request("r", "j", 0, (SampleKey(0),), now=0)
     load(it, "l", samples=[])
-    assert it.at_work("l")
-    it.lose("l")
-    assert not it.at_work("l")
+    assert it.is_busy("l")
+    it.fail_loader("l")
+    assert not it.is_busy("l")

@@ -94,16 +94,16 @@ def test_a_shard_keeps_no_half_of_what_is_random() -> None:
         halves=False,
         buffer_nbytes=1000,
         cache_nbytes=1000,
-        gave_up=lambda name, why: SerializedSample(buffers=(), nbytes=1),
+        failed_sample=lambda name, why: SerializedSample(buffers=(), nbytes=1),
     )
     assert not core.wants_half
-    name = core.name(1, 0, 7)
-    core.foresee("job", 0, 7, [1, 2])
-    core.join("loader", now=0.0)
-    core.want("reader", "job", 0, [name], now=0.0)
+    name = core.key(1, 0, 7)
+    core.announce("job", 0, 7, [1, 2])
+    core.add_loader("loader", now=0.0)
+    core.request("reader", "job", 0, [name], now=0.0)
     thing = SerializedSample(buffers=(b"x",), nbytes=10, cost_s=1.0)
     core._made(name, LoadResult(sample=thing, half=thing))
-    assert core.give("reader", 0, now=0.0) == [thing]
-    core.received("reader", 0)
+    assert core.fetch("reader", 0, now=0.0) == [thing]
+    core.acknowledge("reader", 0)
     assert core.cache is not None
     assert core.cache.used_bytes == 0

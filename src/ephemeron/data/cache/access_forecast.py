@@ -49,7 +49,7 @@ class JobFuture:
         self.weight = joined.weight
         self.accessed = 0
         """k: samples used since the job joined."""
-        self.pace = RateEstimator()
+        self.rate_estimator = RateEstimator()
         self._uses: dict[Key, deque[int]] = {}
         self._announced = 0
         self._visited: set[Key] = set()
@@ -99,7 +99,7 @@ class JobFuture:
         self._visited.add(key)
         self.accessed += 1
         self._announced = max(self._announced, self.accessed)
-        self.pace.observe(now_s)
+        self.rate_estimator.observe(now_s)
         if self.accessed % self.size:
             return False
         self._visited.clear()

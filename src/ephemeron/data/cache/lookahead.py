@@ -10,7 +10,7 @@ from ephemeron.data.cache.policy import CachedItem, Group, RankedPolicy
 from ephemeron.errors import JobError
 
 
-class ForesightPolicy(RankedPolicy):
+class LookaheadPolicy(RankedPolicy):
     """Keeps a `JobFuture` for each job, and scores again what an event changes.
 
     Raises:
@@ -56,13 +56,3 @@ class ForesightPolicy(RankedPolicy):
 
     def moved(self, job: JobId) -> None:
         """A job has used one sample more; called before anything is scored again."""
-
-
-class RefCnt(ForesightPolicy):
-    """Evicts what the fewest jobs still need in their present epochs; of several, what was used longest ago.
-
-    It needs no announcements, only who has used what: the policy of Joader (NeurIPS 2022), as DPFlow compares with it.
-    """
-
-    def place(self, item: CachedItem) -> tuple[Group, float]:
-        return None, -sum(future.awaits(item.key) for future in self.jobs.values())

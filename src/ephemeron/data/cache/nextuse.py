@@ -24,7 +24,7 @@ import math
 
 from ephemeron.data.cache.access_forecast import JobFuture
 from ephemeron.data.cache.events import Accessed, Event, JobId
-from ephemeron.data.cache.lookahead import ForesightPolicy
+from ephemeron.data.cache.lookahead import LookaheadPolicy
 from ephemeron.data.cache.policy import CachedItem, Group, bin_scale, value_bin
 from ephemeron.data.cache.rate_estimator import assumed_rate
 
@@ -35,7 +35,7 @@ SLACK = 0.02
 """How far a prediction may have moved, as a part of the time until the use, before it is put right between renewals."""
 
 
-class NextUse(ForesightPolicy):
+class NextUse(LookaheadPolicy):
     """Evicts what is predicted to be used last.
 
     Args:
@@ -91,8 +91,8 @@ class NextUse(ForesightPolicy):
 
     def _line(self, future: JobFuture) -> tuple[JobFuture, float, float]:
         """Predicted time as a line over positions: where it starts, and its slope."""
-        rate = assumed_rate(future.pace, (other.pace for other in self.jobs.values()))
-        return future, future.pace.counts_from_s(self.now_s) - future.accessed / rate, 1 / rate
+        rate = assumed_rate(future.rate_estimator, (other.rate_estimator for other in self.jobs.values()))
+        return future, future.rate_estimator.counts_from_s(self.now_s) - future.accessed / rate, 1 / rate
 
 
 def _earliest(windows: list[tuple[float, float]]) -> float:

@@ -47,7 +47,7 @@ class LoaderBackend(Protocol):
             LoadersLost, ServiceUnreachable: there is nobody who loads.
         """
 
-    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
+    def announce(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
         """What this job will use of an epoch, if anybody wants to know; `ordered`: in this order."""
 
     def close(self) -> None:

@@ -21,13 +21,11 @@ from ephemeron.data.flow.sample_loader import COLLATE, SampleRequest
 from ephemeron.data.flow.sample_view import SampleView
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.randomness import kept
+from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import SampleFailed
 
 CHUNK = 16
 """Most samples that a loader gets at a time."""
-
-UNKNOWN = 2
-"""Batches under way at most while nobody knows how large they are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,15 +34,12 @@ class LoaderOptions:
 
     read: SampleView
     collator: Collator
-    prefetch: int
-    """Batches loaded ahead."""
-    prefetch_bytes: float
+    window: PrefetchWindow
+    """Bound on batches loaded ahead."""
     skip: bool
     """Samples that failed are passed over."""
     retries: int
     counters: FlowCounters
-    usual_bytes: int | None = None
-    """Of a batch, by the latest that were complete; None before the first."""
     chunks: int = 0
     """That were submitted: names of the next ones."""
 
@@ -90,7 +85,7 @@ class Epoch:
             SampleFailed: a sample cannot be loaded, and may not be skipped.
             LoadersLost: loader processes keep dying, or the loader was closed.
         """
-        self._foresee()
+        self._announce()
         counters = self.terms.counters
         while True:
             began = time.perf_counter()
@@ -107,18 +102,18 @@ class Epoch:
             self.nbytes -= batch.nbytes
             yield value, batch.stream
 
-    def _foresee(self) -> None:
+    def _announce(self) -> None:
         """Tells those who load what this epoch and the next one will use."""
         if self.pool is None:
             return
         stream, indices = self.stream.copy(), self.terms.read.indices
         at, seed, ordered = stream.epoch, stream.seed, stream.ordered
-        self.pool.foresee(at, seed, lambda: indices(stream.rest()), ordered=ordered)
-        self.pool.foresee(at + 1, seed, lambda: indices(stream.following()), ordered=ordered)
+        self.pool.announce(at, seed, lambda: indices(stream.rest()), ordered=ordered)
+        self.pool.announce(at + 1, seed, lambda: indices(stream.following()), ordered=ordered)
 
     def plan(self) -> None:
         """Hands out batches up to the limits; the next one always."""
-        while len(self.batches) < self.terms.prefetch and (not self.batches or self._room()):
+        while self._has_room():
             indices = self.stream.next()
             if indices is None:
                 return
@@ -131,15 +126,12 @@ class Epoch:
             if self.pool is None:
                 return  # nothing loads meanwhile
 
-    def _room(self) -> bool:
-        """Whether results that are here, and those to come at their usual size, leave room for another batch."""
-        terms = self.terms
-        done = [b for b in self.batches if not b.missing]
-        if done:
-            terms.usual_bytes = max(b.nbytes for b in done)
-        if terms.usual_bytes is None:
-            return len(self.batches) < UNKNOWN
-        return self.nbytes + terms.usual_bytes * (len(self.batches) - len(done) + 1) <= terms.prefetch_bytes
+    def _has_room(self) -> bool:
+        window = self.terms.window
+        complete = [batch.nbytes for batch in self.batches if not batch.missing]
+        window.usual_bytes = max(complete, default=window.usual_bytes)
+        under_way = len(self.batches) - len(complete)
+        return window.has_room(held=len(complete), under_way=under_way, held_bytes=self.nbytes)
 
     def _submit(self, batch: _Batch, start: int, indices: Sequence[int]) -> None:
         number, self.terms.chunks = self.terms.chunks, self.terms.chunks + 1

@@ -143,7 +143,7 @@ class LoaderPool:
             self._todo.append(_PoolChunk(number, items))
         self._wake.send(b"w")
 
-    def foresee(self, epoch: int, seed: int, order: Callable[[], Any], *, ordered: bool) -> None:
+    def announce(self, epoch: int, seed: int, order: Callable[[], Any], *, ordered: bool) -> None:
         """Nothing is kept here for which that would matter."""
 
     def result(self) -> ChunkDone:

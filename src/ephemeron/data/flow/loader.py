@@ -29,6 +29,7 @@ from ephemeron.data.flow.local import process_group
 from ephemeron.data.flow.sample_view import FlowDataset, SampleView
 from ephemeron.data.flow.samplers import FlowBatchSampler, FlowSampler
 from ephemeron.data.flow.stream import BatchStream
+from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import JobError, LoadersLost
 from ephemeron.units import MB
 
@@ -236,8 +237,8 @@ class FlowLoader:
     @cached_property
     def _terms(self) -> LoaderOptions:
         return LoaderOptions(
-            read=self.read, collator=self._collator, prefetch=self._prefetch, prefetch_bytes=self._prefetch_bytes,
-            skip=self._skip, retries=self._retries, counters=self.counters,
+            read=self.read, collator=self._collator,
+            window=PrefetchWindow(batches=self._prefetch, limit_bytes=self._prefetch_bytes), skip=self._skip, retries=self._retries, counters=self.counters,
         )  # fmt: skip
 
     def _pool(self) -> LoaderBackend:

@@ -25,6 +25,7 @@ from ephemeron.data.batch_source import TrainingBatch
 from ephemeron.data.flow.collate import Collate, Collator, Stacking
 from ephemeron.data.flow.fork_pool import ChunkDone, Collated, LoaderPool
 from ephemeron.data.flow.sample_loader import COLLATE, SampleLoader, SampleRequest, StageTimings
+from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import SampleFailed
 from ephemeron.units import MB
 
@@ -136,8 +137,11 @@ class Prefetcher:
     _coming: dict[int, _Coming] = field(default_factory=dict)
     _dropped: set[int] = field(default_factory=set)
     _following: int = 0
-    _usual: int = 0
     _collator: Collator | None = None
+    _window: PrefetchWindow = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._window = PrefetchWindow(batches=self.way.ahead, limit_bytes=self.prefetch_bytes, unmeasured=1)
 
     def get(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> TrainingBatch:
         """The batch of an iteration; begins to load those after it.
@@ -185,22 +189,20 @@ class Prefetcher:
 
     def _plan(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
         for later in range(1, self.way.ahead + 1):
-            if later == 1 or self._room(iteration):
+            if iteration + later not in self._coming and self._has_room(iteration):
                 self._submit(iteration + later, wanted)
 
-    def _room(self, iteration: int) -> bool:
-        """Whether what is here and what is to come at its usual size leave room for another batch."""
-        if self._usual == 0:
-            return False  # nobody knows yet how large they are
-        later = [c for i, c in self._coming.items() if i > iteration]
-        held = sum(c.done.nbytes if c.done is not None else self._usual for c in later)
-        return held + self._usual <= self.prefetch_bytes
+    def _has_room(self, iteration: int) -> bool:
+        """Whether another batch may be loaded ahead of the one that is asked for."""
+        later = [coming.done for i, coming in self._coming.items() if i > iteration]
+        complete = [done.nbytes for done in later if done is not None]
+        return self._window.has_room(held=len(complete), under_way=len(later) - len(complete), held_bytes=sum(complete))
 
     def _take(self, done: ChunkDone) -> None:
         if done.chunk in self._dropped:
             self._dropped.remove(done.chunk)
             return
-        self._usual = max(self._usual, done.nbytes, 1)
+        self._window.usual_bytes = max(self._window.usual_bytes or 1, done.nbytes)
         next(c for c in self._coming.values() if c.number == done.chunk and c.items).done = done
 
     def _settle(self, items: Sequence[SampleRequest], done: ChunkDone) -> TrainingBatch:

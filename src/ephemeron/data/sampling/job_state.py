@@ -33,8 +33,8 @@ class JobState:
         "open",
         "open_count",
         "owns",
-        "pace",
         "queue",
+        "rate_estimator",
         "taken",
     )
 
@@ -53,7 +53,7 @@ class JobState:
         """Samples drawn over all epochs."""
         self.queue: deque[int] = deque()
         """Slots drawn and not taken, in order: its certain future."""
-        self.pace = RateEstimator()
+        self.rate_estimator = RateEstimator()
         self.owns: Mask = np.zeros(0, dtype=bool)
         """Its dataset, over slots."""
         self.open: Mask = np.zeros(0, dtype=bool)
@@ -123,7 +123,7 @@ class JobSet:
         try:
             return self._members[job]
         except KeyError:
-            raise JobError(f"no job {job!r} takes part in sampling", remedy="let it join first") from None
+            raise JobError(f"no job {job!r} takes part in sampling", remedy="add it first") from None
 
     @property
     def slots(self) -> int:
@@ -150,7 +150,7 @@ class JobSet:
 
     def rate(self, member: JobState) -> float:
         """Samples per second, or the others' mean while the job has none (DPFlow section 3.4.4)."""
-        return assumed_rate(member.pace, (other.pace for other in self))
+        return assumed_rate(member.rate_estimator, (other.rate_estimator for other in self))
 
     def _mask(self, indices: Indices) -> Mask:
         mask = np.zeros(len(self.indices), dtype=bool)
@@ -174,7 +174,7 @@ class JobSet:
                 {
                     "job": m.job, "number": m.number, "indices": m.indices.tolist(), "batch": m.batch, "epochs": m.epochs,
                     "taken": m.taken, "drawn": m.drawn, "queue": list(m.queue), "open": np.flatnonzero(m.open).tolist(),
-                    "pace": m.pace.state_dict(),
+                    "pace": m.rate_estimator.state_dict(),
                 }
                 for m in self
             ],
@@ -191,7 +191,7 @@ class JobSet:
             member = JobState(saved["job"], saved["number"], indices, batch=saved["batch"], epochs=saved["epochs"])
             member.taken, member.drawn = saved["taken"], saved["drawn"]
             member.queue = deque(saved["queue"])
-            member.pace = RateEstimator.from_state(saved["pace"])
+            member.rate_estimator = RateEstimator.from_state(saved["pace"])
             member.owns = roster._mask(indices)
             member.open = np.zeros(roster.slots, dtype=bool)
             member.open[np.array(saved["open"], dtype=np.intp)] = True

@@ -1,6 +1,6 @@
 """What a sampler for many jobs promises, and the bookkeeping that keeps the promise whatever the algorithm draws.
 
-    sampler.join("lr=0.1", range(50_000), batch=128, epochs=20)
+    sampler.add_job("lr=0.1", range(50_000), batch=128, epochs=20)
     batch = sampler.take("lr=0.1", now_s=clock())          # never crosses the end of an epoch
     certain, likely = sampler.future("lr=0.1")             # for a cache
 
@@ -88,7 +88,7 @@ class CollaborativeSampler(ABC):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The opposite of `extra_state`, after jobs and stream were loaded."""
 
-    def join(self, job: str, indices: Sequence[int] | Indices, *, batch: int, epochs: int | None = None) -> None:
+    def add_job(self, job: str, indices: Sequence[int] | Indices, *, batch: int, epochs: int | None = None) -> None:
         """A job takes part from now on.
 
         Args:
@@ -104,7 +104,7 @@ class CollaborativeSampler(ABC):
         """
         own = np.sort(np.asarray(indices, dtype=np.intp))
         if job in self.jobs:
-            raise JobError(f"job {job!r} joined sampling twice", remedy="let it leave first, or give it another name")
+            raise JobError(f"job {job!r} joined sampling twice", remedy="remove it first, or give it another name")
         if not len(own):
             raise JobError(f"job {job!r} has an empty dataset", remedy="leave it out")
         if own[0] < 0 or (own[1:] == own[:-1]).any():
@@ -117,7 +117,7 @@ class CollaborativeSampler(ABC):
         self.jobs.add(member)
         self.entered(member)
 
-    def leave(self, job: str) -> None:
+    def remove_job(self, job: str) -> None:
         """A job takes part no longer, in the middle of an epoch or not.
 
         Raises:
@@ -143,7 +143,7 @@ class CollaborativeSampler(ABC):
         if count is not None and count < 1:
             raise JobError(f"count = {count} samples for job {job!r}", remedy="take at least 1")
         if not member.left_to_take:
-            raise JobError(f"job {job!r} has gone through its {member.epochs} epochs", remedy="let it leave")
+            raise JobError(f"job {job!r} has gone through its {member.epochs} epochs", remedy="remove it")
         wanted = min(member.batch if count is None else count, member.left_to_take)
         if len(member.queue) < wanted:
             self.draw(member, wanted)
@@ -151,7 +151,7 @@ class CollaborativeSampler(ABC):
         slots = [member.queue.popleft() for _ in range(wanted)]
         epoch = member.epoch
         member.taken += wanted
-        member.pace.observe(now_s, wanted)
+        member.rate_estimator.observe(now_s, wanted)
         self.handed_out(member, slots)
         return SharedBatch(job=job, epoch=epoch, indices=self.jobs.indices[slots])
 

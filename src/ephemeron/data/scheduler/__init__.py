@@ -17,8 +17,9 @@ from ephemeron.data.scheduler.epoch_partition import EpochPartition, Remainder
 from ephemeron.data.scheduler.loader import LoaderQueue, LoaderReport
 from ephemeron.data.scheduler.loader_state import LoaderReply, Losses, QueueOptions
 from ephemeron.data.scheduler.local_buffer import LocalBuffer
-from ephemeron.data.scheduler.prefetch import RemoteBuffer
+from ephemeron.data.scheduler.prefetch_window import PrefetchWindow
 from ephemeron.data.scheduler.qmows import Scheduler
+from ephemeron.data.scheduler.remote_buffer import RemoteBuffer
 from ephemeron.data.scheduler.tasks import Key, TaskFailure, TaskRetryPolicy, TaskStatus
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "LoaderReport",
     "LocalBuffer",
     "Losses",
+    "PrefetchWindow",
     "QueueOptions",
     "Remainder",
     "RemoteBuffer",

@@ -103,7 +103,7 @@ class Delivery:
         Raises:
             IndexError: there is no such rank, or never such a batch.
         """
-        if not self.heard(rank=rank, epoch=epoch, acked=acked, generation=generation):
+        if not self.acknowledge(rank=rank, epoch=epoch, acked=acked, generation=generation):
             return DeliveryRefused(reason=f"generation {generation} is not the present one, {self.generation}")
         batches = self.batches(epoch)
         if (epoch, sequence) < self._at[rank]:
@@ -132,7 +132,7 @@ class Delivery:
             padding=padding,
         )
 
-    def heard(self, *, rank: int, epoch: int, acked: int, generation: int) -> bool:
+    def acknowledge(self, *, rank: int, epoch: int, acked: int, generation: int) -> bool:
         """A rank said what it has used. False: it belongs to an earlier generation, and was not listened to.
 
         Raises:
@@ -153,7 +153,7 @@ class Delivery:
         """Deals out anew what has not been acknowledged. Ranks of before are refused from now on.
 
         Call it on a state that knows every acknowledgement that still counts: that of the checkpoint which the
-        trainers resume from, or after `heard` from each rank.
+        trainers resume from, or after `acknowledge` from each rank.
 
         Args:
             generation: name of the new one; larger than the present one, which is the default plus one. Where one

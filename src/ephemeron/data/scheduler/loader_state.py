@@ -22,14 +22,14 @@ class QueueOptions:
     """A loader not heard of for this long is given up."""
     stuck_s: float = 120.0
     """A loader that has work and does not ask for this long is given up, however alive it says it is."""
-    patience_s: float = 1.0
+    unresponsive_s: float = 1.0
     """A loader that has work and does not ask for this long can be robbed of all of it."""
 
     def __post_init__(self) -> None:
         for name in ("window", "batch", "copies"):
             if getattr(self, name) < 1:
                 raise JobError(f"{name} = {getattr(self, name)} leaves nothing to schedule", remedy="give 1 or more")
-        for name in ("lease_s", "stuck_s", "patience_s"):
+        for name in ("lease_s", "stuck_s", "unresponsive_s"):
             if not getattr(self, name) > 0:
                 raise JobError(f"{name} = {getattr(self, name)} is no time to wait", remedy="give seconds above 0")
 
@@ -65,7 +65,7 @@ class LoaderReply:
     """The whole queue it is to have, first things first."""
     accepted: tuple[Key, ...] = ()
     """Results to keep. All others it brought are to be dropped: somebody was faster, or nobody wants them."""
-    verdicts: tuple[TaskFailure, ...] = ()
+    failures: tuple[TaskFailure, ...] = ()
     hold: bool = False
     """There is nothing to do: answer when `hungry` names the loader and `deal` has something for it."""
     rejoin: bool = False
@@ -77,4 +77,4 @@ class Losses:
     """Loaders that were given up, and tasks that were thereby given up as well."""
 
     loaders: tuple[str, ...]
-    verdicts: tuple[TaskFailure, ...]
+    failures: tuple[TaskFailure, ...]

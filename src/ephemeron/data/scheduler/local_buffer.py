@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from ephemeron.data.scheduler.prefetch_window import PrefetchWindow
 from ephemeron.data.scheduler.sizes import SizeEstimate
 from ephemeron.errors import JobError
 
@@ -34,9 +35,8 @@ class LocalBuffer(Generic[T]):
                 f"batches = {batches}, limit_nbytes = {limit_nbytes}, in_flight = {in_flight} let nothing in",
                 remedy="give each more than 0",
             )
-        self.batches = batches
-        self.limit_nbytes = limit_nbytes
         self.in_flight = in_flight
+        self._window = PrefetchWindow(batches=batches, limit_bytes=limit_nbytes, unmeasured=in_flight)
         self.held_nbytes = 0
         self.taken = first
         """The next batch to hand out: all before it were."""
@@ -56,9 +56,10 @@ class LocalBuffer(Generic[T]):
 
     def request(self) -> int | None:
         """The next batch to ask for, if there is room for it."""
-        waiting, many = len(self.outstanding), self._asked - self.taken
-        fits = self.held_nbytes + (waiting + 1) * self._size.nbytes <= self.limit_nbytes
-        if many and (many >= self.batches or waiting >= self.in_flight or not fits):
+        under_way = len(self.outstanding)
+        if under_way >= self.in_flight:
+            return None
+        if not self._window.has_room(held=len(self._held), under_way=under_way, held_bytes=self.held_nbytes):
             return None
         self._asked += 1
         return self._asked - 1
@@ -68,6 +69,7 @@ class LocalBuffer(Generic[T]):
         if number in self._held or not self.taken <= number < self._asked:
             return False
         self._size.saw(nbytes)
+        self._window.usual_bytes = self._size.nbytes
         self._held[number] = (batch, nbytes)
         self.held_nbytes += nbytes
         return True

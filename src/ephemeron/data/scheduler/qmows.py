@@ -1,7 +1,7 @@
-"""QMOWS: who loads what, decided by queue mirrors, over-allocation and stealing (DPFlow section 3.4.1).
+"""QMOWS: who loads what, decided by queue loaders, over-allocation and stealing (DPFlow section 3.4.1).
 
 A task is one sample; it takes 0.5 to 10 ms, so loaders pull K of them at a time and report N together. For each
-loader the scheduler keeps a mirror of the loader's queue. Stealing happens between mirrors and costs no message:
+loader the scheduler keeps a state of the loader's queue. Stealing happens between loaders and costs no message:
 the robbed loader learns of it in the answer to its next request. What it had begun by then is loaded twice; the
 first result is kept, and equal keys mean equal bytes, so nobody can tell.
 
@@ -13,12 +13,12 @@ Where the printed algorithms cannot be meant:
 
 - 3.5 hands out K *new* tasks at each request, whatever the loader still has, so that queues grow without bound
   where N < K. Here K bounds the queue, and a reply is the whole queue.
-- 3.5 takes uncommitted tasks from the mirror, and nothing puts them there. Here two things do: an urgent task
-  displaces a prefetched one from a full window (its loader may be at it, so it stays in that mirror), and a
+- 3.5 takes uncommitted tasks from the state, and nothing puts them there. Here two things do: an urgent task
+  displaces a prefetched one from a full window (its loader may be at it, so it stays in that state), and a
   suspect waits until its loader has nothing else in hand.
 - 3.6 does not end when nothing can be stolen, and two loaders that both want K tasks rob each other for ever.
   Here one victim is robbed per request, only for a loader left with fewer than N, and of half the difference, so
-  each theft makes loads more equal. One that has not asked for `patience_s` can be robbed of everything.
+  each theft makes loads more equal. One that has not asked for `unresponsive_s` can be robbed of everything.
 - Nothing bounds how often a slow task is started. Here at most `copies` loaders have it at a time.
 - A task that kills its loader is put back and kills the next. Here everything that a dead loader had in hand is
   suspected, a suspect is loaded alone, and a death alone with it is a failure of its own. A poisoned sample so
@@ -26,7 +26,7 @@ Where the printed algorithms cannot be meant:
   something else costs at most one sample one attempt: if it was loading a suspect alone.
 
 Invariants, checked by `validate`: a task that is not settled is in exactly one place, the global queue or one
-mirror; a settled task never changes, so at most one result of it is accepted; no queue is longer than K; nothing
+state; a settled task never changes, so at most one result of it is accepted; no queue is longer than K; nothing
 is held by more than `copies` loaders. In every queue what a trainer waits for comes before what is prefetched; a
 task that becomes urgent while it stands at the end of a queue comes to its front at that loader's next request.
 """
@@ -42,7 +42,7 @@ from ephemeron.data.scheduler.tasks import Key, ReadyQueue, Task, TaskFailure, T
 
 
 class Scheduler:
-    """Global queue, status table and mirrors.
+    """Global queue, status table and loaders.
 
     Args:
         options: K, N and the patience with loaders.
@@ -52,7 +52,7 @@ class Scheduler:
         self.options = options or QueueOptions()
         self.tasks: dict[Key, Task] = {}
         """The status table. Settled tasks stay until they are forgotten."""
-        self.mirrors: dict[str, LoaderState] = {}
+        self.loaders: dict[str, LoaderState] = {}
         self.ready = ReadyQueue()
         self.unsettled = 0
         """Tasks that are ready or loading."""
@@ -73,7 +73,7 @@ class Scheduler:
             elif urgent and not task.urgent and not task.status.settled:
                 task.urgent = True
                 if task.status is TaskStatus.READY:  # set aside, it would wait for one loader's request
-                    self._own(task, None)
+                    self._set_owner(task, None)
                     self.ready.push(task)
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -88,119 +88,121 @@ class Scheduler:
 
     # -- loaders ------------------------------------------------------------------------------------------
 
-    def join(self, loader: str, *, now: float) -> None:
+    def add_loader(self, loader: str, *, now: float) -> None:
         """A loader is there. Each invocation needs a name of its own; joining twice is harmless."""
-        mirror = self.mirrors.setdefault(loader, LoaderState(loader=loader, heard_at=now, asked_at=now))
-        mirror.heard_at = now
+        state = self.loaders.setdefault(loader, LoaderState(loader=loader, heard_at=now, asked_at=now))
+        state.heard_at = now
 
     def heartbeat(self, loader: str, *, now: float) -> bool:
         """A loader is alive. False: it had been given up and has to join again."""
-        mirror = self.mirrors.get(loader)
-        if mirror is not None:
-            mirror.heard_at = now
-        return mirror is not None
+        state = self.loaders.get(loader)
+        if state is not None:
+            state.heard_at = now
+        return state is not None
 
-    def ask(self, loader: str, report: LoaderReport, *, now: float) -> LoaderReply:
+    def sync(self, loader: str, report: LoaderReport, *, now: float) -> LoaderReply:
         """A loader brings results and asks for tasks (algorithm 3.4).
 
         A request that was seen before gets the queue of then once more, and its failures are not counted again.
         """
         accepted = tuple(key for key in report.done if self._accept(key))
-        mirror = self.mirrors.get(loader)
-        if mirror is None:
+        state = self.loaders.get(loader)
+        if state is None:
             return LoaderReply(request=report.request, accepted=accepted, rejoin=True)
-        mirror.heard_at = now
-        if report.request <= mirror.request:
-            live = tuple(key for key in mirror.committed if self._live(key))
-            return LoaderReply(request=report.request, tasks=live, accepted=accepted, hold=mirror.holding)
-        mirror.request, mirror.asked_at = report.request, now
-        verdicts = [self._failed(key, mirror, reason) for key, reason in report.failed.items()]
-        left = [key for key in mirror.committed if key not in report.failed and key not in report.done]
-        mirror.in_hand = {*left} if report.running is None else {*left, report.running}
-        return self._fill(mirror, left, now, accepted=accepted, verdicts=tuple(v for v in verdicts if v))
+        state.heard_at = now
+        if report.request <= state.request:
+            live = tuple(key for key in state.committed if self._live(key))
+            return LoaderReply(request=report.request, tasks=live, accepted=accepted, hold=state.holding)
+        state.request, state.asked_at = report.request, now
+        failures = [self._failed(key, state, reason) for key, reason in report.failed.items()]
+        left = [key for key in state.committed if key not in report.failed and key not in report.done]
+        state.in_hand = {*left} if report.running is None else {*left, report.running}
+        return self._fill(state, left, now, accepted=accepted, failures=tuple(v for v in failures if v))
 
-    def hungry(self) -> tuple[str, ...]:
+    def idle_loaders(self) -> tuple[str, ...]:
         """Loaders whose request is held back. After any event, `deal` to them until one gets nothing."""
-        return tuple(mirror.loader for mirror in self.mirrors.values() if mirror.holding)
+        return tuple(state.loader for state in self.loaders.values() if state.holding)
 
-    def deal(self, loader: str, *, now: float) -> LoaderReply:
+    def assign(self, loader: str, *, now: float) -> LoaderReply:
         """The late answer to a request that is being held. Holds on where there is still nothing to do."""
-        mirror = self.mirrors[loader]
-        if mirror.holding:
-            mirror.asked_at = now
-        return self._fill(mirror, list(mirror.committed), now)
+        state = self.loaders[loader]
+        if state.holding:
+            state.asked_at = now
+        return self._fill(state, list(state.committed), now)
 
-    def leave(self, loader: str) -> None:
+    def remove_loader(self, loader: str) -> None:
         """A loader ended in good order: its tasks go back, and nothing is held against them."""
-        mirror = self.mirrors.pop(loader, None)
-        if mirror is not None:
-            self._give_back(mirror)
+        state = self.loaders.pop(loader, None)
+        if state is not None:
+            self._requeue_all(state)
 
-    def lose(self, loader: str) -> tuple[TaskFailure, ...]:
+    def fail_loader(self, loader: str) -> tuple[TaskFailure, ...]:
         """A loader died. What it had in hand is suspected; where that was one suspect alone, it is guilty."""
-        mirror = self.mirrors.pop(loader, None)
-        if mirror is None:
+        state = self.loaders.pop(loader, None)
+        if state is None:
             return ()
-        self._give_back(mirror)
-        verdicts = []
-        for task in filter(None, map(self._live, mirror.in_hand)):
-            if task.suspect and len(mirror.in_hand) == 1:
-                verdicts.append(self._blame(task, f"loader {loader} was lost while it loaded this and nothing else"))
+        self._requeue_all(state)
+        failures = []
+        for task in filter(None, map(self._live, state.in_hand)):
+            if task.suspect and len(state.in_hand) == 1:
+                failures.append(
+                    self._count_failure(task, f"loader {loader} was lost while it loaded this and nothing else")
+                )
             task.suspect = True
-        return tuple(verdict for verdict in verdicts if verdict)
+        return tuple(failure for failure in failures if failure)
 
     def tick(self, *, now: float) -> Losses:
         """Gives up the loaders that are silent beyond their lease, or stuck."""
-        lost = tuple(loader for loader, mirror in self.mirrors.items() if now > self._deadline(mirror))
-        return Losses(loaders=lost, verdicts=tuple(verdict for loader in lost for verdict in self.lose(loader)))
+        lost = tuple(loader for loader, state in self.loaders.items() if now > self._deadline(state))
+        return Losses(loaders=lost, failures=tuple(failure for loader in lost for failure in self.fail_loader(loader)))
 
     def deadline(self) -> float | None:
         """After when `tick` has something to do if nothing else happens. None: never."""
-        return min(map(self._deadline, self.mirrors.values()), default=None)
+        return min(map(self._deadline, self.loaders.values()), default=None)
 
-    def _deadline(self, mirror: LoaderState) -> float:
-        lease = mirror.heard_at + self.options.lease_s
-        return min(lease, mirror.asked_at + self.options.stuck_s) if mirror.in_hand else lease
+    def _deadline(self, state: LoaderState) -> float:
+        lease = state.heard_at + self.options.lease_s
+        return min(lease, state.asked_at + self.options.stuck_s) if state.in_hand else lease
 
     # -- a loader's queue ---------------------------------------------------------------------------------
 
     def _fill(
         self,
-        mirror: LoaderState,
+        state: LoaderState,
         left: Sequence[Key],
         now: float,
         *,
         accepted: tuple[Key, ...] = (),
-        verdicts: tuple[TaskFailure, ...] = (),
+        failures: tuple[TaskFailure, ...] = (),
     ) -> LoaderReply:
         """Algorithms 3.5 and 3.6. `left`: what the loader was told and has not reported."""
-        own = [task for key in left if (task := self._live(key)) and task.owner == mirror.loader]
-        own += mirror.uncommitted.values()
+        own = [task for key in left if (task := self._live(key)) and task.owner == state.loader]
+        own += state.uncommitted.values()
         suspects = sorted((task for task in own if task.suspect), key=rank)
         window = sorted((task for task in own if not task.suspect), key=rank)
         if not suspects:
             suspects = self._draw(window)
         if not suspects and len(window) < self.options.batch and not self.ready:
-            for task in self._steal(mirror, len(window), now):
+            for task in self._steal(state, len(window), now):
                 if task.suspect:
                     suspects = [task]
                 else:
                     insort(window, task, key=rank)
         if not suspects:
             size = self.options.window
-            self._commit(mirror, window[:size], window[size:])
-        elif mirror.in_hand <= {suspects[0].key}:
-            self._commit(mirror, suspects[:1], suspects[1:] + window)
+            self._commit(state, window[:size], window[size:])
+        elif state.in_hand <= {suspects[0].key}:
+            self._commit(state, suspects[:1], suspects[1:] + window)
         else:  # it ends what it has, and gets nothing else before the suspect
-            going_on = [task for task in window if task.key in mirror.in_hand]
-            self._commit(mirror, going_on, suspects + [task for task in window if task.key not in mirror.in_hand])
-        mirror.holding = not mirror.in_hand
+            going_on = [task for task in window if task.key in state.in_hand]
+            self._commit(state, going_on, suspects + [task for task in window if task.key not in state.in_hand])
+        state.holding = not state.in_hand
         return LoaderReply(
-            request=mirror.request,
-            tasks=tuple(mirror.committed),
+            request=state.request,
+            tasks=tuple(state.committed),
             accepted=accepted,
-            verdicts=verdicts,
-            hold=mirror.holding,
+            failures=failures,
+            hold=state.holding,
         )
 
     def _draw(self, window: list[Task]) -> list[Task]:
@@ -216,14 +218,14 @@ class Scheduler:
         return []
 
     def _steal(self, thief: LoaderState, have: int, now: float) -> list[Task]:
-        """What to take from one other mirror: a silent loader's first, else that of which most can be spared."""
-        victims = [mirror for mirror in self.mirrors.values() if mirror is not thief and mirror.load]
-        for victim in sorted(victims, key=lambda m: (not self._silent(m, now), -m.load)):
+        """What to take from one other state: a silent loader's first, else that of which most can be spared."""
+        victims = [state for state in self.loaders.values() if state is not thief and state.load]
+        for victim in sorted(victims, key=lambda m: (not self._is_unresponsive(m, now), -m.load)):
             told = [task for key in victim.committed if (task := self._live(key)) and task.owner == victim.loader]
             aside = list(victim.uncommitted.values())
             if not thief.in_hand and not have and (suspects := [task for task in aside if task.suspect]):
                 return suspects[:1]
-            silent = self._silent(victim, now)
+            silent = self._is_unresponsive(victim, now)
             most = self.options.window - have if silent else (victim.load - have) // 2
             tail_first = [*reversed(aside), *reversed(told if silent else told[1:])]
             spare = [task for task in tail_first if not task.suspect and self._may_copy(task, thief)]
@@ -234,22 +236,22 @@ class Scheduler:
     def _may_copy(self, task: Task, thief: LoaderState) -> bool:
         return len(task.holders - {thief.loader}) < self.options.copies
 
-    def _silent(self, mirror: LoaderState, now: float) -> bool:
-        return now - mirror.asked_at >= self.options.patience_s
+    def _is_unresponsive(self, state: LoaderState, now: float) -> bool:
+        return now - state.asked_at >= self.options.unresponsive_s
 
-    def _commit(self, mirror: LoaderState, window: Sequence[Task], aside: Sequence[Task]) -> None:
+    def _commit(self, state: LoaderState, window: Sequence[Task], aside: Sequence[Task]) -> None:
         """The loader is to have `window`, and `aside` is kept for it."""
-        for task in filter(None, map(self.tasks.get, mirror.committed)):
-            task.holders.discard(mirror.loader)
+        for task in filter(None, map(self.tasks.get, state.committed)):
+            task.holders.discard(state.loader)
         for task in (*window, *aside):
             self.ready.discard(task)
-            self._own(task, mirror)
-        mirror.uncommitted = {task.key: task for task in aside}
-        mirror.committed = [task.key for task in window]
-        mirror.in_hand.update(mirror.committed)
+            self._set_owner(task, state)
+        state.uncommitted = {task.key: task for task in aside}
+        state.committed = [task.key for task in window]
+        state.in_hand.update(state.committed)
         for task in window:
             task.status = TaskStatus.LOADING
-            task.holders.add(mirror.loader)
+            task.holders.add(state.loader)
         for task in aside:
             task.status = TaskStatus.READY
 
@@ -260,23 +262,23 @@ class Scheduler:
         task = self.tasks.get(key)
         return None if task is None or task.status.settled else task
 
-    def _own(self, task: Task, mirror: LoaderState | None) -> None:
-        """Moves a task to a mirror, or out of all of them."""
-        if task.owner is not None and (old := self.mirrors.get(task.owner)) is not None:
+    def _set_owner(self, task: Task, state: LoaderState | None) -> None:
+        """Moves a task to a state, or out of all of them."""
+        if task.owner is not None and (old := self.loaders.get(task.owner)) is not None:
             old.load -= 1
             old.uncommitted.pop(task.key, None)
-        task.owner = None if mirror is None else mirror.loader
-        if mirror is not None:
-            mirror.load += 1
+        task.owner = None if state is None else state.loader
+        if state is not None:
+            state.load += 1
 
     def _requeue(self, task: Task) -> None:
-        self._own(task, None)
+        self._set_owner(task, None)
         task.status = TaskStatus.READY
         self.ready.push(task)
 
     def _remove(self, task: Task) -> None:
         self.ready.discard(task)
-        self._own(task, None)
+        self._set_owner(task, None)
         self.unsettled -= 1
 
     def _accept(self, key: Key) -> bool:
@@ -286,17 +288,17 @@ class Scheduler:
             task.status = TaskStatus.DONE
         return task is not None
 
-    def _failed(self, key: Key, mirror: LoaderState, reason: str) -> TaskFailure | None:
+    def _failed(self, key: Key, state: LoaderState, reason: str) -> TaskFailure | None:
         task = self._live(key)
-        if task is None or key not in mirror.in_hand:
+        if task is None or key not in state.in_hand:
             return None
-        verdict = self._blame(task, reason)
-        if verdict is None and task.status is TaskStatus.LOADING and task.owner == mirror.loader:
+        failure = self._count_failure(task, reason)
+        if failure is None and task.status is TaskStatus.LOADING and task.owner == state.loader:
             self._requeue(task)
-        return verdict
+        return failure
 
-    def _blame(self, task: Task, reason: str) -> TaskFailure | None:
-        """Counts a failure that is certainly the task's own; a verdict if it was the last."""
+    def _count_failure(self, task: Task, reason: str) -> TaskFailure | None:
+        """Counts a failure that is certainly the task's own; a failure if it was the last."""
         task.attempts += 1
         if task.attempts <= task.policy.retries:
             return None
@@ -305,32 +307,32 @@ class Scheduler:
         self.skipped += task.status is TaskStatus.SKIPPED
         return TaskFailure(key=task.key, status=task.status, reason=reason)
 
-    def _give_back(self, mirror: LoaderState) -> None:
-        """All that a loader owned returns to the global queue; the loader is gone from `mirrors` already."""
-        for task in [*filter(None, map(self._live, mirror.committed)), *mirror.uncommitted.values()]:
-            task.holders.discard(mirror.loader)
-            if task.owner == mirror.loader:
+    def _requeue_all(self, state: LoaderState) -> None:
+        """All that a loader owned returns to the global queue; the loader is gone from `loaders` already."""
+        for task in [*filter(None, map(self._live, state.committed)), *state.uncommitted.values()]:
+            task.holders.discard(state.loader)
+            if task.owner == state.loader:
                 self._requeue(task)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken. O(tasks × loaders): for tests, and for suspicion."""
         places: dict[Key, list[str]] = {key: [] for key in self.tasks}
-        for mirror in self.mirrors.values():
-            told = [t for key in mirror.committed if (t := self._live(key)) and t.owner == mirror.loader]
-            assert len(mirror.committed) == len(set(mirror.committed)) <= self.options.window, "queue longer than K"
-            assert mirror.load == len(told) + len(mirror.uncommitted), "load counts what is owned"
-            assert mirror.in_hand.issuperset(mirror.committed), "what was told may be in hand"
-            assert not (mirror.holding and mirror.in_hand), "only the idle wait"
+        for state in self.loaders.values():
+            told = [t for key in state.committed if (t := self._live(key)) and t.owner == state.loader]
+            assert len(state.committed) == len(set(state.committed)) <= self.options.window, "queue longer than K"
+            assert state.load == len(told) + len(state.uncommitted), "load counts what is owned"
+            assert state.in_hand.issuperset(state.committed), "what was told may be in hand"
+            assert not (state.holding and state.in_hand), "only the idle wait"
             assert all(task.status is TaskStatus.LOADING for task in told)
-            assert all(task.status is TaskStatus.READY for task in mirror.uncommitted.values())
-            for task in (*told, *mirror.uncommitted.values()):
-                places[task.key].append(mirror.loader)
+            assert all(task.status is TaskStatus.READY for task in state.uncommitted.values())
+            for task in (*told, *state.uncommitted.values()):
+                places[task.key].append(state.loader)
         for key, task in self.tasks.items():
             assert places[key] == ([] if task.owner is None else [task.owner]), f"{key} is in {places[key]}"
             assert (task in self.ready) == (task.owner is None and not task.status.settled), f"{key} is misplaced"
             assert (task.attempts > task.policy.retries) == (task.status in (TaskStatus.FAILED, TaskStatus.SKIPPED))
             if not task.status.settled:
-                assert task.holders <= {m.loader for m in self.mirrors.values() if key in m.committed}
+                assert task.holders <= {m.loader for m in self.loaders.values() if key in m.committed}
                 assert len(task.holders) <= self.options.copies, f"{key} is held by {task.holders}"
         live = sum(not task.status.settled for task in self.tasks.values())
-        assert self.unsettled == live == len(self.ready) + sum(mirror.load for mirror in self.mirrors.values())
+        assert self.unsettled == live == len(self.ready) + sum(state.load for state in self.loaders.values())

@@ -173,7 +173,7 @@ class RemotePool:
         if not parts:
             self._finish(chunk)
 
-    def foresee(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
+    def announce(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
         indices = order().astype(np.int64)
         for shard, places in by_shard(self._edges, indices):
             self._client.shard(

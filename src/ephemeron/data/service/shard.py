@@ -96,16 +96,16 @@ class Shard:
         # Fresh memory costs more than a copy into it: what samples have left is used for the next ones.
         self._pool = BufferPool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
         self._options = QueueOptions(window=24, batch=8, lease_s=settings.patience.loader_lease_s)
-        self._core = ShardState(
+        self._state = ShardState(
             random=settings.random, halves=settings.fixed >= 0, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
-            options=self._options, gave_up=self._gave_up, own=lambda packed: owned(packed, self._pool),
+            options=self._options, failed_sample=self._failed_sample, detach=lambda packed: owned(packed, self._pool),
         )  # fmt: skip
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Rung when batches were announced."""
         self._reads: dict[tuple[str, int], threading.Event] = {}
         self._replies: dict[str, LoaderReply] = {}
-        self._bells: dict[str, threading.Event] = {}
+        self._replied: dict[str, threading.Event] = {}
         self._leaving: set[str] = set()
         self._seconds: dict[str, float] = {}
         """Of loaders, by stage, since somebody was told."""
@@ -117,11 +117,11 @@ class Shard:
         self._over = threading.Event()
         self._calls: dict[str, Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]] = {
             "read": self._read, "foresee": self._foresee, "attend": self._attend, "leave": self._leave,
-            "join": self._join, "sync": self._sync, "heartbeat": self._heartbeat, "goodbye": self._goodbye,
+            "join": self._join, "sync": self._sync, "heartbeat": self._heartbeat, "goodbye": self._remove_loader,
             "guard": self._guard,
         }  # fmt: skip
         self.endpoint = Endpoint(self._answer, token=token, host=settings.host, allow_remote=settings.allow_remote)
-        self._crew = LoaderFleet(
+        self._fleet = LoaderFleet(
             folder, shard=self.endpoint.address, token=token, memory_mb=settings.loader_memory_mb,
             lifetime_s=settings.loader_lifetime_s, preload=settings.preload, ended=self._ended,
         )  # fmt: skip
@@ -132,7 +132,7 @@ class Shard:
         """Ends the loaders and stops serving."""
         self._over.set()
         self._controller.join(timeout=5)
-        self._crew.close()
+        self._fleet.close()
         self.endpoint.close()
 
     def _answer(self, method: str, params: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -144,31 +144,31 @@ class Shard:
         """A batch, once it is complete."""
         consumer, ticket = p["consumer"], p["ticket"]
         indices = np.frombuffer(buffers[0], np.int64).tolist()
-        names = [self._core.name(i, p["epoch"], p["seed"], p["once"]) for i in indices]
+        names = [self._state.key(i, p["epoch"], p["seed"], p["once"]) for i in indices]
         with self._lock:
             self._check(p["generation"])
             end = time.monotonic() + ORDER_S
-            while p["after"] is not None and not self._core.announced(consumer, p["after"]):
+            while p["after"] is not None and not self._state.is_announced(consumer, p["after"]):
                 if not self._changed.wait(end - time.monotonic()):
                     break
             if p["received"] is not None:
-                self._core.received(consumer, p["received"])
-            complete = self._core.want(consumer, p["job"], ticket, names, now=time.monotonic())
-            bell = self._reads.setdefault((consumer, ticket), threading.Event())
+                self._state.acknowledge(consumer, p["received"])
+            complete = self._state.request(consumer, p["job"], ticket, names, now=time.monotonic())
+            ready = self._reads.setdefault((consumer, ticket), threading.Event())
             self._changed.notify_all()
-            self._ring()
+            self._notify()
             if complete:
-                bell.set()
+                ready.set()
         while True:
-            if bell.wait(TICK_S):
+            if ready.wait(TICK_S):
                 with self._lock:
-                    found = self._core.give(consumer, ticket, now=time.monotonic())
+                    found = self._state.fetch(consumer, ticket, now=time.monotonic())
                     if found is not None:
                         self._reads.pop((consumer, ticket), None)
                         break
-                    bell.clear()
-                    self._core.want(consumer, p["job"], ticket, names, now=time.monotonic())
-                    self._ring()
+                    ready.clear()
+                    self._state.request(consumer, p["job"], ticket, names, now=time.monotonic())
+                    self._notify()
             if (consumer, ticket) not in self._reads:
                 raise StaleRoute(f"reader {consumer} was silent for too long")
             if self._bad_ends >= ENDS_IN_A_ROW:
@@ -184,20 +184,20 @@ class Shard:
     def _foresee(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
             indices = np.frombuffer(buffers[0], np.int64).tolist()
-            self._core.foresee(p["job"], p["epoch"], p["seed"], indices, ordered=p["ordered"])
+            self._state.announce(p["job"], p["epoch"], p["seed"], indices, ordered=p["ordered"])
         return {}, []
 
     def _attend(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            if self._core.heard(p["consumer"], waiting=p["waiting"], now=time.monotonic()):
-                self._core.received(p["consumer"], p["received"])
-                self._ring()
+            if self._state.heartbeat(p["consumer"], waiting=p["waiting"], now=time.monotonic()):
+                self._state.acknowledge(p["consumer"], p["received"])
+                self._notify()
         return {}, []
 
     def _leave(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            self._core.leave(p["consumer"])
-            if not self._core.readers:
+            self._state.remove_reader(p["consumer"])
+            if not self._state.readers:
                 self._bad_ends = 0  # the next one may find the world mended
             for read in [read for read in self._reads if read[0] == p["consumer"]]:
                 del self._reads[read]
@@ -207,10 +207,10 @@ class Shard:
 
     def _join(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            self._core.join(p["loader"], now=time.monotonic())
-            self._bells[p["loader"]] = threading.Event()
+            self._state.add_loader(p["loader"], now=time.monotonic())
+            self._replied[p["loader"]] = threading.Event()
         return {
-            "paths": self.settings.paths, "wants_half": self._core.wants_half, "fixed": self.settings.fixed,
+            "paths": self.settings.paths, "wants_half": self._state.wants_half, "fixed": self.settings.fixed,
             "batch": self._options.batch,
         }, [self._payload]  # fmt: skip
 
@@ -221,17 +221,17 @@ class Shard:
         running = None if p["running"] is None else SampleKey(*p["running"])
         report = LoaderReport(request=p["request"], done=tuple(results), running=running)
         with self._lock:
-            bell = self._bells.setdefault(loader, threading.Event())
-            bell.clear()
+            ready = self._replied.setdefault(loader, threading.Event())
+            ready.clear()
             self._replies.pop(loader, None)
             for stage, seconds in p["seconds"].items():
                 self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
-            reply = self._core.report(loader, report, results, now=time.monotonic())
+            reply = self._state.report(loader, report, results, now=time.monotonic())
             if results:
                 self._bad_ends = 0
             if reply.rejoin:
-                reply = self._core.report(loader, report, results, now=time.monotonic())
-            self._ring()
+                reply = self._state.report(loader, report, results, now=time.monotonic())
+            self._notify()
             if not reply.hold:
                 return self._tasks(loader, reply)
             waiting: LoaderReply | None = self._replies.pop(loader, None)
@@ -239,9 +239,9 @@ class Shard:
         while waiting is None and time.monotonic() < end and not self._over.is_set():
             if loader in self._leaving:
                 return {"over": True}, []
-            bell.wait(TICK_S)
+            ready.wait(TICK_S)
             with self._lock:
-                bell.clear()
+                ready.clear()
                 waiting = self._replies.pop(loader, None)
         if waiting is None:
             return {"hold": True, "over": self._over.is_set()}, []
@@ -251,7 +251,7 @@ class Shard:
     def _tasks(self, loader: str, reply: LoaderReply) -> tuple[dict[str, Any], list[Any]]:
         rows: list[list[Any]] = []
         buffers: list[Any] = []
-        for name, half in self._core.tasks(loader, reply):
+        for name, half in self._state.tasks(loader, reply):
             parts = () if half is None else half.buffers
             rows.append([*name, len(parts), 0.0 if half is None else half.cost_s])
             buffers += parts
@@ -268,32 +268,32 @@ class Shard:
 
     def _heartbeat(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            self._core.scheduler.heartbeat(p["loader"], now=time.monotonic())
+            self._state.scheduler.heartbeat(p["loader"], now=time.monotonic())
         return {}, []
 
-    def _goodbye(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _remove_loader(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         with self._lock:
-            self._core.quit(p["loader"])
+            self._state.remove_loader(p["loader"])
             self._forget_loader(p["loader"])
-            self._ring()
+            self._notify()
         return {}, []
 
     def _ended(self, loader: str, outcome: Outcome) -> None:
         with self._lock:
             if outcome.status != "ok":
                 # Whoever dies of a sample is that sample's affair; those who never get so far might go on for ever.
-                self._bad_ends += not self._core.at_work(loader)
+                self._bad_ends += not self._state.is_busy(loader)
                 self._why = outcome.error or outcome.status
-            self._core.lose(loader)  # harmless after a goodbye
+            self._state.fail_loader(loader)  # harmless after a goodbye
             self._forget_loader(loader)
-            self._ring()
+            self._notify()
 
     def _forget_loader(self, loader: str) -> None:
         self._leaving.discard(loader)
         self._replies.pop(loader, None)
-        self._bells.pop(loader, None)
+        self._replied.pop(loader, None)
 
-    def _gave_up(self, name: SampleKey, reason: str) -> SerializedSample:
+    def _failed_sample(self, name: SampleKey, reason: str) -> SerializedSample:
         return pack(
             SampleFailed(f"{reason} ({last_line(self._why)})" if self._why else reason, flow=self.settings.flow, dataset=self.settings.dataset, index=name.sample, step="?"), failed=True
         )  # fmt: skip
@@ -305,9 +305,9 @@ class Shard:
         with self._lock:
             self._guarded_at = time.monotonic()
             self._generation = max(self._generation, p["generation"])
-            core = self._core
+            core = self._state
             return {
-                "readers": core.readers, "loaders": len(self._crew.names), "loaded": core.loaded, "hits": core.hits,
+                "readers": core.readers, "loaders": len(self._fleet.names), "loaded": core.loaded, "hits": core.hits,
                 "half_hits": core.half_hits, "skipped": core.scheduler.skipped,
                 "buffered_bytes": core.buffer.buffered_nbytes,
                 "cached_bytes": 0 if core.cache is None else core.cache.used_bytes,
@@ -329,44 +329,44 @@ class Shard:
         while not self._over.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
-                for loader in self._core.tick(now=now):
-                    self._crew.cancel(loader)
+                for loader in self._state.tick(now=now):
+                    self._fleet.cancel(loader)
                     self._forget_loader(loader)
-                for consumer in self._core.silent(patience.reader_lease_s, now=now):
+                for consumer in self._state.silent_readers(patience.reader_lease_s, now=now):
                     self._leave({"consumer": consumer}, [])
-                self._ring()
+                self._notify()
                 seen = LoadCounters(
-                    wanted=self._core.scheduler.unsettled, waiting=self._core.waiting,
-                    idle=len(self._core.scheduler.hungry()), concurrency=limits.most,
+                    wanted=self._state.scheduler.unsettled, waiting=self._state.waiting,
+                    idle=len(self._state.scheduler.idle_loaders()), concurrency=limits.most,
                 )  # fmt: skip
                 self._elastic = decide(self._elastic, seen, limits, now=now)
-                names = [name for name in self._crew.names if name not in self._leaving]
+                names = [name for name in self._fleet.names if name not in self._leaving]
                 for _ in range(self._elastic.target - len(names) if self._bad_ends < ENDS_IN_A_ROW else 0):
-                    self._crew.start()
+                    self._fleet.start()
                 surplus = len(names) - self._elastic.target
-                for loader in [n for n in self._core.scheduler.hungry() if n in names][: max(0, surplus)]:
+                for loader in [n for n in self._state.scheduler.idle_loaders() if n in names][: max(0, surplus)]:
                     self._leaving.add(loader)
-                    if loader in self._bells:
-                        self._bells[loader].set()
-                unused = not self._core.readers and now - self._guarded_at > patience.orphan_s
+                    if loader in self._replied:
+                        self._replied[loader].set()
+                unused = not self._state.readers and now - self._guarded_at > patience.orphan_s
             if unused:
                 return
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         """Wakes who has got what he waits for."""
-        for read in self._core.ready:
+        for read in self._state.ready:
             if read in self._reads:
                 self._reads[read].set()
-        self._core.ready.clear()
-        for loader in self._core.scheduler.hungry():
+        self._state.ready.clear()
+        for loader in self._state.scheduler.idle_loaders():
             if loader in self._leaving:
                 continue
-            reply = self._core.scheduler.deal(loader, now=time.monotonic())
+            reply = self._state.scheduler.assign(loader, now=time.monotonic())
             if reply.hold:
                 break
             self._replies[loader] = reply
-            if loader in self._bells:
-                self._bells[loader].set()
+            if loader in self._replied:
+                self._replied[loader].set()
 
     def _check(self, generation: int) -> None:
         if generation != self._generation:

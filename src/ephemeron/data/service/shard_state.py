@@ -108,42 +108,42 @@ class ShardState:
         cache_nbytes: for what is kept beyond that; 0: nothing is.
         options: of QMOWS.
         policy: how often a sample may kill its loader.
-        gave_up: makes the error that is delivered in place of such a sample.
-        own: makes a sample that is to be kept independent of the memory that it came in.
+        failed_sample: makes the error that is delivered in place of such a sample.
+        detach: makes a sample that is to be kept independent of the memory that it came in.
     """
 
     def __init__(
         self, *, random: bool, halves: bool = True, buffer_nbytes: int, cache_nbytes: int, options: QueueOptions | None = None,
-        policy: TaskRetryPolicy | None = None, gave_up: Callable[[SampleKey, str], SerializedSample],
-        own: Callable[[SerializedSample], SerializedSample] = lambda packed: packed,
+        policy: TaskRetryPolicy | None = None, failed_sample: Callable[[SampleKey, str], SerializedSample],
+        detach: Callable[[SerializedSample], SerializedSample] = lambda packed: packed,
     ) -> None:  # fmt: skip
         self.random, self.halves = random, random and halves
-        self._own = own
+        self._detach = detach
         self.scheduler = Scheduler(options)
         self.buffer = RemoteBuffer(limit_nbytes=buffer_nbytes)
-        self._foresight = NextUse(cost_aware=True)
-        self.cache = Cache(cache_nbytes, self._foresight) if cache_nbytes else None
+        self._cache_policy = NextUse(cost_aware=True)
+        self.cache = Cache(cache_nbytes, self._cache_policy) if cache_nbytes else None
         self.hits = self.half_hits = self.loaded = 0
         """Samples found in the cache, found half-finished, and loaded from the beginning."""
         self._policy = policy or TaskRetryPolicy(retries=2)
-        self._gave_up = gave_up
+        self._failed_sample = failed_sample
         self._readers: dict[str, _Reader] = {}
         self._held: dict[SampleKey, SerializedSample] = {}
         self._kept: dict[tuple[str, Any], SerializedSample] = {}
-        self._verdicts: dict[SampleKey, SerializedSample] = {}
+        self._failures: dict[SampleKey, SerializedSample] = {}
         self._awaited: dict[SampleKey, set[tuple[str, int]]] = {}
-        self._told: dict[str, set[SampleKey]] = {}
+        self._sent_tasks: dict[str, set[SampleKey]] = {}
         self._futures: dict[str, _Future] = {}
         self.ready: set[tuple[str, int]] = set()
         """Batches that have become complete, until the caller takes note."""
 
-    def name(self, sample: int, epoch: int, seed: int | None, once: str = "") -> SampleKey:
+    def key(self, sample: int, epoch: int, seed: int | None, once: str = "") -> SampleKey:
         """Of a sample, for whoever asks so: where nothing is random, the same for all (and seeded, as steps draw then)."""
         return SampleKey(sample, epoch, seed, once) if self.random or once else SampleKey(sample, 0, 0)
 
     # -- readers ------------------------------------------------------------------------------------------
 
-    def want(self, consumer: str, job: str, ticket: int, names: Sequence[SampleKey], *, now: float) -> bool:
+    def request(self, consumer: str, job: str, ticket: int, names: Sequence[SampleKey], *, now: float) -> bool:
         """A reader asks for a batch, perhaps again. Returns whether it is all here.
 
         Batches should be asked for in order; one that comes late costs, and may make others incomplete again.
@@ -162,23 +162,23 @@ class ShardState:
                     later[each] = reader.names[each]
                 self._withdraw(consumer, reader)
             for each, its in sorted({**later, ticket: tuple(names)}.items()):
-                self._announce(consumer, reader, each, its)
-        self.pump()
-        if ticket == self.head(consumer):
-            self._hurry(consumer, ticket)
+                self._announce_batch(consumer, reader, each, its)
+        self.schedule()
+        if ticket == self.next_batch(consumer):
+            self._prioritise(consumer, ticket)
         return not reader.lacking[ticket]
 
-    def announced(self, consumer: str, ticket: int) -> bool:
+    def is_announced(self, consumer: str, ticket: int) -> bool:
         """Whether a batch was asked for, or is over."""
         known, reader = self.buffer.announced(consumer), self._readers.get(consumer)
         return (reader is not None and ticket <= reader.received) or (bool(known) and ticket <= known[-1])
 
-    def head(self, consumer: str) -> int | None:
+    def next_batch(self, consumer: str) -> int | None:
         """The consumer's next batch."""
         known = self.buffer.announced(consumer)
         return known[0] if known else None
 
-    def give(self, consumer: str, ticket: int, *, now: float) -> list[SerializedSample] | None:
+    def fetch(self, consumer: str, ticket: int, *, now: float) -> list[SerializedSample] | None:
         """The samples of a batch, in the order asked for; None while something is missing or it is over."""
         reader = self._readers.get(consumer)
         if reader is None or ticket not in reader.names or reader.lacking[ticket]:
@@ -191,7 +191,7 @@ class ShardState:
                     self.cache.lookup(job, key, now_s=now)
         return [self._held[name] for name in names]
 
-    def received(self, consumer: str, ticket: int) -> None:
+    def acknowledge(self, consumer: str, ticket: int) -> None:
         """A reader has everything up to and including this batch."""
         reader = self._readers.get(consumer)
         if reader is None:
@@ -200,18 +200,18 @@ class ShardState:
         for old in [t for t in reader.names if t <= ticket]:
             self._forget_batch(consumer, reader, old)
         self._drop(self.buffer.release(consumer, ticket))
-        self.pump()
-        if (head := self.head(consumer)) is not None:
-            self._hurry(consumer, head)
+        self.schedule()
+        if (head := self.next_batch(consumer)) is not None:
+            self._prioritise(consumer, head)
 
-    def heard(self, consumer: str, *, waiting: bool, now: float) -> bool:
+    def heartbeat(self, consumer: str, *, waiting: bool, now: float) -> bool:
         """A reader lives. False: it is not known here."""
         reader = self._readers.get(consumer)
         if reader is not None:
             reader.heard_at, reader.waiting = now, waiting
         return reader is not None
 
-    def leave(self, consumer: str) -> None:
+    def remove_reader(self, consumer: str) -> None:
         """A reader has ended."""
         reader = self._readers.pop(consumer, None)
         if reader is None:
@@ -219,9 +219,9 @@ class ShardState:
         self._withdraw(consumer, reader)
         if all(other.job != reader.job for other in self._readers.values()):
             self._forget_job(reader.job)
-        self.pump()
+        self.schedule()
 
-    def silent(self, lease_s: float, *, now: float) -> tuple[str, ...]:
+    def silent_readers(self, lease_s: float, *, now: float) -> tuple[str, ...]:
         """Readers that were not heard of for that long."""
         return tuple(name for name, reader in self._readers.items() if now - reader.heard_at > lease_s)
 
@@ -234,7 +234,7 @@ class ShardState:
         """Readers whose trainer stands still."""
         return sum(reader.waiting for reader in self._readers.values())
 
-    def foresee(
+    def announce(
         self, job: str, epoch: int, seed: int | None, indices: Sequence[int], *, ordered: bool = True
     ) -> None:  # fmt: skip
         """A job will use these samples in an epoch. Said by each of its ranks, heard once.
@@ -249,9 +249,9 @@ class ShardState:
             return
         future.epochs.append(epoch)
         future.ordered = ordered
-        names = [("whole", self.name(i, epoch, seed)) for i in indices]
+        names = [("whole", self.key(i, epoch, seed)) for i in indices]
         if not self.random:
-            self._foresee_same(job, future, names)
+            self._announce_repeated(job, future, names)
             return
         self.cache.observe(Joined(job=(job, epoch), keys=names))  # of use to jobs of the same seed in this epoch only
         if ordered:
@@ -259,9 +259,9 @@ class ShardState:
         while len(future.epochs) > 2:  # of the epoch before the present one nothing is to come
             self.cache.observe(Left(job=(job, future.epochs.pop(0))))
         if self.halves:
-            self._foresee_same(job, future, [("half", i) for i in indices])
+            self._announce_repeated(job, future, [("half", i) for i in indices])
 
-    def _foresee_same(self, job: str, future: _Future, keys: list[tuple[str, Any]]) -> None:
+    def _announce_repeated(self, job: str, future: _Future, keys: list[tuple[str, Any]]) -> None:
         """What is the same in every epoch: one epoch's order follows the other."""
         assert self.cache is not None
         if future.keys != frozenset(keys):  # the first, or the one after an epoch that was resumed in its middle
@@ -274,10 +274,10 @@ class ShardState:
 
     # -- loaders ------------------------------------------------------------------------------------------
 
-    def join(self, loader: str, *, now: float) -> None:
+    def add_loader(self, loader: str, *, now: float) -> None:
         """A loader is there."""
-        self.scheduler.join(loader, now=now)
-        self._told[loader] = set()
+        self.scheduler.add_loader(loader, now=now)
+        self._sent_tasks[loader] = set()
 
     def report(
         self, loader: str, report: LoaderReport, results: Mapping[SampleKey, LoadResult], *, now: float
@@ -287,51 +287,51 @@ class ShardState:
         Args:
             results: of `report.done`.
         """
-        reply = self.scheduler.ask(loader, report, now=now)
+        reply = self.scheduler.sync(loader, report, now=now)
         accepted: Any = reply.accepted
         for name in accepted:
-            self._made(name, results[name])
-        self._settle(reply.verdicts)
+            self._store_result(name, results[name])
+        self._store_failures(reply.failures)
         if reply.rejoin:
-            self.join(loader, now=now)
-        self.pump()
+            self.add_loader(loader, now=now)
+        self.schedule()
         return reply
 
     def tasks(self, loader: str, reply: LoaderReply) -> list[tuple[SampleKey, SerializedSample | None]]:
         """The queue in a reply, and with each task that is new to the loader its half-finished sample, if it is kept."""
-        told = self._told.get(loader, set())
+        sent = self._sent_tasks.get(loader, set())
         out = []
         for name in reply.tasks:
-            half = self._kept.get(("half", name.sample)) if name not in told else None  # type: ignore[attr-defined]
+            half = self._kept.get(("half", name.sample)) if name not in sent else None  # type: ignore[attr-defined]
             self.half_hits += half is not None
             out.append((name, half))
-        self._told[loader] = set(reply.tasks)  # type: ignore[arg-type]
+        self._sent_tasks[loader] = set(reply.tasks)  # type: ignore[arg-type]
         return out  # type: ignore[return-value]
 
-    def quit(self, loader: str) -> None:
+    def remove_loader(self, loader: str) -> None:
         """A loader ended in good order."""
-        self.scheduler.leave(loader)
-        self._told.pop(loader, None)
+        self.scheduler.remove_loader(loader)
+        self._sent_tasks.pop(loader, None)
 
-    def lose(self, loader: str) -> None:
+    def fail_loader(self, loader: str) -> None:
         """A loader died."""
-        self._settle(self.scheduler.lose(loader))
-        self._told.pop(loader, None)
-        self.pump()
+        self._store_failures(self.scheduler.fail_loader(loader))
+        self._sent_tasks.pop(loader, None)
+        self.schedule()
 
-    def at_work(self, loader: str) -> bool:
+    def is_busy(self, loader: str) -> bool:
         """Whether a loader may have samples in hand."""
-        mirror = self.scheduler.mirrors.get(loader)
-        return mirror is not None and bool(mirror.in_hand)
+        state = self.scheduler.loaders.get(loader)
+        return state is not None and bool(state.in_hand)
 
     def tick(self, *, now: float) -> tuple[str, ...]:
         """Gives up silent loaders, and names them."""
         losses = self.scheduler.tick(now=now)
         for loader in losses.loaders:
-            self._told.pop(loader, None)
-        self._settle(losses.verdicts)
+            self._sent_tasks.pop(loader, None)
+        self._store_failures(losses.failures)
         if losses.loaders:
-            self.pump()
+            self.schedule()
         return losses.loaders
 
     @property
@@ -341,12 +341,12 @@ class ShardState:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def schedule(self) -> None:
         """Sends for everything that may be loaded now."""
         while names := self.buffer.admit():
             wanted = []
             for name in names:
-                found = self._verdicts.get(name) or self._kept.get(("whole", name))  # type: ignore[call-overload]
+                found = self._failures.get(name) or self._kept.get(("whole", name))  # type: ignore[call-overload]
                 if found is None:
                     wanted.append(name)
                 else:
@@ -354,7 +354,7 @@ class ShardState:
                     self._arrived(name, found)  # type: ignore[arg-type]
             self.scheduler.submit(wanted, policy=self._policy)
 
-    def _made(self, name: Any, result: LoadResult) -> None:
+    def _store_result(self, name: Any, result: LoadResult) -> None:
         self.loaded += 1
         self._arrived(name, result.sample)
         if self.cache is not None and result.half is not None and self.halves:
@@ -368,7 +368,7 @@ class ShardState:
             return True
         key = ("whole", name)
         jobs = [(job, name.epoch) for job in self._futures]
-        return any(job in self._foresight.jobs and self._foresight.jobs[job].awaits(key) for job in jobs)
+        return any(job in self._cache_policy.jobs and self._cache_policy.jobs[job].awaits(key) for job in jobs)
 
     def _keep(self, key: tuple[str, Any], thing: SerializedSample) -> None:
         assert self.cache is not None
@@ -376,7 +376,7 @@ class ShardState:
         for old in admission.evicted:
             self._kept.pop(old, None)  # type: ignore[call-overload]
         if admission.admitted and key not in self._kept:
-            self._kept[key] = self._own(thing)
+            self._kept[key] = self._detach(thing)
 
     def _arrived(self, name: SampleKey, thing: SerializedSample) -> None:
         gone = self.buffer.arrived(name, max(1, thing.nbytes))
@@ -399,7 +399,7 @@ class ShardState:
                 self.ready.discard((consumer, ticket))
         self.scheduler.forget(names)
 
-    def _announce(self, consumer: str, reader: _Reader, ticket: int, names: tuple[SampleKey, ...]) -> None:
+    def _announce_batch(self, consumer: str, reader: _Reader, ticket: int, names: tuple[SampleKey, ...]) -> None:
         self.buffer.announce(consumer, ticket, names)
         reader.names[ticket] = names
         missing: Any = self.buffer.missing(consumer, ticket)
@@ -418,7 +418,7 @@ class ShardState:
     def _withdraw(self, consumer: str, reader: _Reader) -> None:
         for ticket in list(reader.names):
             self._forget_batch(consumer, reader, ticket)
-        self._drop(self.buffer.leave(consumer))
+        self._drop(self.buffer.remove_consumer(consumer))
 
     def _forget_batch(self, consumer: str, reader: _Reader, ticket: int) -> None:
         for name in set(reader.names.pop(ticket)):
@@ -430,13 +430,13 @@ class ShardState:
         reader.given.discard(ticket)
         self.ready.discard((consumer, ticket))
 
-    def _settle(self, verdicts: Iterable[TaskFailure]) -> None:
-        for verdict in verdicts:
-            name: Any = verdict.key
-            self._verdicts[name] = self._gave_up(name, verdict.reason)
-            self._arrived(name, self._verdicts[name])
+    def _store_failures(self, failures: Iterable[TaskFailure]) -> None:
+        for failure in failures:
+            name: Any = failure.key
+            self._failures[name] = self._failed_sample(name, failure.reason)
+            self._arrived(name, self._failures[name])
 
-    def _hurry(self, consumer: str, ticket: int) -> None:
+    def _prioritise(self, consumer: str, ticket: int) -> None:
         lacking = self._readers[consumer].lacking.get(ticket, ())
         self.scheduler.submit([name for name in lacking if name in self.scheduler.tasks], urgent=True)
 

@@ -261,7 +261,7 @@ class SharedEpochs:
         self._jobs[job] = found
         self._joined += 1
         if samples:
-            self._sampler.join(job, indices, batch=max(1, batch * world_size))
+            self._sampler.add_job(job, indices, batch=max(1, batch * world_size))
 
     def _enter(self, job: str, rank: int, reader: str) -> None:
         self._jobs[job].readers[rank] = reader
@@ -269,7 +269,7 @@ class SharedEpochs:
     def _leave(self, job: str) -> None:
         found = self._jobs.pop(job)
         if found.delivery.samples:
-            self._sampler.leave(job)
+            self._sampler.remove_job(job)
 
     # -- the journal --------------------------------------------------------------------------------------
 

@@ -21,11 +21,11 @@ for each combination that occurs, 2^jobs of them for samplers that draw whole ep
 from __future__ import annotations
 
 from ephemeron.data.cache.access_forecast import JobFuture, Knowledge
-from ephemeron.data.cache.lookahead import ForesightPolicy
+from ephemeron.data.cache.lookahead import LookaheadPolicy
 from ephemeron.data.cache.policy import CachedItem, Group, bin_scale, value_bin
 
 
-class ALSD(ForesightPolicy):
+class ALSD(LookaheadPolicy):
     """Evicts the longest weighted average of estimated sampling distances.
 
     A sample that is none of a job's counts as used in its epoch (distance N): the paper has no such samples.

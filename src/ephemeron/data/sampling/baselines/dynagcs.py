@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from ephemeron.data.sampling.baselines.tree import IntersectionTree, intersection
 from ephemeron.data.sampling.job_state import JobState
 from ephemeron.data.sampling.sampler import CollaborativeSampler
-from ephemeron.data.sampling.tree import IntersectionTree, intersection
 
 
 class DynaGCS(CollaborativeSampler):

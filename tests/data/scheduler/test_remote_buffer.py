@@ -113,8 +113,8 @@ def test_a_giant_lets_others_pass_and_is_loaded_when_it_is_next():
 def test_a_giant_that_is_no_longer_next_but_wanted_later_has_to_go():
     made = buffer(50, 10, a=[["giant"], [1]], b=[[2], ["giant"]])
     load(made, 10)
-    made.leave("a")
-    made.leave("b")
+    made.remove_consumer("a")
+    made.remove_consumer("b")
     made = buffer(50, 10, a=[["giant"], [1]], b=[[2], ["giant"]])
     made.admit()
     made.arrived("giant", 1000)
@@ -128,10 +128,10 @@ def test_what_nobody_wants_is_refused_and_what_is_left_behind_is_released():
     made = buffer(a=[[1, 2], [3]], b=[[1]])
     made.admit()
     made.arrived(2, 10)
-    assert sorted(made.leave("a")) == [2, 3]
+    assert sorted(made.remove_consumer("a")) == [2, 3]
     assert made.reserved_nbytes == 10
     assert made.arrived(3, 10) == (3,)
-    assert made.leave("a") == ()
+    assert made.remove_consumer("a") == ()
     assert made.missing("b", 0) == (1,)
     with pytest.raises(KeyError):
         made.missing("a", 0)
@@ -155,7 +155,7 @@ def test_announcing_again_changes_nothing_and_out_of_order_is_a_mistake():
     made.release("a", 0)
     with pytest.raises(ValueError, match="batch 0 of a was announced after a later one"):
         made.announce("a", 0, [1])
-    made.leave("a")
+    made.remove_consumer("a")
     made.announce("a", 0, [1, 1])
     assert made.admit() == (1,)
 
@@ -248,7 +248,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from("abc"))
     def leave(self, consumer):
-        self.drop(self.made.leave(consumer))
+        self.drop(self.made.remove_consumer(consumer))
         self.batches[consumer] = {}
 
     @invariant()

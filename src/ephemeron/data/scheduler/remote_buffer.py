@@ -28,7 +28,7 @@ from ephemeron.errors import JobError
 @dataclass(slots=True, eq=False)
 class _Object:
     key: Key
-    wants: set[tuple[str, int]] = field(default_factory=set)
+    references: set[tuple[str, int]] = field(default_factory=set)
     """References: consumer and ticket. The reference count is their number."""
     entitled: int = 0
     """Consumers whose next batch it is in."""
@@ -58,7 +58,7 @@ class _Consumer:
 
 
 class RemoteBuffer:
-    """Objects shared by the consumers of a service: who wants them, which may be loaded, which have to go.
+    """Objects shared by the consumers of a service: who references them, which may be loaded, which have to go.
 
     Bytes are the caller's. Methods that return keys name objects that are *gone*: drop their bytes and have the
     scheduler forget them; they are admitted again when their turn comes.
@@ -110,11 +110,13 @@ class RemoteBuffer:
         if ticket in entry.batches:
             return
         if entry.batches and ticket < next(reversed(entry.batches)):
-            raise ValueError(f"batch {ticket} of {consumer} was announced after a later one; `leave` and start again")
+            raise ValueError(
+                f"batch {ticket} of {consumer} was announced after a later one; `remove_consumer` and start again"
+            )
         entry.batches[ticket] = batch = tuple(dict.fromkeys(keys))
         for place, key in enumerate(batch):
             thing = self._objects.setdefault(key, _Object(key=key))
-            thing.wants.add((consumer, ticket))
+            thing.references.add((consumer, ticket))
             heappush(entry.pending, (ticket, place, key))
         if len(entry.batches) == 1:
             self._entitle(entry, 1)
@@ -161,7 +163,7 @@ class RemoteBuffer:
         if nbytes:
             self.size.saw(nbytes)
         if not thing.entitled and self._charged + nbytes > self.limit_nbytes:
-            self._want_again(thing)
+            self._requeue(thing)
             return (key,)
         thing.present = True
         self.buffered_nbytes += nbytes
@@ -185,8 +187,8 @@ class RemoteBuffer:
         for old in [t for t in entry.batches if t <= ticket]:
             for key in entry.batches.pop(old):
                 thing = self._objects[key]
-                thing.wants.discard((consumer, old))
-                if not thing.wants:
+                thing.references.discard((consumer, old))
+                if not thing.references:
                     gone.append(key)
                     self._drop(thing)
                     del self._objects[key]
@@ -194,7 +196,7 @@ class RemoteBuffer:
         self._entitle(entry, 1)
         return (*gone, *self._make_room())
 
-    def leave(self, consumer: str) -> tuple[Key, ...]:
+    def remove_consumer(self, consumer: str) -> tuple[Key, ...]:
         """A consumer is gone, or starts its epoch anew: nothing it announced is wanted any more."""
         entry = self._consumers.get(consumer)
         gone = self.release(consumer, next(reversed(entry.batches))) if entry and entry.batches else ()
@@ -213,15 +215,15 @@ class RemoteBuffer:
         assert self.reserved_nbytes == sum(thing.reserved or 0 for thing in things)
         following = sum(thing.nbytes or 0 for thing in things if thing.present and thing.entitled)
         assert self.buffered_nbytes <= max(self.limit_nbytes, following), "the bound on memory"
-        wants: dict[Key, set[tuple[str, int]]] = {}
+        references: dict[Key, set[tuple[str, int]]] = {}
         for name, entry in self._consumers.items():
             assert list(entry.batches) == sorted(entry.batches)
             for ticket, keys in entry.batches.items():
                 for key in keys:
-                    wants.setdefault(key, set()).add((name, ticket))
+                    references.setdefault(key, set()).add((name, ticket))
                     thing = self._objects[key]
                     assert not thing.idle or (ticket, keys.index(key), key) in entry.pending, f"{key} is never loaded"
-        assert wants == {key: thing.wants for key, thing in self._objects.items()}, "references are exact"
+        assert references == {key: thing.references for key, thing in self._objects.items()}, "references are exact"
         for key, thing in self._objects.items():
             heads = [entry.batches[entry.head] for entry in self._consumers.values() if entry.batches]
             assert thing.entitled == sum(key in head for head in heads)
@@ -259,8 +261,8 @@ class RemoteBuffer:
             self.buffered_nbytes -= thing.nbytes or 0
             thing.present = False
 
-    def _want_again(self, thing: _Object) -> None:
-        for consumer, ticket in thing.wants:
+    def _requeue(self, thing: _Object) -> None:
+        for consumer, ticket in thing.references:
             entry = self._consumers[consumer]
             want = (ticket, entry.batches[ticket].index(thing.key), thing.key)
             if want not in entry.pending:
@@ -272,11 +274,11 @@ class RemoteBuffer:
             return ()
         ahead = {name: entry.head for name, entry in self._consumers.items()}
         spare = [thing for thing in self._objects.values() if thing.present and thing.nbytes and not thing.entitled]
-        spare.sort(key=lambda thing: min(ticket - ahead[name] for name, ticket in thing.wants))
+        spare.sort(key=lambda thing: min(ticket - ahead[name] for name, ticket in thing.references))
         gone = []
         while spare and self.buffered_nbytes > self.limit_nbytes:
             thing = spare.pop()
             self._drop(thing)
-            self._want_again(thing)
+            self._requeue(thing)
             gone.append(thing.key)
         return tuple(gone)

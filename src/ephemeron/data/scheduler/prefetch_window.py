@@ -1,0 +1,39 @@
+"""The bound on batches loaded ahead: by number, and by bytes at the size that batches usually have. Pure.
+
+Sizes are unknown until a batch is complete, so a load reserves the usual size. At most the limit, and what the batches under way
+exceed the usual size by, is held; the next batch is always loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefetchWindow:
+    """Says whether another batch may be requested."""
+
+    batches: int
+    """Batches held or under way, at most."""
+    limit_bytes: float
+    """Bytes held, and expected of batches under way, at most."""
+    unmeasured: int = 2
+    """Batches under way, at most, while no size is known."""
+    usual_bytes: int | None = None
+    """Size of a batch; None: no batch has been complete yet."""
+
+    def has_room(self, *, held: int, under_way: int, held_bytes: int) -> bool:
+        """Whether another batch may be requested.
+
+        Args:
+            held: complete batches.
+            under_way: requested batches that are not complete.
+            held_bytes: bytes of what has arrived.
+        """
+        if held + under_way == 0:
+            return True
+        if held + under_way >= self.batches:
+            return False
+        if self.usual_bytes is None:
+            return held + under_way < self.unmeasured
+        return held_bytes + self.usual_bytes * (under_way + 1) <= self.limit_bytes
