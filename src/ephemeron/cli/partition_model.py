@@ -141,7 +141,7 @@ def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dic
     from torch import nn
 
     from ephemeron.config.user_code import resolve
-    from ephemeron.data.sources.datasets import call
+    from ephemeron.data.user_function import call
 
     place, colon, name = target.rpartition(":")
     folder = Path.cwd()

@@ -117,6 +117,16 @@ def assign(samples: int, split: SampleSplit, seed: int) -> list[Indices]:
     return np.split(order, np.cumsum(split.counts)[:-1])
 
 
+def held_out(count: int, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
+    """Indices of the samples for training and for testing, each in ascending order: a seeded share, rounded, is held out.
+
+    At least one sample stays for training.
+    """
+    size = min(round(count * fraction), max(count - 1, 0))
+    order = permutation(count, seed=seed, purpose=Purpose.HOLDOUT)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
 def _largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
     """Whole numbers that add up to `total` < Σ weights, in proportion to the weights and none above its own.
 

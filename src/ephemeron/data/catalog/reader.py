@@ -25,7 +25,7 @@ from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.loop import run, submit
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.data.catalog.store import DatasetStore
-from ephemeron.data.sources.options import one_line
+from ephemeron.data.formats.one_line import one_line
 from ephemeron.errors import DatasetDamaged, JobError, MissingExtra
 
 _BATCH = 64

@@ -53,7 +53,7 @@ def unpack_bytes(how: str, data: bytes) -> bytes:
                 raise EOFError("the deflated data ends early")
             return out
         if how == "cifar-python":
-            from ephemeron.data.sources.cifar import pickled_pixels
+            from ephemeron.data.formats.cifar import pickled_pixels
             from ephemeron.errors import PickleRefused
 
             try:

@@ -23,9 +23,9 @@ from ephemeron.data.flow.prefetch import paired
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
 from ephemeron.data.flow_spec import FlowPart, FlowSpec
 from ephemeron.data.shuffle import Indices
-from ephemeron.data.sources.datasets import call
-from ephemeron.data.sources.registry import held_out
 from ephemeron.data.spec import DataSpec, check_data
+from ephemeron.data.split import held_out
+from ephemeron.data.user_function import call
 from ephemeron.errors import DatasetError, JobError, SampleFailed
 
 TRIED = 8

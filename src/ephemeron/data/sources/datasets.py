@@ -8,21 +8,20 @@ read under fixed seeds. Not for data sets larger than memory.
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ephemeron.config.typed import near
 from ephemeron.config.user_code import resolve, where_raised
+from ephemeron.data.formats.one_line import one_line
 from ephemeron.data.randomness import generators_in, kept, sample_seed, seed_everything
 from ephemeron.data.samples import Array, Samples
-from ephemeron.data.sources.options import one_line
 from ephemeron.data.spec import DataSpec
-from ephemeron.errors import EphemeronError, JobError
+from ephemeron.data.user_function import call
+from ephemeron.errors import JobError
 
 
 def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
@@ -89,38 +88,6 @@ def _refuse_random(dataset: Any, where: str) -> None:
             "the same draws",
             remedy="name a data flow instead (data.flow), which reads anew in every epoch, or augment in the model",
         )
-
-
-def call(target: str, function: Any, options: dict[str, Any], code: Sequence[Path]) -> Any:
-    """What the user's function returns.
-
-    Raises:
-        JobError: it is none, does not take these options, or raises.
-    """
-    if not callable(function):
-        raise JobError(f"{target} is not callable but {type(function).__name__}", remedy="name a function")
-    _check_options(target, function, options)
-    try:
-        return function(**options)
-    except EphemeronError:
-        raise
-    except Exception as e:
-        raise JobError(f"{target} raised {where_raised(e, code)}") from e
-
-
-def _check_options(target: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-ins have none
-        return
-    try:
-        signature.bind(**options)
-    except TypeError as e:
-        known = [
-            name for name, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        unknown = next((name for name in options if name not in known), "")
-        raise JobError(f"{target}: {e}", remedy=near(unknown, known, what="it takes")) from None
 
 
 def _check_map_style(dataset: Any, where: str) -> None:

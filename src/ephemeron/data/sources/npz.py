@@ -11,8 +11,9 @@ import zlib
 
 import numpy as np
 
+from ephemeron.data.formats.one_line import one_line
 from ephemeron.data.samples import Array, Samples
-from ephemeron.data.sources.options import need_path, one_line, read_options
+from ephemeron.data.sources.options import need_path, read_options
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 

@@ -1,4 +1,4 @@
-"""What every reader needs: its options checked, its path checked, its errors told in one line."""
+"""Checks that every reader makes: of its options and of its path."""
 
 from __future__ import annotations
 
@@ -41,9 +41,3 @@ def need_path(spec: DataSpec, what: str) -> Path:
     if not spec.path.exists():
         raise JobError(f"data.path = {str(spec.path)!r} does not exist", remedy=f"give {what}")
     return spec.path
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(":") if lines else type(error).__name__

@@ -13,9 +13,9 @@ import numpy as np
 
 from ephemeron.config.typed import near
 from ephemeron.data.samples import DataSets, Samples
-from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.data.sources.options import read_options
 from ephemeron.data.spec import DataSpec
+from ephemeron.data.split import held_out
 from ephemeron.errors import JobError, MissingExtra
 
 SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz")
@@ -52,13 +52,6 @@ def hold_out(samples: Samples, fraction: float, *, seed: int) -> DataSets:
     """
     train, test = held_out(len(samples), fraction, seed=seed)
     return DataSets(train=samples.take(train), test=samples.take(test))
-
-
-def held_out(count: int, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
-    """Which of `count` samples are for training and which for testing, each in ascending order. See `hold_out`."""
-    size = min(round(count * fraction), max(count - 1, 0))
-    order = permutation(count, seed=seed, purpose=Purpose.HOLDOUT)
-    return np.sort(order[size:]), np.sort(order[:size])
 
 
 def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:

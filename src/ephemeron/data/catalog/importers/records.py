@@ -15,10 +15,10 @@ from numpy.lib import format as npy
 from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest
 from ephemeron.data.catalog.importers.source import ImportSource, enter
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
+from ephemeron.data.formats import cifar
+from ephemeron.data.formats.idx import idx_files, parse_idx
+from ephemeron.data.formats.one_line import one_line
 from ephemeron.data.samples import Array
-from ephemeron.data.sources import cifar
-from ephemeron.data.sources.idx import NAME, parse_idx
-from ephemeron.data.sources.options import one_line
 from ephemeron.errors import JobError
 
 
@@ -31,24 +31,16 @@ def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
         name = posixpath.basename(path)
         if name in names and by_name.setdefault(name, path) != path:
             raise source.wrong(path, f"is there beside {by_name[name]}", "give one folder of the two")
-    choices = cifar.LABELS[kind]
-    wanted = request.options.get("labels", "")
-    if wanted not in choices:
-        raise JobError(f"labels = {wanted!r} is not known", remedy=f"use one of {', '.join(choices)}")
-    for form in cifar.FORMS[kind]:
-        missing = [name for name in form.names if name not in by_name]
-        if not missing:
-            break
-        if len(missing) < len(form.names):
-            raise JobError(f"{source.url} has no {', '.join(missing)}", remedy="fetch the data set again")
-    else:
+    labels = cifar.labels_of(kind, request.options.get("labels", ""))
+    form = cifar.find_form(kind, by_name, source.url)
+    if form is None:
         forms = " or ".join(f.folder for f in cifar.FORMS[kind])
         raise JobError(f"{source.url} is no {kind}", remedy=f"give the unpacked folder {forms}")
 
     def samples(names: Sequence[str]) -> Iterator[SampleMeta]:
         for name in names:
             path = by_name[name]
-            batch = cifar.read_batch(f"{source.url}: {path}", source.read(path), form, choices[wanted])
+            batch = cifar.read_batch(f"{source.url}: {path}", source.read(path), form, labels)
             packed = source.packed(path, "cifar-python") if form.pickled else source.entries[path]
             head = 0 if form.pickled else form.label_bytes
             for i, label in enumerate(batch.targets.tolist()):
@@ -57,9 +49,7 @@ def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
 
     def found(names: Sequence[str]) -> FoundFiles:
         decoder = {"decoder": "array", "dtype": "|u1", "shape": [3, 32, 32]}
-        return FoundFiles(
-            samples=samples(names), decoders={"image": decoder}, info={"classes": choices[wanted].classes}
-        )
+        return FoundFiles(samples=samples(names), decoders={"image": decoder}, info={"classes": labels.classes})
 
     return request.split({"train": partial(found, form.train), "test": partial(found, (form.test,))})
 
@@ -67,10 +57,7 @@ def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
 def _idx(request: ImportRequest) -> dict[str, FoundFiles]:
     """train-images-idx3-ubyte and so on, perhaps with .gz. Images get a channel axis."""
     source = request.source
-    found: dict[tuple[str, str], str] = {}
-    for path in source.entries:
-        if match := NAME.fullmatch(posixpath.basename(path)):
-            found.setdefault((match["part"], match["kind"]), path)
+    found = idx_files(source.entries)
     parts = {name: part for name, part in (("train", "train"), ("test", "t10k")) if any(p == part for p, _ in found)}
     if not parts:
         raise JobError(f"{source.url} has no train-images-idx3-ubyte and no t10k-…", remedy="give a folder with them")

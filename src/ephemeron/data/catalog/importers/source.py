@@ -22,7 +22,7 @@ from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.unpack import unpack_bytes
-from ephemeron.data.sources.options import one_line
+from ephemeron.data.formats.one_line import one_line
 from ephemeron.errors import JobError
 
 _COMPRESSED_TAR = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

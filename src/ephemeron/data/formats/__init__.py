@@ -1,0 +1,1 @@
+"""Published file formats that job sources and the catalogue both read: CIFAR and IDX."""
