@@ -68,6 +68,24 @@ def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
     assert not run(seed)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(307096, id="a rank that gives an aggregator more time still waits for its shard, and is not late itself"),
+        pytest.param(302197, id="pipelined: the same, with many chunks"),
+        pytest.param(302084, id="bsp: what predecessors waited for one iteration shortens no wait for a later one"),
+        pytest.param(302872, id="pipelined: the same, where a slow rank has just caught up"),
+        pytest.param(303333, id="hap: the same, at the end of the run"),
+        pytest.param(308366, id="bsp: the same, where a rank has just replaced itself"),
+        pytest.param(309043, id="ssp: the same, for a rank that sends this one nothing"),
+        pytest.param(300990, id="what predecessors waited for a rank counts no more once it goes on"),
+        pytest.param(307648, id="the first look at a slow rank says how slow it is"),
+    ],
+)  # fmt: skip
+def test_a_live_rank_is_not_replaced_because_of_waits_for_others(seed):
+    assert not run(seed)
+
+
 def test_a_start_whose_answer_is_lost_and_whose_proof_is_cut_off_is_no_duplicate():
     assert not run(202817)
 

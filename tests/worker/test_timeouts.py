@@ -42,7 +42,7 @@ def test_peers_say_how_slow_the_run_is():
 def test_a_peer_that_is_only_seen_to_go_on_is_given_its_own_time():
     timeouts = Timeouts(least_s=20.0)
     timeouts.begin(0.0)
-    timeouts.seen(3, 46.0)
+    timeouts.seen(3, 46.0, iterations=1)
     assert timeouts.late_after_s(3, within_s=900.0) == 460.0
     assert timeouts.late_after_s(2, within_s=900.0) == 20.0
 
@@ -66,6 +66,31 @@ def test_what_predecessors_waited_counts_for_the_same_iteration_of_the_same_rank
     assert timeouts.waited_s(2, 7, 104.0) == 4.0
     timeouts.begin(102.0)
     assert timeouts.waited_s(3, 7, 104.0) == 14.5
+
+
+def test_waits_of_predecessors_end_with_the_iteration_that_they_were_for():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.load({"waited": [[3, 7, 12.5], [2, 8, 4.0]]})
+    timeouts.delivered(6)
+    assert timeouts.before_s == {(3, 7): 12.5, (2, 8): 4.0}
+    timeouts.delivered(7)
+    assert timeouts.before_s == {(2, 8): 4.0}
+
+
+def test_waits_of_predecessors_for_a_rank_end_when_it_goes_on():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.listen(100.0)
+    timeouts.load({"waited": [[3, 7, 12.5], [2, 7, 4.0]]})
+    timeouts.seen(3, 103.0, iterations=1)
+    assert timeouts.before_s == {(2, 7): 4.0}
+    assert timeouts.waited_s(3, 7, 104.0) == 1.0
+
+
+def test_the_pace_of_a_peer_is_the_time_of_one_iteration():
+    timeouts = Timeouts(least_s=20.0)
+    timeouts.listen(100.0)
+    timeouts.seen(3, 124.0, iterations=4)
+    assert timeouts.late_after_s(3, within_s=900.0) == 60.0
 
 
 def test_a_life_leaves_a_fifth_of_itself_or_two_iterations_for_a_wait():

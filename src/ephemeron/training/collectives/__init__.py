@@ -14,9 +14,9 @@ from ephemeron.training.collectives.group import (
     ReductionStatus,
     StalledPeers,
     Trace,
-    handle_timeout,
 )
 from ephemeron.training.collectives.kreduce import KReduce
+from ephemeron.training.collectives.object_wait import handle_timeout, wait_for_object
 from ephemeron.training.collectives.server import ServerAccumulate, ServerReduce
 from ephemeron.training.collectives.single import SingleRank
 
@@ -69,4 +69,5 @@ __all__ = [
     "chunk_elements",
     "collective_for",
     "handle_timeout",
+    "wait_for_object",
 ]

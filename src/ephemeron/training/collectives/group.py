@@ -11,7 +11,6 @@ import numpy as np
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
-from ephemeron.errors import ChannelTimeout, ReplacementsFailed
 from ephemeron.events import Phase
 from ephemeron.training.collectives.sync_policy import Policy
 
@@ -60,17 +59,8 @@ class StalledPeers(NamedTuple):
     ranks: Sequence[int]
     keys: Sequence[str] = ()
     """What is missed of each rank; empty: not known."""
-
-
-async def handle_timeout(
-    on_timeout: Callable[[StalledPeers], Awaitable[None]], stalled: StalledPeers, missing: ChannelTimeout
-) -> None:
-    """Calls `on_timeout`; its error then names the missing key and what was found in its place."""
-    try:
-        await on_timeout(stalled)
-    except ReplacementsFailed as e:
-        said = f"{e.problem}; {missing.problem} (key {missing.key})"
-        raise ReplacementsFailed(said, rank=e.rank, attempt=e.attempt, iteration=e.iteration) from e
+    grace_s: float = 0.0
+    """Seconds that they may still take: they may have got only just now what they waited for themselves."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.errors import ChannelTimeout, KeyExists
+from ephemeron.errors import KeyExists
 from ephemeron.events import Phase
 from ephemeron.training.collectives._tasks import RequestWindow, all_of
 from ephemeron.training.collectives.garbage_collection import ObjectGC
-from ephemeron.training.collectives.group import MOMENT, Collective, Group, Reduced, StalledPeers, handle_timeout
+from ephemeron.training.collectives.group import MOMENT, Collective, Group, Reduced, StalledPeers
+from ephemeron.training.collectives.object_wait import wait_for_object
 from ephemeron.training.collectives.pieces import Chunk, pieces, under_way
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
 from ephemeron.training.collectives.sync_policy import UNBOUNDED
@@ -37,8 +38,6 @@ GATHERED = 4
 """Messages that an aggregator fetches ahead, however large: bounds its memory to GATHERED·S/K beside the sum."""
 Used: TypeAlias = Mapping[int, Iterable[int]]
 """By rank, iterations whose contributions are in a share of a version."""
-ORPHAN_S = 0.25
-"""Seconds between two looks at a version that does not continue the one before it."""
 
 
 class _AlreadyReduced(Exception):
@@ -403,9 +402,9 @@ class KReduce(Collective):
         missing = await self._first_missing(range(self.g.status.applied, iteration), theirs)
         if missing is not None:
             return await self._blame_merged(*missing)
-        if iteration > self.g.status.applied:  # it may have waited for an earlier version that has come just now
-            await asyncio.sleep(self._moment_s())
-        return StalledPeers(iteration, [rank], [key])
+        # It may have waited for an earlier version that has come just now.
+        grace_s = self._moment_s() if iteration > self.g.status.applied else 0.0
+        return StalledPeers(iteration, [rank], [key], grace_s)
 
     async def first_lost(self, rank: int, iteration: int) -> int | None:
         """Looks for what this rank has put, nobody can have deleted, and the other one has not said to have applied."""
@@ -436,8 +435,8 @@ class KReduce(Collective):
             )
         if ranks:  # ours was lost, unless it is on its way
             return StalledPeers(iteration, () if (iteration, piece.index) in self._unsent else ranks)
-        await asyncio.sleep(self._moment_s())  # the last one may have come just now
-        return await self._blame_owner(version, piece)
+        # The last one may have come just now.
+        return (await self._blame_owner(version, piece))._replace(grace_s=self._moment_s())
 
     def _moment_s(self) -> float:
         """Seconds for an iteration of whoever has only just got what it waited for, within the patience."""
@@ -472,26 +471,15 @@ class KReduce(Collective):
         reference, comparable = self._reference, self._comparable
         began = loop.time()
         predicted = self._expect.predict(stream, reference) if polled and comparable else None
-        missed, looked = False, began
-        while True:
-            asked = loop.time()
-            try:
-                received = await self.g.channel.get(
-                    key, deadline=asked + self.g.wait_timeout_s(patience), expected_at=predicted
-                )
-            except ChannelTimeout as e:
-                missed = True
-                await handle_timeout(self.g.on_timeout, await blame(), e)
-                continue
-            found = asked + received.waited_s
-            envelope, vector = unpack(received.data, key=key)
-            if counts(envelope):
-                break
-            missed = True
-            if loop.time() - looked > self.g.wait_timeout_s(patience):
-                looked = loop.time()
-                await self.g.on_timeout(await blame())
-            await asyncio.sleep(ORPHAN_S)
+
+        def accept(data: memoryview) -> tuple[MessageHeader, np.ndarray] | None:
+            envelope, vector = unpack(data, key=key)
+            return (envelope, vector) if counts(envelope) else None
+
+        (envelope, vector), received, found, missed = await wait_for_object(
+            self.g.channel, key, timeout_s=lambda: self.g.wait_timeout_s(patience), stalled=blame, on_timeout=self.g.on_timeout,
+            accept=accept, expected_at=predicted,
+        )  # fmt: skip
         if polled:
             age_s = self.g.trace.run_time() - (loop.time() - found) - envelope.sent_at
             # Polls come in steps that grow by half: the last one was a third of all.

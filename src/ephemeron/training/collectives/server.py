@@ -17,7 +17,8 @@ import numpy as np
 from ephemeron.communication.channels.reduction import SupportsReduction
 from ephemeron.errors import ChannelTimeout, DamagedObject, KeyExists
 from ephemeron.training.collectives._tasks import all_of
-from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers, handle_timeout
+from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers
+from ephemeron.training.collectives.object_wait import handle_timeout
 from ephemeron.training.tensors import STOP, bounds
 
 

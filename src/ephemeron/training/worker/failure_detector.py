@@ -137,7 +137,7 @@ class FailureDetector:
         return self._timeouts.within_s(lifetime_s=self._lifetime_s, cold_start_s=self._spec.cold_start_s)
 
     async def goes_on(self, rank: int) -> bool:
-        """Whether a rank has come further since the last look, of a predecessor if need be; the first look only remembers.
+        """Whether a rank has come further since the last look, of a predecessor if need be, or since the beginning of the run.
 
         Looks that several waits make at about the same time are one.
         """
@@ -151,10 +151,10 @@ class FailureDetector:
         latest = None if self.latest_iteration is None else await self.latest_iteration(rank)
         if latest is None:
             return False
-        before, self.seen[rank] = self.seen.get(rank), latest
-        further = latest >= 0 if before is None else latest > before
-        if further and before is not None:
-            self._timeouts.seen(rank, now)
+        iterations, self.seen[rank] = latest - self.seen.get(rank, -1), latest
+        further = iterations > 0
+        if further:
+            self._timeouts.seen(rank, now, iterations=iterations)
         self._looked[rank] = (now, further)
         return further
 

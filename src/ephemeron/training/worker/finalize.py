@@ -7,7 +7,6 @@ rank 1 may have died unnoticed before. A rank that finds the result on leaving c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ from typing import Any
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, KeyExists
-from ephemeron.training.collectives import Collective, StalledPeers, all_of, handle_timeout
+from ephemeron.training.collectives import Collective, StalledPeers, all_of, handle_timeout, wait_for_object
 from ephemeron.training.collectives.group import MOMENT
 from ephemeron.training.metrics import means
 from ephemeron.training.tensors import digest, encode_state
@@ -108,8 +107,8 @@ async def _blame_result(life: InvocationContext, spec: RunSpec) -> StalledPeers:
     missing = [r for r in range(2, spec.configuration.workers) if life.keys.done(r) not in done]
     if missing:
         return StalledPeers(spec.iterations, missing, [life.keys.done(r) for r in missing])
-    await asyncio.sleep(MOMENT * life.patience())  # the last one may be done just now
-    return StalledPeers(spec.iterations, [0], [life.keys.result])
+    # The last one may be done just now.
+    return StalledPeers(spec.iterations, [0], [life.keys.result], MOMENT * life.patience())
 
 
 async def _done(life: InvocationContext, collective: Collective, rank: int, iterations: int) -> EvaluationSums:
@@ -121,11 +120,10 @@ async def _done(life: InvocationContext, collective: Collective, rank: int, iter
 
 
 async def _wait_for(life: InvocationContext, key: str, blame: Callable[[], Awaitable[StalledPeers]]) -> memoryview:
-    while True:
-        try:
-            return (await life.channel.get(key, deadline=life.now() + life.patience())).data
-        except ChannelTimeout as e:
-            await handle_timeout(life.overdue, await blame(), e)
+    arrived = await wait_for_object(
+        life.channel, key, timeout_s=life.patience, stalled=blame, on_timeout=life.overdue, accept=lambda data: data
+    )
+    return arrived.value
 
 
 async def clear_if_over(life: InvocationContext) -> None:

@@ -322,10 +322,10 @@ class InvocationContext:
         """
         if blame.iteration <= self.call.options.get(REACHED, -1):
             await self.replacing.spend(self.rank, blame.iteration)  # a life that has brought nothing
-        now, iteration = self.now(), blame.iteration
+        iteration = blame.iteration
         peers = [rank for rank in blame.ranks if rank != self.rank]
-        waited = [(rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers]
         await all_of(self.replacing.goes_on(rank) for rank in peers)
+        waited = [(rank, iteration, round(self.timeouts.waited_s(rank, iteration, self.now()), 3)) for rank in peers]
         if self._successor:
             message = RECOVER + json.dumps({WAITED: waited, SEEN: self._seen()}).encode()
             await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [message])

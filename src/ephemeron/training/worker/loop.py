@@ -236,6 +236,8 @@ class Worker:
         await self._settle("upload")  # it reads the memory that the step is about to write
         version = self.status.applied
         await self._compute(lambda: self.trainer.apply(self.finite.merged(merged.vector, version)), samples=0)
+        if self.policy.waits_for_all and not self.collective.self_paced:
+            self.life.timeouts.delivered(version)
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
         self.relaying = bool(merged.flags & RELAY)

@@ -79,12 +79,17 @@ class Timeouts:
         pace.tells = True
         pace.came(now_s)
 
-    def seen(self, rank: int, now_s: float) -> None:
-        """A peer that sends nothing to this rank has come further."""
+    def seen(self, rank: int, now_s: float, *, iterations: int) -> None:
+        """A peer that sends nothing to this rank has done so many iterations more."""
         pace = self._pace(rank, now_s)
         if not pace.tells:
-            pace.usual_s = max(pace.usual_s, now_s - pace.since_s)
+            pace.usual_s = max(pace.usual_s, (now_s - pace.since_s) / iterations)
         pace.came(now_s)
+        self.before_s = {wait: seconds for wait, seconds in self.before_s.items() if wait[0] != rank}
+
+    def delivered(self, iteration: int) -> None:
+        """All ranks have delivered an iteration: what predecessors have waited for it counts no more."""
+        self.before_s = {wait: seconds for wait, seconds in self.before_s.items() if wait[1] > iteration}
 
     def _pace(self, rank: int, now_s: float) -> PeerPace:
         if rank not in self.peers:
@@ -111,9 +116,11 @@ class Timeouts:
         return None if pace is None else now_s - pace.since_s
 
     def waited_s(self, rank: int, iteration: int, now_s: float) -> float:
-        """How long a rank has been waited for by this invocation, in the iteration that has begun, and by those before it."""
+        """Seconds for which this invocation has waited for news of a rank, in the iteration that has begun, and those before it."""
         since_s = self._listening_s if self._began_s is None else self._began_s
-        return self.before_s.get((rank, iteration), 0.0) + (0.0 if since_s is None else now_s - since_s)
+        silent_s = self.silent_s(rank, now_s)
+        waited_s = 0.0 if since_s is None else now_s - since_s
+        return self.before_s.get((rank, iteration), 0.0) + (waited_s if silent_s is None else min(waited_s, silent_s))
 
     def within_s(self, *, lifetime_s: float, cold_start_s: float) -> float:
         """Time in which whoever lives no longer has to have suspected somebody, if ever."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ephemeron.communication.keys import Keys
-from ephemeron.errors import ChannelTimeout
-from ephemeron.training.collectives import StalledPeers, handle_timeout
+from ephemeron.training.collectives import StalledPeers, wait_for_object
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
 from ephemeron.training.worker.invocation import InvocationContext
 from ephemeron.training.worker.pipeline.activation_codec import opened, sealed
@@ -83,17 +82,14 @@ class ActivationChannel:
         polled = not life.channel.traits.waits
         sender = self._stages.rank(a.sender, self._replica)
         predicted = self._expect.predict(stream, reference) if polled else None
-        missed = False
-        while True:
-            asked = life.now()
-            try:
-                got = await life.channel.get(key, deadline=asked + life.patience(), expected_at=predicted)
-                break
-            except ChannelTimeout as e:
-                missed = True
-                await handle_timeout(life.overdue, StalledPeers(a.iteration, [sender]), e)
-        found = asked + got.waited_s
-        head, values = opened(got.data, key=key)
+
+        async def stalled() -> StalledPeers:
+            return StalledPeers(a.iteration, [sender])
+
+        (head, values), got, found, missed = await wait_for_object(
+            life.channel, key, timeout_s=life.patience, stalled=stalled, on_timeout=life.overdue,
+            accept=lambda data: opened(data, key=key), expected_at=predicted,
+        )  # fmt: skip
         if polled:
             age_s = life.run_now() - (life.now() - found) - head["sent_at"]
             gap_s = min(0.25, (found - max(began, predicted or 0)) / 3) if missed or got.polls else 0.0

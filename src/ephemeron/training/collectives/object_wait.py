@@ -1,0 +1,93 @@
+"""Waiting for an object of another rank: until it comes, or until the ranks that should send it have been dealt with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from ephemeron.communication.channels.base import Channel, Received
+from ephemeron.errors import ChannelTimeout, ReplacementsFailed
+from ephemeron.training.collectives.group import StalledPeers
+
+T = TypeVar("T")
+
+RECHECK_S = 0.25
+"""Seconds between two looks at an object that is there and does not count."""
+
+
+class ArrivedObject(NamedTuple, Generic[T]):
+    """An object that has come."""
+
+    value: T
+    """What `accept` made of it."""
+    received: Received
+    found: float
+    """Loop time at which it was seen to be there."""
+    late: bool
+    """Whether it took longer than the timeout, or was preceded by an object that did not count."""
+
+
+async def wait_for_object(
+    channel: Channel,
+    key: str,
+    *,
+    timeout_s: Callable[[], float],
+    stalled: Callable[[], Awaitable[StalledPeers]],
+    on_timeout: Callable[[StalledPeers], Awaitable[None]],
+    accept: Callable[[memoryview], T | None],
+    expected_at: float | None = None,
+) -> ArrivedObject[T]:
+    """Waits for an object, and calls `on_timeout` whenever it is late.
+
+    Stalled peers may be owed some more time (`StalledPeers.grace_s`). The wait goes on during that time: a rank that paused
+    instead would be late itself, with all that its peers wait for.
+
+    Args:
+        channel: where it is awaited.
+        key: the object.
+        timeout_s: seconds after which it is late; asked anew for every wait.
+        stalled: finds the peers that it is missing from, once it is late.
+        on_timeout: raises to end the wait, returns to go on with it.
+        accept: decodes what is under the key; None: it does not count, and another object will replace it.
+        expected_at: loop time of the first poll.
+
+    Raises:
+        ReplacementsFailed: from `on_timeout`; the key and what was found there are added.
+        ChannelUnreachable: the store does not answer.
+    """
+    loop = asyncio.get_running_loop()
+    due, late, suspects = loop.time() + timeout_s(), False, None
+    while True:
+        asked = loop.time()
+        try:
+            received = await channel.get(key, deadline=due, expected_at=expected_at)
+        except ChannelTimeout as e:
+            missing = e
+        else:
+            value = accept(received.data)
+            if value is not None:
+                return ArrivedObject(value, received, asked + received.waited_s, late)
+            late, missing = True, ChannelTimeout("what is there is not what is awaited", key=key)
+            if loop.time() < due:
+                await asyncio.sleep(RECHECK_S)
+                continue
+        late = True
+        if suspects is None:
+            suspects = await stalled()
+            if suspects.grace_s > 0:
+                due = loop.time() + suspects.grace_s
+                continue
+        await handle_timeout(on_timeout, suspects, missing)
+        due, suspects = loop.time() + timeout_s(), None
+
+
+async def handle_timeout(
+    on_timeout: Callable[[StalledPeers], Awaitable[None]], stalled: StalledPeers, missing: ChannelTimeout
+) -> None:
+    """Calls `on_timeout`; its error then names the missing key and what was found in its place."""
+    try:
+        await on_timeout(stalled)
+    except ReplacementsFailed as e:
+        said = f"{e.problem}; {missing.problem} (key {missing.key})"
+        raise ReplacementsFailed(said, rank=e.rank, attempt=e.attempt, iteration=e.iteration) from e
