@@ -38,11 +38,11 @@ class Round:
     def __init__(self, platform: Platform, run: str, channel: str) -> None:
         self.platform, self.run, self.channel = platform, run, channel
 
-    async def call(self, rank: int, attempt: int = 0, **options: Any) -> float:
+    async def call(self, rank: int, attempt: int = 0, **request: Any) -> float:
         """Seconds from the call until its code ran."""
         asked = time.time()
         call = Call(run=self.run, rank=rank, attempt=attempt, memory_mb=MEMORY_MB, lifetime_s=60.0, channel=self.channel,
-                    options=options)  # fmt: skip
+                    request=request)  # fmt: skip
         outcome = await (await self.platform.invoke(call)).wait()
         if outcome.status != "ok":
             raise RuntimeError(f"{self.platform.name}: {outcome.status}: {outcome.error}")

@@ -32,7 +32,7 @@ if "IMPORT_ARRIVED" in os.environ:
 
 
 async def dispatch(context: Context) -> dict[str, Any]:
-    out: dict[str, Any] = await globals()[context.call.options["entry"]](context)
+    out: dict[str, Any] = await globals()[context.call.request["entry"]](context)
     return {"pid": os.getpid(), "parent": os.getppid(), "imported_by": IMPORTED_BY, "cold": context.cold, **out}
 
 
@@ -79,7 +79,7 @@ async def draw(context: Context) -> dict[str, Any]:
 
 
 async def allocate(context: Context) -> dict[str, Any]:
-    kept = os.urandom(int(context.call.options["mb"]) * MIB)
+    kept = os.urandom(int(context.call.request["mb"]) * MIB)
     return {"kept": len(kept)}
 
 
@@ -93,7 +93,7 @@ async def memory(context: Context) -> dict[str, Any]:
 async def use_code(context: Context) -> dict[str, Any]:
     """Imports code that came with the call."""
     assert context.scratch is not None
-    (context.scratch / "users_code.py").write_text(context.call.options["code"])
+    (context.scratch / "users_code.py").write_text(context.call.request["code"])
     sys.path.insert(0, str(context.scratch))
     return {"value": importlib.import_module("users_code").VALUE}
 

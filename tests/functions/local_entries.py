@@ -17,12 +17,12 @@ from ephemeron.units import MIB
 
 
 async def dispatch(context: Context) -> dict[str, Any]:
-    out: dict[str, Any] = await globals()[context.call.options["entry"]](context)
+    out: dict[str, Any] = await globals()[context.call.request["entry"]](context)
     return out
 
 
 async def whoami(context: Context) -> dict[str, Any]:
-    names = context.call.options.get("variables", ())
+    names = context.call.request.get("variables", ())
     return {
         "pid": os.getpid(),
         "cold": context.cold,
@@ -66,10 +66,10 @@ async def leave_child(context: Context) -> dict[str, Any]:
 
 async def allocate(context: Context) -> dict[str, Any]:
     kept = []
-    for _ in range(int(context.call.options["mb"])):
+    for _ in range(int(context.call.request["mb"])):
         kept.append(bytearray(os.urandom(1024) * 1024))
         await asyncio.sleep(0)
-    await asyncio.sleep(float(context.call.options.get("then_s", 0)))
+    await asyncio.sleep(float(context.call.request.get("then_s", 0)))
     return {"kept": len(kept) * MIB}
 
 

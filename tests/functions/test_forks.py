@@ -293,7 +293,7 @@ def run(folder: Path, scenario: Scenario, **options: Any) -> None:
 def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:
     fields: dict[str, Any] = {"rank": 0, "attempt": 0, "memory_mb": 256, "lifetime_s": 60.0, "channel": "folder"}
     given = {key: changes.pop(key, value) for key, value in fields.items()}
-    return Call(run="a run", options={"entry": entry, "origin": time.time(), **changes}, **given)
+    return Call(run="a run", origin=time.time(), request={"entry": entry, **changes}, **given)
 
 
 async def outcome(platform: LocalPlatform, entry: str, **changes: Any) -> Outcome:

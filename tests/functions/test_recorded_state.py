@@ -30,9 +30,7 @@ from ephemeron.functions.base import Call
 
 REQUEST = "6f74bd9c-9a6f-4a0c-8c2d-0123456789ab"
 OTHER = "00000000-9a6f-4a0c-8c2d-0123456789ab"
-CALL = Call(
-    run="r", rank=2, attempt=1, memory_mb=512, lifetime_s=900.0, channel="", reason="relay", options={"origin": 5.0}
-)
+CALL = Call(run="r", rank=2, attempt=1, memory_mb=512, lifetime_s=900.0, channel="", reason="relay", origin=5.0)
 SENDING = sending("2.1.x", CALL, at=8.0)
 SENT = {"record": "sent", "id": "2.1.x", "request": REQUEST}
 BEGUN = {"record": "begun", "id": "2.1.x", "delivery": 0, "request": REQUEST, "stream": "s", "at": 9.0}

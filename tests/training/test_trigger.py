@@ -29,7 +29,7 @@ class Full:
 def replace(platform: Full) -> None:
     watching = run_driver.RunDriver.__new__(run_driver.RunDriver)
     watching.platform = platform
-    watching.call = lambda *told: SimpleNamespace()
+    watching.call = lambda *told, **more: SimpleNamespace()
     asyncio.run(watching._replace(0, 1))
 
 

@@ -51,16 +51,16 @@ def test_what_was_learned_is_handed_on():
     timeouts = Timeouts(least_s=20.0)
     timeouts.heard(3, 1.0, 46.0)
     successor = Timeouts(least_s=20.0)
-    successor.load(timeouts.state())
+    successor.load(**timeouts.state())
     assert successor.usual_s() == 460.0
-    successor.load({})
+    successor.load()
     assert successor.usual_s() == 460.0
 
 
 def test_what_predecessors_waited_counts_for_the_same_iteration_of_the_same_rank():
     timeouts = Timeouts(least_s=20.0)
     timeouts.listen(100.0)
-    timeouts.load({"waited": [[3, 7, 12.5]]})
+    timeouts.load(waited=[(3, 7, 12.5)])
     assert timeouts.waited_s(3, 7, 104.0) == 16.5
     assert timeouts.waited_s(3, 8, 104.0) == 4.0
     assert timeouts.waited_s(2, 7, 104.0) == 4.0

@@ -7,11 +7,12 @@ start the same call twice (clouds do): workers fence themselves by `(run, rank, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from ephemeron.events import Ended, Event, Status
+from ephemeron.config.typed import build
+from ephemeron.events import Ended, Event, Status, Traffic
 
 Reason = Literal["start", "relay", "replacement", "duplicate", "resume"]
 
@@ -40,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What one function is told. Small, JSON, and without secrets."""
+    """One call of a function: small, plain JSON, and without secrets."""
 
     run: str
     rank: int
@@ -50,14 +51,25 @@ class Call:
     channel: str
     """Address of the channel, without credentials."""
     reason: Reason = "start"
-    options: dict[str, Any] = field(default_factory=dict)
+    origin: float = 0.0
+    """Unix time of the run's t = 0; in the simulator, virtual time. 0 on the local platform: the start of its daemon."""
+    duplicate: bool = False
+    """The call is started twice, as a cloud may do. Platforms reset it, so that a successor is started once."""
+    request: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the function's own code, which reads them as a dataclass (`config.typed.build`)."""
 
-    def to_payload(self) -> dict[str, Any]:
+    def to_payload(self) -> dict[str, object]:
+        """The call as plain JSON."""
         return asdict(self)
 
     @classmethod
-    def from_payload(cls, payload: dict[str, Any]) -> Call:
-        return cls(**payload)
+    def from_payload(cls, payload: object) -> Call:
+        """The inverse of `to_payload`.
+
+        Raises:
+            JobError: the payload is not a call.
+        """
+        return build(cls, payload, where="call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +77,8 @@ class Outcome:
     """How an invocation ended, and its bill."""
 
     status: Status
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Mapping[str, object] = field(default_factory=dict)
+    """Result of the function's code, JSON; empty unless the status is `ok`."""
     error: str = ""
     billed_s: float = 0.0
     gb_seconds: float = 0.0
@@ -131,12 +144,10 @@ class Platform(ABC):
 
 def ended_event(call: Call, invocation: str, outcome: Outcome, *, t: float) -> Ended:
     """The event that every platform emits when an invocation ends."""
-    from ephemeron.events import Traffic
-
     value = outcome.value
     return Ended(
         t=t, rank=call.rank, attempt=call.attempt, invocation=invocation, status=outcome.status,
         outcome=str(value.get("outcome", "")), error=outcome.error, billed_s=outcome.billed_s,
         gb_seconds=outcome.gb_seconds, memory_mb=call.memory_mb,
-        peak_memory_mb=outcome.peak_memory_mb, traffic=Traffic(**value.get("traffic", {})),
+        peak_memory_mb=outcome.peak_memory_mb, traffic=build(Traffic, value.get("traffic", {}), where="traffic of a result"),
     )  # fmt: skip

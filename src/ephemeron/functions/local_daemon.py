@@ -122,15 +122,13 @@ class LocalDaemon:
         return reply, ()
 
     def invoke(self, call: Call) -> str:
-        """Accepts a call and starts it, twice when its options ask for a duplicate.
+        """Accepts a call and starts it, twice when it asks for a duplicate.
 
         Raises:
             InvocationRefused: memory, lifetime, payload or concurrency is beyond the limits.
         """
         check_call(call, self._limits)
-        options = dict(call.options)
-        twice = options.pop("duplicate", False)  # not passed on, or successors would be doubled as well
-        call = dataclasses.replace(call, options=options)
+        twice, call = call.duplicate, dataclasses.replace(call, duplicate=False)
         first = self._begin(call, call.reason)
         if twice and len(self._running) < self._limits.concurrency:
             self._begin(call, "duplicate")
@@ -305,7 +303,7 @@ class LocalDaemon:
         )  # fmt: skip
 
     def _origin(self, call: Call) -> float:
-        return float(call.options.get("origin", self._born))
+        return call.origin or self._born
 
     def _t(self, call: Call) -> float:
         return time.time() - self._origin(call)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import random
 import sys
@@ -92,8 +93,9 @@ class SimulatedPlatform(Platform):
 
     async def invoke(self, call: Call) -> SimulatedInvocation:
         self._refuse(call)
+        twice, call = call.duplicate, dataclasses.replace(call, duplicate=False)
         invocation = self._start(call, call.reason)
-        if call.options.get("duplicate"):
+        if twice:
             self._start(call, "duplicate")
         return invocation
 
@@ -129,7 +131,7 @@ class SimulatedPlatform(Platform):
 
     @staticmethod
     def run_time(call: Call) -> float:
-        return asyncio.get_running_loop().time() - float(call.options.get("origin", 0.0))
+        return asyncio.get_running_loop().time() - call.origin
 
     def record(self, event: Event) -> None:
         self._events.append(event)
@@ -220,7 +222,7 @@ class SimulatedInvocation(Invocation):
             channel=Throttled(platform.store, latency_s=world.latency_s, bandwidth_mb_s=world.bandwidth_mb_s),
             emit=platform.record, invoke=self._invoke, die=self._die, cold=cold, scratch=None, own_process=False,
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
-            origin=float(call.options.get("origin", 0.0)), deadline=self._deadline,
+            origin=call.origin, deadline=self._deadline,
         )  # fmt: skip
         async with asyncio.timeout_at(self._deadline):
             return await platform.entry(context)

@@ -6,7 +6,7 @@
             yield MyPlatform(entry=dispatch, limits=limits)
 
 The platform runs `ephemeron.testing.platform_entries.dispatch`, an async function from `Context` to a dict, which
-finds what to do in the call's options. Nothing here asserts a duration beyond what the bill itself promises, and
+finds what to do in the call's request. Nothing here asserts a duration beyond what the bill itself promises, and
 nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
 
 What a platform cannot show is skipped with the reason that it gives in `cannot`; what its provider does to it
@@ -25,9 +25,11 @@ from typing import Any, ClassVar, TypeAlias
 
 import pytest
 
+from ephemeron.config.typed import build
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Event, Invoked, Note
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
+from ephemeron.testing.platform_entries import TimedResult
 
 _Scenario: TypeAlias = Callable[[Platform, str], Coroutine[Any, Any, None]]
 
@@ -68,12 +70,13 @@ class PlatformContract:
         asyncio.run(main)
 
     def call(self, run: str, entry: str, **changes: Any) -> Call:
-        """A call of one of `platform_entries`; keywords that are no fields of `Call` become options."""
+        """A call of one of `platform_entries`; keywords that are no fields of `Call` go into its request."""
         known: dict[str, Any] = {
             "rank": 0, "attempt": 0, "memory_mb": self.memory_mb, "lifetime_s": 30.0, "reason": "start",
+            "duplicate": False,
         }  # fmt: skip
         fields = {key: changes.pop(key, value) for key, value in known.items()}
-        return Call(run=run, channel=self.channel, options={"entry": entry, **changes}, **fields)
+        return Call(run=run, channel=self.channel, request={"entry": entry, **changes}, **fields)
 
     def run(self, scenario: _Scenario) -> None:
         """Runs a scenario against a fresh platform."""
@@ -220,7 +223,7 @@ class PlatformContract:
             outcome = await self._outcome(platform, self.call(run, "timed"))
             milliseconds = outcome.billed_s * 1000
             assert math.isclose(milliseconds, round(milliseconds), abs_tol=1e-6)
-            assert outcome.billed_s >= outcome.value["took_s"] - 1e-9
+            assert outcome.billed_s >= _timed(outcome).took_s - 1e-9
             assert math.isclose(outcome.gb_seconds, self.memory_mb / 1024 * outcome.billed_s)
 
         self.run(scenario)
@@ -228,8 +231,8 @@ class PlatformContract:
     def test_a_function_knows_its_deadline_and_the_runs_clock(self) -> None:
         async def scenario(platform: Platform, run: str) -> None:
             outcome = await self._outcome(platform, self.call(run, "timed", lifetime_s=20.0))
-            assert 0 < outcome.value["left_s"] <= 20.0
-            assert outcome.value["run_s"] >= -1e-3
+            assert 0 < _timed(outcome).left_s <= 20.0
+            assert _timed(outcome).run_s >= -1e-3
 
         self.run(scenario)
 
@@ -330,3 +333,7 @@ class PlatformContract:
             if last(event):
                 break
         return out
+
+
+def _timed(outcome: Outcome) -> TimedResult:
+    return build(TimedResult, outcome.value, where="result of `timed`")

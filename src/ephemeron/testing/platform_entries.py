@@ -1,6 +1,6 @@
 """Small functions that the platform contract runs. Apart from the kit, so that functions need not import pytest.
 
-A platform under test runs `dispatch`, which looks up what to do in the call's options.
+A platform under test runs `dispatch`, which looks up what to do in the call's request.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import importlib
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ephemeron.config.typed import build
 from ephemeron.events import Note
 from ephemeron.functions.context import Context
 
@@ -21,16 +22,43 @@ NEVER_S = 1_000_000.0
 """Longer than any lifetime."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRequest:
+    """Arguments of the functions of this module."""
+
+    entry: str
+    """Name of the function."""
+    say: object = None
+    events: int = 0
+    mb: int = 0
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedResult:
+    """Result of `timed`, in seconds."""
+
+    took_s: float
+    left_s: float
+    """Until the deadline, at its beginning."""
+    run_s: float
+    """Since the run's t = 0, at its beginning."""
+
+
+def _request(context: Context) -> EntryRequest:
+    return build(EntryRequest, context.call.request, where="request of a contract's function")
+
+
 async def dispatch(context: Context) -> dict[str, Any]:
-    """Runs the function of this module that `options["entry"]` names."""
-    out: dict[str, Any] = await globals()[context.call.options["entry"]](context)
+    """Runs the function of this module that `request["entry"]` names."""
+    out: dict[str, Any] = await globals()[str(context.call.request["entry"])](context)
     return out
 
 
 async def echo(context: Context) -> dict[str, Any]:
     """Says what it was given."""
-    options = dict(context.call.options)
-    return {"outcome": "finished", "rank": context.call.rank, "said": options.get("say"), "cold": context.cold}
+    said = _request(context).say
+    return {"outcome": "finished", "rank": context.call.rank, "said": said, "cold": context.cold}
 
 
 async def fail(context: Context) -> dict[str, Any]:
@@ -43,7 +71,8 @@ async def timed(context: Context) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     begin = loop.time()
     await asyncio.sleep(0.05)
-    return {"took_s": loop.time() - begin, "left_s": context.deadline - begin, "run_s": begin - context.origin}
+    took_s = loop.time() - begin
+    return asdict(TimedResult(took_s=took_s, left_s=context.deadline - begin, run_s=begin - context.origin))
 
 
 async def forever(context: Context) -> dict[str, Any]:
@@ -55,7 +84,7 @@ async def forever(context: Context) -> dict[str, Any]:
 
 async def talk(context: Context) -> dict[str, Any]:
     """Emits many events, in order."""
-    for n in range(int(context.call.options["events"])):
+    for n in range(_request(context).events):
         context.emit(Note(t=float(n), text=f"event {n}"))
     return {}
 
@@ -75,7 +104,7 @@ async def killed(context: Context) -> dict[str, Any]:
 async def allocate(context: Context) -> dict[str, Any]:
     """Takes memory, megabyte by megabyte, all of it touched."""
     held = []
-    for _ in range(int(context.call.options["mb"])):
+    for _ in range(_request(context).mb):
         held.append(bytearray(os.urandom(1024) * 1024))
         await asyncio.sleep(0)
     return {"held_mb": len(held)}
@@ -105,9 +134,9 @@ async def through_channel(context: Context) -> dict[str, Any]:
 
 
 async def succeed(context: Context) -> dict[str, Any]:
-    """Starts the next attempt of itself until `options["attempts"]` have run."""
+    """Starts the next attempt of itself until `request["attempts"]` have run."""
     call = context.call
-    if call.attempt + 1 < int(call.options["attempts"]):
+    if call.attempt + 1 < _request(context).attempts:
         await context.invoke(replace(call, attempt=call.attempt + 1, reason="relay"))
         return {"outcome": "relayed"}
     return {"outcome": "finished"}

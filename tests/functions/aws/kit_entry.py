@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,18 @@ _spec = importlib.util.spec_from_file_location("platform_entries", _FILE)
 assert _spec is not None
 assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
+sys.modules["platform_entries"] = _module
 _spec.loader.exec_module(_module)
 
 
 async def dispatch(context: Any) -> dict[str, Any]:
-    mine = globals().get(context.call.options["entry"])
-    out: dict[str, Any] = await (mine or getattr(_module, context.call.options["entry"]))(context)
+    mine = globals().get(context.call.request["entry"])
+    out: dict[str, Any] = await (mine or getattr(_module, context.call.request["entry"]))(context)
     return out
 
 
 async def whoami(context: Any) -> dict[str, Any]:
-    names = context.call.options.get("variables", ())
+    names = context.call.request.get("variables", ())
     return {"pid": os.getpid(), "cold": context.cold, "env": {name: os.environ.get(name) for name in names}}
 
 
@@ -36,4 +38,4 @@ async def leave_thread(context: Any) -> dict[str, Any]:
 
 
 async def has(context: Any) -> dict[str, Any]:
-    return {"has": [name in os.environ for name in context.call.options["variables"]]}
+    return {"has": [name in os.environ for name in context.call.request["variables"]]}

@@ -153,7 +153,7 @@ def wanted(tmp_path: Path) -> Start:
         address = (tmp_path / "objects").as_uri()
         call = Call(
             run=RUN, rank=0, attempt=0, memory_mb=256, lifetime_s=lifetime_s, channel=address,
-            options={"entry": entry, **options},
+            request={"entry": entry, **options},
         )  # fmt: skip
         return InvokeRequest(
             id="0.0.aa", run=RUN, rank=0, attempt=0, calls=NAMES.calls, channel=address, every_s=0.05,

@@ -45,7 +45,7 @@ def call(platform: AwsPlatform, entry: str, **options: Any) -> Call:
     fields = {name: options.pop(name) for name in ("rank", "attempt", "lifetime_s") if name in options}
     address = (platform.run_dir / "objects").as_uri()
     known = {"rank": 0, "attempt": 0, "lifetime_s": 30.0}
-    return Call(run="run", memory_mb=256, channel=address, options={"entry": entry, **options}, **{**known, **fields})
+    return Call(run="run", memory_mb=256, channel=address, request={"entry": entry, **options}, **{**known, **fields})
 
 
 def run(settings: AwsSettings, folder: Path, scenario: Scenario, **more: Any) -> None:

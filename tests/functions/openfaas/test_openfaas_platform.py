@@ -39,7 +39,7 @@ def call(entry: str, folder: Path, **more: Any) -> Call:
     attempt = more.pop("attempt", 0)
     return Call(
         run="run", rank=0, attempt=attempt, memory_mb=256, lifetime_s=30.0, channel=(folder / "objects").as_uri(),
-        options={"entry": entry, **more},
+        request={"entry": entry, **more},
     )  # fmt: skip
 
 

@@ -75,6 +75,15 @@ class ServiceAddress:
             raise ServiceUnreachable(f"no data service answers at {self} within {timeout_s:g} s ({e})") from e
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRequest:
+    """Arguments of a loader's call."""
+
+    loader: str
+    """Its name at the shard."""
+    shard: ServiceAddress
+
+
 class Endpoint:
     """A server on a Unix socket and on TCP.
 

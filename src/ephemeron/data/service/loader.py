@@ -16,10 +16,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from ephemeron.communication.rpc import BlockingClient
+from ephemeron.config.typed import build
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
 from ephemeron.data.randomness import nobody_else_draws
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport
-from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
+from ephemeron.data.service.address import TOKEN_VARIABLE, LoaderRequest, ServiceAddress
 from ephemeron.data.service.flow_definition import restore
 from ephemeron.data.service.sample_codec import pack, unpack
 from ephemeron.data.service.shard_state import SampleKey, SerializedSample
@@ -41,10 +42,10 @@ WORTH_BYTES_PER_S = 300e6
 
 async def run_loader(ctx: Context) -> dict[str, Any]:
     """The function's entry: loads until it is over."""
-    options = ctx.call.options
+    request = build(LoaderRequest, ctx.call.request, where="request of a loader")
     left_s = ctx.deadline - asyncio.get_running_loop().time()
     work = _Work(
-        options["loader"], ServiceAddress.from_dict(options["shard"]), os.environ[TOKEN_VARIABLE],
+        request.loader, request.shard, os.environ[TOKEN_VARIABLE],
         until=time.monotonic() + left_s - min(BEFORE_END_S, left_s / 4),
     )  # fmt: skip
     try:

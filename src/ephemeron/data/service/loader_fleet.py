@@ -12,10 +12,11 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
+from ephemeron.data.service.address import TOKEN_VARIABLE, LoaderRequest, ServiceAddress
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.base import Call, Invocation, Outcome, Platform
 from ephemeron.functions.local import LocalPlatform
@@ -101,7 +102,7 @@ class LoaderFleet:
     async def _one(self, name: str) -> None:
         call = Call(
             run=RUN, rank=int(name.rpartition("-")[2]), attempt=0, memory_mb=self._memory_mb,
-            lifetime_s=self._lifetime_s, channel="folder", options={"loader": name, "shard": self._shard.to_dict()},
+            lifetime_s=self._lifetime_s, channel="folder", request=asdict(LoaderRequest(loader=name, shard=self._shard)),
         )  # fmt: skip
         try:
             if self._platform is None:

@@ -181,7 +181,7 @@ class CallTracker:
             return []
         call = Call(
             run=record["run"], rank=record["rank"], attempt=record["attempt"], memory_mb=record["memory_mb"],
-            lifetime_s=record["lifetime_s"], channel="", reason=record["reason"], options={"origin": record["origin"]},
+            lifetime_s=record["lifetime_s"], channel="", reason=record["reason"], origin=record["origin"],
         )  # fmt: skip
         self.sent[id] = CallState(id=id, call=call, seen_at=now, copies=record["copies"], by=record["by"])
         t = record["at"] - record["origin"]
@@ -200,7 +200,7 @@ class CallTracker:
         self._settle(request)
         if number == 0:
             return []
-        t = record["at"] - float(sent.call.options["origin"])
+        t = record["at"] - sent.call.origin
         return [Invoked(t=t, rank=sent.call.rank, attempt=sent.call.attempt,
                         invocation=invocation_of(sent.id, number), reason="duplicate")]  # fmt: skip
 

@@ -227,7 +227,7 @@ class Collector:
         self._records.append(line_of(record))
 
     def _write_end(self, final: CallResult, outcome: Outcome, name: str) -> None:
-        origin = float(final.call.options["origin"])
+        origin = final.call.origin
         t = max(self._latest, time.time() - origin)
         event = ended_event(final.call, name, outcome, t=t)
         traffic = self._channel.traffic

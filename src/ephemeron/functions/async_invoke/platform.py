@@ -128,9 +128,7 @@ class AsyncInvokePlatform(Platform):
                 f"{len(self._open())} functions run already; the limit of concurrency is {self.limits.concurrency}",
                 binding="concurrency",
             )
-        options = dict(call.options)
-        twice = bool(options.pop("duplicate", False))  # not passed on, or successors would be doubled as well
-        call = dataclasses.replace(call, options=options)
+        twice, call = call.duplicate, dataclasses.replace(call, duplicate=False)
         id = new_id(call)
         self._mine.add(id)
         try:

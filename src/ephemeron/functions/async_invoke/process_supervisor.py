@@ -103,7 +103,7 @@ class ProcessSupervisor(ABC):
             payload = await asyncio.to_thread(reporter.start)
             started = True
             try:
-                call = Call.from_payload(payload if envelope.call is None else envelope.call)  # type: ignore[arg-type]
+                call = Call.from_payload(payload if envelope.call is None else envelope.call)
                 outcome = await self._run(call, envelope, reporter, callback, deadline)
             except Exception as e:  # noqa: BLE001 - also a fault of ours must not leave the call without an end
                 error = f"{type(e).__name__}: {e}"
@@ -161,7 +161,7 @@ class ProcessSupervisor(ABC):
             return hello
         lifetime_s = max(0.0, deadline - loop.time())
         message = {
-            "call": call.to_payload(), "invocation": reporter.name, "origin": float(call.options.get("origin", 0.0)),
+            "call": call.to_payload(), "invocation": reporter.name, "origin": call.origin,
             "lifetime_s": lifetime_s, "vcpus": self._vcpus, "scratch": str(scratch), "base": str(scratch),
             "cold": environment.cold,
         }  # fmt: skip

@@ -64,7 +64,7 @@ def sending(id: str, call: Call, *, at: float, copies: int = 1, by: str = "") ->
     return {
         "record": "sending", "id": id, "run": call.run, "rank": call.rank, "attempt": call.attempt,
         "reason": call.reason, "memory_mb": call.memory_mb, "lifetime_s": call.lifetime_s,
-        "origin": float(call.options.get("origin", 0.0)), "at": round(at, 3),
+        "origin": call.origin, "at": round(at, 3),
         "copies": copies, "by": by,
     }  # fmt: skip
 

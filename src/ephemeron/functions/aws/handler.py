@@ -62,7 +62,7 @@ def handle(event: Any, context: Any) -> dict[str, Any]:
         lifetime_s=lifetime_s,
     )  # fmt: skip
     payload = reporter.start()
-    call = Call.from_payload(payload if envelope.call is None else envelope.call)  # type: ignore[arg-type]
+    call = Call.from_payload(payload if envelope.call is None else envelope.call)
     outcome, fit = _serve(call, envelope, reporter, context, deadline=time.monotonic() + lifetime_s, cold=cold)
     reporter.close(outcome)
     if not fit:
@@ -148,7 +148,7 @@ async def _run(
 
             stack.callback(asyncio.create_task(_ahead(settings, envelope.lifetime_s)).cancel)
             stack.push_async_callback(_all_sent, sending)
-            stack.enter_context(warnings_emitted(emit, lambda: time.time() - float(call.options.get("origin", 0.0))))
+            stack.enter_context(warnings_emitted(emit, lambda: time.time() - call.origin))
             return await entry(
                 Context(
                     call=call, invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}", channel=channel,
@@ -184,7 +184,7 @@ def _made_once(settings: Any) -> Any:
 
 def _origin(call: Call, loop_time: float) -> float:
     """The run's t = 0 on the loop's clock."""
-    return loop_time - (time.time() - float(call.options.get("origin", 0.0)))
+    return loop_time - (time.time() - call.origin)
 
 
 def _prepared() -> Any:

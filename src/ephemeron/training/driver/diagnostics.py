@@ -14,7 +14,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ephemeron.training.driver import run_platform
 from ephemeron.training.driver.run_dir import new_run_id
 from ephemeron.training.job import Configuration
 from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.worker.probe_messages import ProbeRequest, ProbeResult, TransferProbe
 from ephemeron.units import human_count
 
 ANSWER_S = 120.0
@@ -176,20 +177,23 @@ async def _function(
     if outcome.status != "ok":
         raise JobError(f"a function was called and ended badly: {outcome.status}: {_first_line(outcome.error)}",
                        remedy=_remedy(outcome, "" if where is None else where.logs(settings)))  # fmt: skip
-    row = outcome.value["transfer"]["rows"][-1]
+    result = ProbeResult.of(outcome.value)
+    assert result.transfer is not None  # it was asked for
+    row = result.transfer.rows[-1]
     bill = load_prices("objects").functions_usd(outcome.gb_seconds, 1)
     return (
-        f"one of {c.memory_mb} MB began {outcome.value['entered_wall'] - invoked:.1f} s after it was called, "
-        f"put an object in {_ms(row['up_s'])} and read it in {_ms(row['down_s'])}; billed {outcome.billed_s:.1f} s"
+        f"one of {c.memory_mb} MB began {result.entered_wall - invoked:.1f} s after it was called, "
+        f"put an object in {_ms(row.up_s)} and read it in {_ms(row.down_s)}; billed {outcome.billed_s:.1f} s"
         + (f", ${bill:.6f} at list prices" if where is not None and where.name == "aws" else "")
     )
 
 
 async def _call(platform: Platform, run: str, memory_mb: int, lifetime_s: float, address: str) -> tuple[Outcome, float]:
-    options = {"origin": time.time(), "transfer": {"sizes_mb": [OBJECT_MB], "repeats": 1, "parallel": 1}}
+    request = ProbeRequest(transfer=TransferProbe(sizes_mb=(OBJECT_MB,), repeats=1, parallel=1))
     call = Call(
-        run=run, rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s, channel=address, options=options
-    )
+        run=run, rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s, channel=address, origin=time.time(),
+        request=asdict(request),
+    )  # fmt: skip
     invoked = time.time()
     invocation = await platform.invoke(call)
     try:

@@ -31,10 +31,9 @@ from ephemeron.training.driver.supervisor import Action, Fail, Finish, Replace, 
 from ephemeron.training.job import parse_fault
 from ephemeron.training.tensors import Arrays, decode_state, digest
 from ephemeron.training.worker import fencing
-from ephemeron.training.worker.failure_detector import NOT_AFTER
 from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.finalize import clear, parts_of
-from ephemeron.training.worker.invocation import CHANNEL_RETRY, RECOVER
+from ephemeron.training.worker.request import RECOVER, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 
 STOP_GRACE_S = 15.0
@@ -158,17 +157,13 @@ class RunDriver:
             ),
         )
 
-    async def _invoke(self, rank: int, attempt: int, reason: Reason, options: dict[str, float] | None = None) -> None:
-        call = self.call(rank, attempt, reason)
-        await self.platform.invoke(dataclasses.replace(call, options={**call.options, **options}) if options else call)
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, *, not_after: float | None = None) -> None:
+        await self.platform.invoke(self.call(rank, attempt, reason, not_after=not_after))
 
-    def call(self, rank: int, attempt: int, reason: Reason) -> Call:
+    def call(self, rank: int, attempt: int, reason: Reason, *, not_after: float | None = None) -> Call:
         """What a function of this run is told."""
         c = self.spec.configuration
-        options: dict[str, Any] = {"origin": self.origin, CHANNEL_RETRY: c.channel_retry_s}
         faults = map(parse_fault, self.spec.faults)
-        if attempt == 0 and any(f.kind == "duplicate" and f.rank == rank for f in faults):
-            options["duplicate"] = True
         return Call(
             run=self.spec.run_id,
             rank=rank,
@@ -177,7 +172,9 @@ class RunDriver:
             lifetime_s=c.function_timeout_s,
             channel=self.address,
             reason=reason,
-            options=options,
+            origin=self.origin,
+            duplicate=attempt == 0 and any(f.kind == "duplicate" and f.rank == rank for f in faults),
+            request=WorkerRequest(channel_retry_s=c.channel_retry_s, not_after=not_after).to_json(),
         )
 
     def interrupt(self) -> None:
@@ -276,7 +273,7 @@ class RunDriver:
                     claim = Claim(at_s=self.now(), not_after=missed)
                     if await fencing.claim(self.channel, self.keys, rank, attempt, claim):
                         await fencing.spend(self.channel, self.keys, most, rank=rank, iteration=None)
-                        await self._replace(rank, attempt, {} if missed is None else {NOT_AFTER: missed})
+                        await self._replace(rank, attempt, not_after=missed)
                     else:  # its own successor waits to be told where to go on
                         with contextlib.suppress(KeyExists):
                             await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
@@ -289,12 +286,12 @@ class RunDriver:
             return None
         return claim.not_after
 
-    async def _replace(self, rank: int, attempt: int, options: dict[str, float] | None = None) -> None:
+    async def _replace(self, rank: int, attempt: int, *, not_after: float | None = None) -> None:
         """Starts a replacement; where others still take all places, as soon as there is one."""
         tries = ROOM_TRIES
         while True:
             try:
-                return await self._invoke(rank, attempt, "replacement", options)
+                return await self._invoke(rank, attempt, "replacement", not_after=not_after)
             except InvocationRefused as e:
                 tries -= 1
                 if e.binding != "concurrency" or not tries:

@@ -18,12 +18,13 @@ from ephemeron.training.driver.api import platform_limits
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.builtin import priced
-from ephemeron.training.planner.model.fit import StepFit, TransferFit, fit_memory, fit_transfers
+from ephemeron.training.planner.model.fit import StepFit, TimingSample, TransferFit, fit_memory, fit_transfers
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import calibration, live, probe_design, store
 from ephemeron.training.profiling.live import Prober
 from ephemeron.training.profiling.probe_design import Measurement, Range
+from ephemeron.training.worker.probe_messages import FoldProbe, ParallelTransferRow, ProbeResult
 from ephemeron.units import MB
 
 OnProgress = Callable[[str], None]
@@ -118,14 +119,15 @@ async def _measure(
     second = await _second_cpu(prober, cells, high, end)
     peaks = [*first, *cells, *kept_out]
     memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
-    spec, folded = prepared.spec, raw["fold"]
-    per_mb = statistics.median([*folded["pack_s"], *folded["unpack_add_s"]]) / max(folded["mb"], 1e-9)
+    spec, folded = prepared.spec, raw.fold
+    assert folded is not None  # the first look asks for it
+    per_mb = statistics.median([*folded.pack_s, *folded.unpack_add_s]) / max(folded.mb, 1e-9)
     workload = Workload(
-        name=spec.name, model_mb=raw["model_bytes"] / MB, a=fitted.a, b=fitted.b, m=fitted.m,
-        memory_slope_mb=memory.slope_mb, memory_base_mb=max(memory.base_mb, raw["load_peak_mb"]),
+        name=spec.name, model_mb=raw.model_bytes / MB, a=fitted.a, b=fitted.b, m=fitted.m,
+        memory_slope_mb=memory.slope_mb, memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
         dataset_mb=live.data_mb(prepared), samples=spec.samples, test_samples=prepared.test_samples,
-        state_mb=raw["state_bytes"] / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
-        fold_s_per_mb=per_mb, apply_s=statistics.median([p["apply_s"] for p in raw["steps"]]),
+        state_mb=raw.state_bytes / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
+        fold_s_per_mb=per_mb, apply_s=statistics.median([p.apply_s for p in raw.steps]),
     )  # fmt: skip
     workload, platform, company = await _rehearse(prober, prepared, workload, known.platform, over)
     if not known.reused:
@@ -165,7 +167,7 @@ async def _rehearse(
 # -- the workload -------------------------------------------------------------------------------------------
 
 
-async def _first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[list[Measurement], int, dict[str, Any]]:
+async def _first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[list[Measurement], int, ProbeResult]:
     """Short windows of two small batches at one vCPU: what larger ones may take.
 
     Returns:
@@ -177,13 +179,14 @@ async def _first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[li
     low = min(SMALLEST_BATCH, most)
     pair = sorted({low, min(4 * low, most)})
     try:
-        cells = await prober.steps(high, pair, window_s=0.25, windows=2, fold={"repeats": 9})
+        cells = await prober.steps(high, pair, window_s=0.25, windows=2, fold=FoldProbe(repeats=9))
     except OutOfMemory:
         raise PlanInfeasible(
             f"a batch of {pair[-1]} samples does not fit {high} MB; use a smaller model or smaller samples",
             binding="memory",
         ) from None
     slow, large = cells[0], cells[-1]
+    assert prober.last is not None  # the call above has set it
     if large is slow:
         return cells, most, prober.last
     per_sample = max((large.seconds - slow.seconds) / (large.batch - slow.batch), 1e-9)
@@ -309,12 +312,14 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     """Starts, transfers and polls."""
     model_mb = prepared.model_bytes / MB
     sizes = [0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, float(min(64.0, max(8.0, 1.5 * model_mb)))]
-    timings, together, polls = [], [], []
+    timings: list[TimingSample] = []
+    together: list[ParallelTransferRow] = []
+    polls: list[float] = []
     for quota in quotas:
         raw = await prober.transfers(quota, sizes, REPEATS)
         timings += live.timings_of(quota, raw)
-        together += raw["together"]
-        polls += raw["polls_s"]
+        together += raw.together
+        polls += raw.polls_s
     fitted = fit_transfers(timings)
     while not prober.warm_s:
         await prober.call(quotas[0])
@@ -340,12 +345,13 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     return store.Known(platform=priced(bare, prices), fit=fit)
 
 
-def _overlap(rows: Sequence[dict[str, Any]]) -> float:
+def _overlap(rows: Sequence[ParallelTransferRow]) -> float:
     """How many requests at once take the time of one: the worse direction, small objects."""
-    small = min(row["size_mb"] for row in rows)
-    mine = [row for row in rows if row["size_mb"] == small]
-    each = [statistics.median(row[f"{way}_alone_s"] / row[f"{way}_s"] for row in mine) for way in ("up", "down")]
-    return float(live.PARALLEL * min(each))
+    small = min(row.size_mb for row in rows)
+    mine = [row for row in rows if row.size_mb == small]
+    up = statistics.median(row.up_alone_s / row.up_s for row in mine)
+    down = statistics.median(row.down_alone_s / row.down_s for row in mine)
+    return live.PARALLEL * min(up, down)
 
 
 def transfer_report(fitted: TransferFit) -> dict[str, Any]:

@@ -13,8 +13,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.base import Channel, Traits
@@ -29,6 +28,15 @@ from ephemeron.training.driver import parameter_server, run_dir
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.planner.model.fit import TimingSample
 from ephemeron.training.profiling.probe_design import Measurement
+from ephemeron.training.worker.probe_messages import (
+    FoldProbe,
+    ProbeRequest,
+    ProbeResult,
+    StepProbe,
+    StepResult,
+    TransferProbe,
+    TransferResult,
+)
 from ephemeron.units import MB
 
 ENTRY = "ephemeron.training.worker.probe:run_probe"
@@ -58,11 +66,11 @@ class Prober:
     cold_s: list[float] = field(default_factory=list)
     warm_s: list[float] = field(default_factory=list)
     calls: int = 0
-    last: dict[str, Any] = field(default_factory=dict)
-    """What the latest call returned."""
+    last: ProbeResult | None = None
+    """Result of the latest call."""
 
-    async def call(self, memory_mb: int, **options: Any) -> dict[str, Any]:
-        """Runs one probe.
+    async def call(self, memory_mb: int, request: ProbeRequest | None = None) -> ProbeResult:
+        """Runs one probe; without a request it measures its own start.
 
         Raises:
             OutOfMemory, FunctionTimedOut, FunctionLost, FunctionFailed: it ended badly.
@@ -70,7 +78,7 @@ class Prober:
         self.calls += 1
         call = Call(
             run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.limits.lifetime_s,
-            channel=self.address, options={"origin": time.time(), **options},
+            channel=self.address, origin=time.time(), request=asdict(request or ProbeRequest()),
         )  # fmt: skip
         invoked = time.time()
         outcome = await (await self.platform.invoke(call)).wait()
@@ -78,45 +86,51 @@ class Prober:
             text = f"a probe of {memory_mb} MB: {outcome.error.strip().splitlines()[0] if outcome.error else outcome.status}"
             kinds = {"out_of_memory": OutOfMemory, "timed_out": FunctionTimedOut, "error": FunctionFailed}
             raise kinds.get(outcome.status, FunctionLost)(text, rank=0, attempt=self.calls)
-        value = self.last = outcome.value
-        (self.cold_s if value["cold"] else self.warm_s).append(value["entered_wall"] - invoked)
-        return value
+        result = self.last = ProbeResult.of(outcome.value)
+        (self.cold_s if result.cold else self.warm_s).append(result.entered_wall - invoked)
+        return result
 
     async def steps(
-        self, memory_mb: int, batches: list[int], *, window_s: float = WINDOW_S, windows: int = WINDOWS, **more: Any
+        self,
+        memory_mb: int,
+        batches: list[int],
+        *,
+        window_s: float = WINDOW_S,
+        windows: int = WINDOWS,
+        fold: FoldProbe | None = None,
     ) -> list[Measurement]:
         """Measures steps of these batches at one quota."""
         self.on_progress(f"steps of {', '.join(map(str, batches))} samples at {memory_mb} MB")
         longer = 2.0 if self.limits.vcpus(memory_mb) < SMALL_SHARE else 1.0
-        probe = {"batches": batches, "window_s": longer * window_s, "windows": windows}
-        value = await self.call(memory_mb, probe=probe, **more)
-        return [_cell(part, memory_mb) for part in value["steps"]]
+        probe = StepProbe(batches=tuple(batches), window_s=longer * window_s, windows=windows)
+        result = await self.call(memory_mb, ProbeRequest(probe=probe, fold=fold))
+        return [_cell(part, memory_mb) for part in result.steps]
 
-    async def transfers(self, memory_mb: int, sizes_mb: list[float], repeats: int) -> dict[str, Any]:
+    async def transfers(self, memory_mb: int, sizes_mb: list[float], repeats: int) -> TransferResult:
         """Measures puts, gets and empty polls at one quota."""
         self.on_progress(f"transfers at {memory_mb} MB")
-        options = {"sizes_mb": sizes_mb, "repeats": repeats, "parallel": PARALLEL}
-        value: dict[str, Any] = (await self.call(memory_mb, transfer=options))["transfer"]
-        return value
+        wanted = TransferProbe(sizes_mb=tuple(sizes_mb), repeats=repeats, parallel=PARALLEL)
+        transfer = (await self.call(memory_mb, ProbeRequest(transfer=wanted))).transfer
+        assert transfer is not None  # it was asked for
+        return transfer
 
 
-def timings_of(memory_mb: int, raw: dict[str, Any]) -> list[TimingSample]:
+def timings_of(memory_mb: int, raw: TransferResult) -> list[TimingSample]:
     """Both directions of every size: medians, since a disturbance only ever makes a transfer longer."""
     out = []
-    for size in sorted({row["size_mb"] for row in raw["rows"]}):
-        for direction in ("up", "down"):
-            seconds = [row[f"{direction}_s"] for row in raw["rows"] if row["size_mb"] == size]
+    for size in sorted({row.size_mb for row in raw.rows}):
+        rows = [row for row in raw.rows if row.size_mb == size]
+        for direction, seconds in (("up", [row.up_s for row in rows]), ("down", [row.down_s for row in rows])):
             out.append(TimingSample(direction, memory_mb, size, max(statistics.median(seconds), 1e-7)))
     return out
 
 
-def _cell(part: dict[str, Any], memory_mb: int) -> Measurement:
-    windows = part["seconds"]
+def _cell(part: StepResult, memory_mb: int) -> Measurement:
+    windows = part.seconds
     middle = statistics.median(windows)
     spread = statistics.stdev(windows) / middle / len(windows) ** 0.5 if len(windows) > 1 else 0.0
     return Measurement(
-        batch=part["batch"], memory_mb=memory_mb, seconds=middle, spread=spread, peak_mb=part["peak_mb"],
-        steps=part["steps"],
+        batch=part.batch, memory_mb=memory_mb, seconds=middle, spread=spread, peak_mb=part.peak_mb, steps=part.steps,
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
@@ -25,8 +24,6 @@ from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.timeouts import Timeouts
 
-NOT_AFTER = "not_after"
-"""Option of a replacement: the iteration whose objects somebody misses, so that it starts no later."""
 MOST_TRIES = 5
 """Replacements of a rank for the same iteration before the run is called broken."""
 
@@ -40,14 +37,14 @@ class FailureDetector:
         lifetime_s: of an invocation.
         now: loop time.
         run_now: seconds of the run.
-        invoke: starts an attempt of a rank, with options.
+        invoke: starts an attempt of a rank, as a claim says.
         note: tells the user.
     """
 
     def __init__(
         self, channel: Channel, keys: Keys, spec: RunSpec, timeouts: Timeouts, *, rank: int, lifetime_s: float,
         now: Callable[[], float], run_now: Callable[[], float],
-        invoke: Callable[[int, int, dict[str, Any]], Awaitable[None]], note: Callable[[str], None],
+        invoke: Callable[[int, int, Claim], Awaitable[None]], note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._channel, self._keys, self._spec, self._timeouts = channel, keys, spec, timeouts
         self._rank, self._lifetime_s = rank, lifetime_s
@@ -104,7 +101,7 @@ class FailureDetector:
                 else f"rank {rank}: what it had sent of iteration {iteration} is lost; its replacement sends it again"
             )  # fmt: skip
             # A checkpoint behind that iteration is of no use: what is missing was put before it, and lost.
-            await self._invoke(rank, latest + 1, {NOT_AFTER: iteration, "tries": tries + 1})
+            await self._invoke(rank, latest + 1, new)
 
     async def check_left(self, rank: int, iteration: int) -> None:
         """Raises `ReplacementsFailed` if the run has used up its replacements."""

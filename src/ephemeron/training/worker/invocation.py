@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 from typing import Any
 
-from ephemeron.communication.channels.retry import CHANNEL_RETRY_S, RetryPolicy
+from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage
 from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
@@ -20,24 +19,15 @@ from ephemeron.training.collectives import StalledPeers, all_of
 from ephemeron.training.job import Fault, parse_fault
 from ephemeron.training.planner.model import lives
 from ephemeron.training.worker import fencing
-from ephemeron.training.worker.failure_detector import NOT_AFTER, FailureDetector
+from ephemeron.training.worker.failure_detector import FailureDetector
 from ephemeron.training.worker.faults import Delayed, FaultInjector
 from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.timeouts import WAITED, Timeouts
+from ephemeron.training.worker.timeouts import Timeouts
 from ephemeron.training.worker.trace import PhaseTrace
 from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
-RECOVER = b"recover"
-"""Handed to a successor whose predecessor cannot say where it stood; after it, in JSON, `WAITED` and `SEEN`."""
-OVER = b"over"
-"""Handed to a successor that is not needed: the run has ended."""
-CHANNEL_RETRY = "channel_retry_s"
-"""Option of a call: see `channels.retry`."""
-REACHED = "reached"
-"""Option of a successor: the latest iteration that its predecessors have come to."""
-SEEN = "seen"
-"""Option of a successor: ranks, each with the latest iteration at which its predecessor has seen it."""
 SOONEST = 0.2
 """Share of the patience after which a successor asks about what its predecessors waited for in vain."""
 CONTROL_EVERY_S = 2.0
@@ -66,13 +56,14 @@ class InvocationContext:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx, self.call = ctx, ctx.call
+        self.request = WorkerRequest.of(ctx.call.request)
         self.rank, self.attempt = ctx.call.rank, ctx.call.attempt
         self.keys = Keys(ctx.call.run)
         self.began = self.now()
         self._cpu_began = ctx.cpu_time()
         self._started_after_s = self.run_now()
         self.faults = FaultInjector((), rank=self.rank, attempt=self.attempt, die=ctx.die, fired=self._fired)
-        self.retry = RetryPolicy(total_s=float(ctx.call.options.get(CHANNEL_RETRY, CHANNEL_RETRY_S)))
+        self.retry = RetryPolicy(total_s=self.request.channel_retry_s)
         self.channel = RunChannel(
             ctx.channel, owner=ctx.invocation, retry=self.retry, told=self._outage, damaged=self._damaged,
             latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=lambda key: self.faults.drops(key),
@@ -87,7 +78,9 @@ class InvocationContext:
         self.load_s = 0.0
         self.write_s = 0.0
         self.timeouts = Timeouts(least_s=0.0)
-        self.timeouts.load(ctx.call.options)
+        self.timeouts.load(
+            slowest_s=self.request.slowest_s, typical_s=self.request.typical_s, waited=self.request.waited
+        )
         self._outages_before = 0.0
         self.at_end = contextlib.ExitStack()
         """What the invocation has to let go of."""
@@ -126,7 +119,7 @@ class InvocationContext:
             self.channel, self.keys, spec, self.timeouts, rank=self.rank, lifetime_s=self.call.lifetime_s, now=self.now,
             run_now=self.run_now, invoke=self._replacement, note=self._warn,
         )  # fmt: skip
-        self.replacing.seen.update(map(tuple, self.call.options.get(SEEN, [])))
+        self.replacing.seen.update(self.request.seen)
         if self.faults.delay != 1:
             self.compute = Delayed(self.ctx.compute, self.faults.delay)
 
@@ -250,7 +243,7 @@ class InvocationContext:
             raise InvocationExit("fenced")
         self._successor = True
         left = self.ctx.deadline - self.now()  # by then we have handed over, or were killed
-        await self._invoke(self.rank, self.attempt + 1, "relay", hand_within_s=round(left, 3), **self._reached())
+        await self._invoke(self.rank, self.attempt + 1, "relay", hand_within_s=round(left, 3), reached=self._reached())
 
     async def forget_predecessor(self) -> None:
         """Deletes the traces of the attempt before ours, so that relays leave nothing behind."""
@@ -271,17 +264,19 @@ class InvocationContext:
         return self._successor
 
     async def _invoke(self, rank: int, attempt: int, reason: Reason, **more: Any) -> None:
-        own = {"duplicate", NOT_AFTER, SEEN, WAITED} | (set() if rank == self.rank else {REACHED, "tries"})
-        options = {k: v for k, v in self.call.options.items() if k not in own}
-        options |= self.timeouts.state() | more
-        if rank == self.rank and self.replacing.seen:
-            options[SEEN] = self._seen()
+        own, pace = rank == self.rank, self.timeouts.state()
+        request = WorkerRequest(
+            channel_retry_s=self.request.channel_retry_s, tries=self.request.tries if own else 0,
+            reached=self.request.reached if own else -1, seen=self._seen() if own else (), slowest_s=pace["slowest_s"],
+            typical_s=pace["typical_s"],
+        )  # fmt: skip
+        request = dataclasses.replace(request, **more)
         await self.ctx.invoke(
-            dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, options=options)
+            dataclasses.replace(self.call, rank=rank, attempt=attempt, reason=reason, request=request.to_json())
         )
 
-    def _seen(self) -> list[list[int]]:
-        return [list(pair) for pair in sorted(self.replacing.seen.items())]
+    def _seen(self) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(self.replacing.seen.items()))
 
     # -- peers --------------------------------------------------------------------------------------------
 
@@ -320,22 +315,29 @@ class InvocationContext:
         It is told how long whoever is late has been waited for: waits that are longer than what a life leaves for them count
         all the same.
         """
-        if blame.iteration <= self.call.options.get(REACHED, -1):
+        if blame.iteration <= self.request.reached:
             await self.replacing.spend(self.rank, blame.iteration)  # a life that has brought nothing
         iteration = blame.iteration
         peers = [rank for rank in blame.ranks if rank != self.rank]
         await all_of(self.replacing.goes_on(rank) for rank in peers)
-        waited = [(rank, iteration, round(self.timeouts.waited_s(rank, iteration, self.now()), 3)) for rank in peers]
+        now = self.now()
+        waited = tuple((rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers)
         if self._successor:
-            message = RECOVER + json.dumps({WAITED: waited, SEEN: self._seen()}).encode()
+            message = Recovery(waited=waited, seen=self._seen()).to_bytes()
             await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [message])
         else:
-            still = self.call.options.get(NOT_AFTER, -1.0)
-            told = still if iteration <= still else None
+            still = self.request.not_after
+            told = still if still is not None and iteration <= still else None
             if not await self._claim(self.attempt + 1, not_after=told):
                 return
-            more = self._reached(iteration) | ({} if told is None else {NOT_AFTER: told})
-            await self._invoke(self.rank, self.attempt + 1, "replacement", **more, **{WAITED: waited})
+            await self._invoke(
+                self.rank,
+                self.attempt + 1,
+                "replacement",
+                reached=self._reached(iteration),
+                not_after=told,
+                waited=waited,
+            )
 
     async def suspect(self, blame: StalledPeers) -> None:
         """Replaces whoever is to blame.
@@ -351,15 +353,15 @@ class InvocationContext:
         if any(rank == self.rank for rank, _ in late):  # what we had sent was lost: our replacement sends it again
             await self.check_fence()
 
-    def _reached(self, awaited: int = -1) -> dict[str, float]:
-        return {REACHED: max(self._iteration, awaited, self.call.options.get(REACHED, -1))}
+    def _reached(self, awaited: int = -1) -> int:
+        return max(self._iteration, awaited, self.request.reached)
 
-    async def _replacement(self, rank: int, attempt: int, options: dict[str, float]) -> None:
-        await self._invoke(rank, attempt, "replacement", **options)
+    async def _replacement(self, rank: int, attempt: int, claim: Claim) -> None:
+        await self._invoke(rank, attempt, "replacement", not_after=claim.not_after, tries=claim.tries)
 
     async def _claim(self, attempt: int, *, not_after: float | None = None) -> bool:
         """Whether we may launch this attempt of our own rank."""
-        said = Claim(at_s=self.run_now(), not_after=not_after, tries=int(self.call.options.get("tries", 0)))
+        said = Claim(at_s=self.run_now(), not_after=not_after, tries=self.request.tries)
         return await fencing.claim(self.channel, self.keys, self.rank, attempt, said)
 
     def _warn(self, text: str) -> None:

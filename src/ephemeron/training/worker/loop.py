@@ -41,12 +41,12 @@ def poll_worth_s(spec: RunSpec) -> float:
 
 
 async def run_worker(ctx: Context) -> dict[str, Any]:
-    """Runs one invocation to its end. A call with the option `transfer` measures the channel instead (`worker.probe`).
+    """Runs one invocation to its end. A request with `transfer` measures the channel instead (`worker.probe`).
 
     Returns:
         `outcome` (finished, relayed, stopped, duplicate or fenced), `traffic`, and what rank 0 knows of the result.
     """
-    if "transfer" in ctx.call.options:
+    if ctx.call.request.get("transfer") is not None:
         from ephemeron.training.worker.probe import run_probe
 
         return await run_probe(ctx)

@@ -2,13 +2,7 @@
 
 The platform starts it with `EPHEMERON_ENTRY=ephemeron.training.worker.probe:run_probe`. It reads what a worker reads from the
 channel (specification, code, data, initial weights) and uses the real trainer on the real compute thread, so that what
-is measured is what will run. `call.options` say what to measure:
-
-    probe       {"batches": [...], "window_s", "windows"}: steps, ascending in batch, so that the peak of the process
-                after each batch is that batch's
-    transfer    {"sizes_mb": [...], "repeats", "parallel"}: puts and gets of objects of those sizes, one alone and
-                `parallel` at once, and reads of what is not there
-    fold        {"repeats"}: what the CPU does to the exchanged vector
+is measured is what will run. A `ProbeRequest` in the call says what to measure; the result is a `ProbeResult`.
 
 CPU quotas are enforced in periods (100 ms on Linux): a single step runs at full speed and the next one stands still.
 Seconds of a step are therefore always the mean of a window of many.
@@ -23,7 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +32,17 @@ from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.context import Context
 from ephemeron.training.tensors import MessageHeader, codec_by_name, decode_state, encode_state, pack, unpack
 from ephemeron.training.worker.factory import build_trainer, open_feed
+from ephemeron.training.worker.probe_messages import (
+    FoldResult,
+    ParallelTransferRow,
+    ProbeRequest,
+    ProbeResult,
+    StepProbe,
+    StepResult,
+    TransferProbe,
+    TransferResult,
+    TransferRow,
+)
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 from ephemeron.units import MB, MIB
@@ -51,29 +56,28 @@ _LEAST_STEPS = 3
 
 
 async def run_probe(ctx: Context) -> dict[str, Any]:
-    """Measures what the call asks for.
+    """Measures what the call's `ProbeRequest` asks for.
 
     Returns:
-        `entered_wall`, `cold`, and per thing asked for its raw measurements: see the functions below.
+        A `ProbeResult` as JSON.
     """
     entered = time.time()
-    out: dict[str, Any] = {"entered_wall": entered, "cold": ctx.cold, "memory_mb": ctx.call.memory_mb}
-    options = ctx.call.options
-    if "transfer" in options:
-        out["transfer"] = await _transfers(ctx, **options["transfer"])
-    if "probe" in options or "fold" in options:
+    request = ProbeRequest.of(ctx.call.request)
+    result = ProbeResult(entered_wall=entered, cold=ctx.cold, memory_mb=ctx.call.memory_mb)
+    if request.transfer is not None:
+        result = replace(result, transfer=await _transfers(ctx, request.transfer))
+    if request.probe is not None or request.fold is not None:
         with contextlib.ExitStack() as at_end:
             steps = await _Steps.load(ctx)
             at_end.callback(steps.trainer.close)
-            out["load_s"] = time.time() - entered
-            out["load_peak_mb"] = peak_mb()
-            if "fold" in options:
-                out["fold"] = await steps.fold(**options["fold"])
-            if "probe" in options:
-                out["steps"] = await steps.measure(**options["probe"])
-            out["model_bytes"] = steps.trainer.size * steps.trainer.dtype.itemsize
-            out["state_bytes"] = steps.state_bytes
-    return out
+            result = replace(result, load_s=time.time() - entered, load_peak_mb=peak_mb())
+            if request.fold is not None:
+                result = replace(result, fold=await steps.fold(request.fold.repeats))
+            if request.probe is not None:
+                result = replace(result, steps=tuple(await steps.measure(request.probe)))
+            model_bytes = steps.trainer.size * steps.trainer.dtype.itemsize
+            result = replace(result, model_bytes=model_bytes, state_bytes=steps.state_bytes)
+    return asdict(result)
 
 
 @dataclass(slots=True)
@@ -88,11 +92,11 @@ class _Windows:
     peak_mb: float = 0.0
     steps: int = 0
 
-    def result(self) -> dict[str, Any]:
-        return {
-            "batch": self.batch, "seconds": self.seconds, "cpu_s": self.cpu_s, "quickest_s": self.quickest_s,
-            "apply_s": self.applied_s / self.steps, "peak_mb": self.peak_mb, "steps": self.steps,
-        }  # fmt: skip
+    def result(self) -> StepResult:
+        return StepResult(
+            batch=self.batch, seconds=tuple(self.seconds), cpu_s=tuple(self.cpu_s), quickest_s=self.quickest_s,
+            apply_s=self.applied_s / self.steps, peak_mb=self.peak_mb, steps=self.steps,
+        )  # fmt: skip
 
 
 class _Steps:
@@ -118,11 +122,9 @@ class _Steps:
             trainer.load(*decode_state(init, key=keys.init))
         return cls(ctx, spec, trainer)
 
-    async def measure(self, batches: list[int], window_s: float, windows: int) -> list[dict[str, Any]]:
-        """Per batch: `seconds` and `cpu_s` of a step (forward, backward) per window, `apply_s` (CPU), `peak_mb`, `steps`.
-
-        The batches take turns, so that a machine that is slower for a while is so for all of them.
-        """
+    async def measure(self, wanted: StepProbe) -> list[StepResult]:
+        """Steps of each batch size. The batches take turns, so that a machine that is slower for a while is so for all."""
+        batches, window_s, windows = wanted.batches, wanted.window_s, wanted.windows
         parts = [_Windows(batch) for batch in sorted(batches)]
         for turn in range(windows):
             for part in parts:
@@ -171,11 +173,11 @@ class _Steps:
         self._fold(1)
         self.state_bytes = len(encode_state(*self.trainer.state()))
 
-    async def fold(self, repeats: int) -> dict[str, Any]:
+    async def fold(self, repeats: int) -> FoldResult:
         """CPU seconds to pack the whole vector, and to unpack it and add it up, each `repeats` times."""
         return await self.ctx.compute(lambda: self._fold(repeats), samples=0)
 
-    def _fold(self, repeats: int) -> dict[str, Any]:
+    def _fold(self, repeats: int) -> FoldResult:
         vector = np.ones(self.trainer.size, dtype=self.trainer.dtype)
         codec = codec_by_name("none")
         envelope = MessageHeader(
@@ -193,7 +195,7 @@ class _Steps:
             total += unpack(opened(data, key="run/fold"), key="run/fold")[1]
             adding.append(time.thread_time() - joined)
             packing.append(packed - began)
-        return {"mb": vector.nbytes / MB, "pack_s": packing, "unpack_add_s": adding}
+        return FoldResult(mb=vector.nbytes / MB, pack_s=tuple(packing), unpack_add_s=tuple(adding))
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
@@ -203,8 +205,8 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.thread_time() - before
 
 
-async def _transfers(ctx: Context, sizes_mb: list[float], repeats: int, parallel: int) -> dict[str, Any]:
-    """`rows` of {size_mb, up_s, down_s}, `together` of the same with `parallel` objects at once, and `polls_s`."""
+async def _transfers(ctx: Context, wanted: TransferProbe) -> TransferResult:
+    sizes_mb, repeats, parallel = wanted.sizes_mb, wanted.repeats, wanted.parallel
     channel, prefix = Framed(ctx.channel, owner=ctx.invocation), f"{ctx.call.run}/probe.{ctx.invocation}"
     polls = []
     for _ in range(3 + repeats):
@@ -218,7 +220,7 @@ async def _transfers(ctx: Context, sizes_mb: list[float], repeats: int, parallel
         await _both(channel, f"{prefix}.0", data)  # connections are made
         for _ in range(repeats):
             up, down = await _both(channel, f"{prefix}.0", data)
-            rows.append({"size_mb": len(data) / MB, "up_s": up, "down_s": down})
+            rows.append(TransferRow(size_mb=len(data) / MB, up_s=up, down_s=down))
     together = []
     keys = [f"{prefix}.{i}" for i in range(parallel)]
     for size in (SMALL_MB, max(sizes_mb) / parallel):
@@ -230,13 +232,15 @@ async def _transfers(ctx: Context, sizes_mb: list[float], repeats: int, parallel
             put = time.perf_counter()
             await asyncio.gather(*(channel.fetch(key) for key in keys))
             fetched = time.perf_counter()
-            together.append({
-                "size_mb": len(data) / MB, "up_s": put - began, "down_s": fetched - put, "up_alone_s": alone[0],
-                "down_alone_s": alone[1],
-            })  # fmt: skip
+            together.append(
+                ParallelTransferRow(
+                    size_mb=len(data) / MB, up_s=put - began, down_s=fetched - put, up_alone_s=alone[0],
+                    down_alone_s=alone[1],
+                )
+            )  # fmt: skip
     await channel.delete(keys)
     await channel.delete([f"{prefix}.0"])
-    return {"rows": rows, "together": together, "parallel": parallel, "polls_s": polls[3:]}
+    return TransferResult(rows=tuple(rows), together=tuple(together), parallel=parallel, polls_s=tuple(polls[3:]))
 
 
 async def _both(channel: Channel, key: str, data: bytes) -> tuple[float, float]:

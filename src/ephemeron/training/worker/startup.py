@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,8 @@ from ephemeron.training.tensors import Arrays, decode_state
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import Checkpoints
 from ephemeron.training.worker.factory import build_trainer, open_feed
-from ephemeron.training.worker.failure_detector import NOT_AFTER
-from ephemeron.training.worker.invocation import OVER, RECOVER, SEEN, InvocationContext, InvocationExit
+from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
+from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
@@ -86,7 +85,7 @@ async def load(life: InvocationContext) -> StartedWorker:
     else:
         trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
         life.spent_before_usd = meta["spent_usd"]
-        life.timeouts.load(meta["timeouts"])
+        life.timeouts.load(**meta["timeouts"])
     position = meta or {"iteration": 0, "applied": 0}
     life.emit(
         LoadedEvent(
@@ -130,7 +129,7 @@ async def _unless_over(life: InvocationContext, key: str, deadline: float) -> me
 
 async def _is_over(life: InvocationContext) -> bool:
     # The last message of a rank that is done may have been lost: whoever misses it says so, and it is sent again.
-    missed = NOT_AFTER in life.call.options
+    missed = life.request.not_after is not None
     if missed or life.rank <= 1:  # rank 1 has to stay until there is a result
         return False
     done = [await life.channel.fetch(life.keys.done(rank)) for rank in (life.rank, 1)]
@@ -157,14 +156,14 @@ async def _state(life: InvocationContext, checkpoints: Checkpoints) -> tuple[Arr
         return {}, None, False
     if life.call.reason == "relay":
         try:
-            deadline = life.now() + float(life.call.options["hand_within_s"])
-            told = bytes(await _unless_over(life, life.keys.hand(life.rank, life.attempt), deadline))
+            key = life.keys.hand(life.rank, life.attempt)
+            told = bytes(await _unless_over(life, key, life.now() + (life.request.hand_within_s or 0.0)))
             if told == OVER:
                 raise InvocationExit("finished")
             if told.startswith(RECOVER):
-                said = json.loads(told.removeprefix(RECOVER) or b"{}")
-                life.timeouts.load(said)
-                life.replacing.seen.update(map(tuple, said.get(SEEN, [])))
+                recovery = Recovery.of(told, key=key)
+                life.timeouts.load(waited=recovery.waited)
+                life.replacing.seen.update(recovery.seen)
             else:
                 asked, outages_s = life.now(), life.channel.outages_s
                 arrays, meta = await checkpoints.read(int(told), life.now() + LOAD_TIMEOUT_S)
@@ -172,8 +171,7 @@ async def _state(life: InvocationContext, checkpoints: Checkpoints) -> tuple[Arr
                 return arrays, meta, False
         except ChannelTimeout:  # the predecessor died before it could hand over
             pass
-    not_after = life.call.options.get(NOT_AFTER)
-    return *(await checkpoints.newest(not_after) or ({}, None)), True
+    return *(await checkpoints.newest(life.request.not_after) or ({}, None)), True
 
 
 _NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))

@@ -9,14 +9,11 @@ without a notion of how slow the run is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ephemeron.training.collectives.pace import SLOWER, PeerPace
 
-WAITED = "waited"
-"""Option of a successor: ranks for which its predecessor waited until its end, each with the iteration and the seconds."""
 SMOOTH = 0.7
 """Share of the typical iteration that the next one leaves of it."""
 FADING = 0.9
@@ -130,8 +127,15 @@ class Timeouts:
         """What successors and replacements should know."""
         return {"slowest_s": round(self.slowest_s, 6), "typical_s": round(self.typical_s, 6)}
 
-    def load(self, told: Mapping[str, Any]) -> None:
-        """The inverse of `state`; what is known already counts, too."""
-        self.slowest_s = max(self.slowest_s, float(told.get("slowest_s", 0.0)))
-        self.typical_s = self.typical_s or float(told.get("typical_s", 0.0))
-        self.before_s |= {(rank, iteration): seconds for rank, iteration, seconds in told.get(WAITED, [])}
+    def load(
+        self, *, slowest_s: float = 0.0, typical_s: float = 0.0, waited: Iterable[tuple[int, int, float]] = ()
+    ) -> None:
+        """Takes over the `state` of another invocation; what is known already counts, too.
+
+        Args:
+            slowest_s, typical_s: as in `state`.
+            waited: rank, iteration and seconds for which predecessors had waited when they left.
+        """
+        self.slowest_s = max(self.slowest_s, slowest_s)
+        self.typical_s = self.typical_s or typical_s
+        self.before_s |= {(rank, iteration): seconds for rank, iteration, seconds in waited}

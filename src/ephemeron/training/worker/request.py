@@ -1,0 +1,84 @@
+"""Arguments of a worker's call, and the message that a successor finds in place of a checkpoint's number.
+
+The driver and workers write a `WorkerRequest` into `Call.request`; the invocation reads it once, at its start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from ephemeron.communication.channels.retry import CHANNEL_RETRY_S
+from ephemeron.config.typed import AtLeast, NonNegative, build
+from ephemeron.errors import CorruptMessage, JobError
+
+RECOVER = b"recover"
+"""First bytes of a `Recovery`. Alone: the predecessor can say nothing."""
+OVER = b"over"
+"""Message to a successor that is not needed: the run has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRequest:
+    """Arguments of one invocation of a worker."""
+
+    channel_retry_s: float = CHANNEL_RETRY_S
+    """See `channels.retry`."""
+    slowest_s: NonNegative = 0.0
+    """Longest recent iteration that the caller knows of, without waits; see `Timeouts`."""
+    typical_s: NonNegative = 0.0
+    """Usual iteration of the caller, with waits; 0: unknown."""
+    hand_within_s: NonNegative | None = None
+    """Time in which the predecessor hands over; None: this invocation is not a relay."""
+    not_after: float | None = None
+    """Iteration whose objects a peer misses: the invocation starts at that iteration or before it; None: at any."""
+    tries: Annotated[int, AtLeast(0)] = 0
+    """Replacements in a row of this rank by peers that had waited in vain."""
+    reached: int = -1
+    """Latest iteration that the predecessors have come to."""
+    seen: tuple[tuple[int, int], ...] = ()
+    """Rank and the latest iteration at which the predecessor has seen it."""
+    waited: tuple[tuple[int, int, float], ...] = ()
+    """Rank, iteration and seconds: for which peers the predecessor waited until its end."""
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, request: Mapping[str, object]) -> WorkerRequest:
+        """The request of a call.
+
+        Raises:
+            JobError: an unknown argument, or one of another type.
+        """
+        return build(cls, request, where="request of a worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """Message of a predecessor that ends in the middle of an iteration: its successor starts from a checkpoint."""
+
+    seen: tuple[tuple[int, int], ...] = ()
+    """As in `WorkerRequest`."""
+    waited: tuple[tuple[int, int, float], ...] = ()
+
+    def to_bytes(self) -> bytes:
+        return RECOVER + json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of(cls, data: bytes, *, key: str) -> Recovery:
+        """The inverse of `to_bytes`.
+
+        Args:
+            data: begins with `RECOVER`.
+            key: of the object, for the error.
+
+        Raises:
+            CorruptMessage: it is another document.
+        """
+        try:
+            return build(cls, json.loads(data.removeprefix(RECOVER) or b"{}"), where=key)
+        except (ValueError, JobError) as e:
+            raise CorruptMessage(str(e), key=key) from None
