@@ -70,7 +70,7 @@ def test_what_predecessors_waited_counts_for_the_same_iteration_of_the_same_rank
 
 def test_waits_of_predecessors_end_with_the_iteration_that_they_were_for():
     timeouts = Timeouts(least_s=20.0)
-    timeouts.load({"waited": [[3, 7, 12.5], [2, 8, 4.0]]})
+    timeouts.load(waited=[(3, 7, 12.5), (2, 8, 4.0)])
     timeouts.delivered(6)
     assert timeouts.before_s == {(3, 7): 12.5, (2, 8): 4.0}
     timeouts.delivered(7)
@@ -80,7 +80,7 @@ def test_waits_of_predecessors_end_with_the_iteration_that_they_were_for():
 def test_waits_of_predecessors_for_a_rank_end_when_it_goes_on():
     timeouts = Timeouts(least_s=20.0)
     timeouts.listen(100.0)
-    timeouts.load({"waited": [[3, 7, 12.5], [2, 7, 4.0]]})
+    timeouts.load(waited=[(3, 7, 12.5), (2, 7, 4.0)])
     timeouts.seen(3, 103.0, iterations=1)
     assert timeouts.before_s == {(2, 7): 4.0}
     assert timeouts.waited_s(3, 7, 104.0) == 1.0
