@@ -49,6 +49,22 @@ def test_several_at_once():
     assert blamed({0: [1, 2], 1: [3], 2: [4]}, asks=0) == [(3, 7), (4, 7)]
 
 
+def test_the_search_ends_when_what_is_missing_comes():
+    async def go():
+        channel, loop = MemoryChannel(), asyncio.get_running_loop()
+        graph = WaitForGraph(channel, Keys("run"), rank=0, now=loop.time, patience_s=lambda times: times * PATIENCE_S)
+        search = asyncio.create_task(graph.culprits(StalledPeers(7, [1, 2], ["run/a", "run/b"])))
+        for key in ("run/a", "run/b"):
+            await asyncio.sleep(1.0)
+            assert not search.done()
+            await channel.put(key, [b"data"])
+        return await search, loop.time()
+
+    found, took_s = simulation.run(go())
+    assert found == []
+    assert round(took_s, 3) == 2.0
+
+
 def test_whoever_is_past_what_is_missed_has_to_send_it_again():
     assert blamed({0: [1], 1: [0]}, asks=0, at={0: 7, 1: 8}) == [(1, 7)]
     assert blamed({0: [1], 1: [0]}, asks=1, at={0: 7, 1: 8}) == []  # rank 0 will replace it

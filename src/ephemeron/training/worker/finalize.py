@@ -92,7 +92,7 @@ async def _until_rank_1_lives(life: InvocationContext, collective: Collective, i
             if await position() > before or await life.channel.fetch(life.keys.result) is not None:
                 return
             if life.now() - began >= patience_s:
-                await handle_timeout(life.overdue, StalledPeers(iterations, [1]), e)
+                await handle_timeout(life.overdue, StalledPeers(iterations, [1], [life.keys.done(1)]), e)
                 began = life.now()
 
 
@@ -112,11 +112,13 @@ async def _blame_result(life: InvocationContext, spec: RunSpec) -> StalledPeers:
 
 
 async def _done(life: InvocationContext, collective: Collective, rank: int, iterations: int) -> EvaluationSums:
+    key = life.keys.done(rank)
+
     async def blame() -> StalledPeers:
         lost = await collective.first_lost(rank, iterations)
-        return StalledPeers(iterations, [rank]) if lost is None else StalledPeers(lost, [life.rank])
+        return StalledPeers(iterations, [rank], [key]) if lost is None else StalledPeers(lost, [life.rank])
 
-    return EvaluationSums(*json.loads(bytes(await _wait_for(life, life.keys.done(rank), blame))))
+    return EvaluationSums(*json.loads(bytes(await _wait_for(life, key, blame))))
 
 
 async def _wait_for(life: InvocationContext, key: str, blame: Callable[[], Awaitable[StalledPeers]]) -> memoryview:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
-from ephemeron.training.collectives import StalledPeers
+from ephemeron.errors import ChannelTimeout
+from ephemeron.training.collectives import StalledPeers, all_of
 from ephemeron.training.collectives.group import MOMENT
 
 SAY_WITHIN = 2 * MOMENT
@@ -46,7 +47,8 @@ class WaitForGraph:
         """Ranks to replace, each with the iteration that is missed of it; none: others will find them."""
         self._waits[tuple(blame.ranks)] = (self._now(), blame.iteration)
         await self._channel.put(self._keys.wait(self._rank), [json.dumps(self._current()).encode()])
-        await asyncio.sleep(SAY_WITHIN * self._patience_s(1))
+        if await self._come(blame.keys, SAY_WITHIN * self._patience_s(1)):
+            return []
         found: dict[int, int] = {}
         seen: set[int] = set()
         own = [(rank, iteration) for _, iteration, ranks in self._current() for rank in ranks]
@@ -65,6 +67,18 @@ class WaitForGraph:
             else:
                 todo += [(other, b.iteration) for b in heard for other in b.ranks]
         return sorted((found or dict(own if around else [])).items())
+
+    async def _come(self, keys: Sequence[str], within_s: float) -> bool:
+        """Gives other ranks time to say for whom they wait. True as soon as all that is missing has come; False: it has not."""
+        if not keys:
+            await asyncio.sleep(within_s)
+            return False
+        deadline = asyncio.get_running_loop().time() + within_s
+        try:
+            await all_of(self._channel.get(key, deadline=deadline) for key in keys)
+        except ChannelTimeout:
+            return False
+        return True
 
     def _current(self) -> list[tuple[float, int, tuple[int, ...]]]:
         """Own waits of the latest iteration: earlier ones are over."""

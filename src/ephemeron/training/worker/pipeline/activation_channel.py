@@ -84,7 +84,7 @@ class ActivationChannel:
         predicted = self._expect.predict(stream, reference) if polled else None
 
         async def stalled() -> StalledPeers:
-            return StalledPeers(a.iteration, [sender])
+            return StalledPeers(a.iteration, [sender], [key])
 
         (head, values), got, found, missed = await wait_for_object(
             life.channel, key, timeout_s=life.patience, stalled=stalled, on_timeout=life.overdue,

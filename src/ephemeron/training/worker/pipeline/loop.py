@@ -82,7 +82,7 @@ class StageWorker(Worker):
         return group
 
     async def _overdue_in_group(self, blame: StalledPeers) -> None:
-        await self.life.overdue(StalledPeers(blame.iteration, [self.stages.rank(self.stage, r) for r in blame.ranks]))
+        await self.life.overdue(blame._replace(ranks=[self.stages.rank(self.stage, r) for r in blame.ranks]))
 
     # -- one iteration ------------------------------------------------------------------------------------
 
