@@ -92,9 +92,8 @@ def test_bounds_are_below_everything_they_bound(profile, model, data):
             w_index, k_index = rng.integers(0, 7, 60) >> level, rng.integers(0, 7, 60) >> level
             x0 = np.where(rng.random(60) < 0.5, 0, rng.integers(1, 8, 60))
             x1 = np.where(x0 > 0, x0 + rng.integers(0, 8, 60), 0)
-            zero = np.zeros(60)
             k_index = np.where(tied, w_index, np.minimum(k_index, (4 >> level)))
-            b = Blocks(column, level, w_index, level, k_index, x0, x1, zero, zero, zero, zero, zero)
+            b = Blocks.of(column, level, w_index, level, k_index).having(x0=x0, x1=x1)
             r = ranges(t, b, largest, 6)
             b, r = b.take(r.some), Ranges(*(getattr(r, name)[r.some] for name in Ranges.__slots__))
             seconds, usd = bound(space, t, b, r, largest)
@@ -120,9 +119,9 @@ def test_few_functions_are_bounded_by_their_own_pace_where_more_of_them_take_no_
         space, [f for f in families(space) if space.options[f.option].terms.pattern == "pipelined"], 0, 0, 6
     )
     w = np.array([1, 2, 3])  # W - 1
-    zero, level = np.zeros(3), np.zeros(3, dtype=int)
+    level = np.zeros(3, dtype=int)
     column = np.full(3, int(np.flatnonzero(~t.tied)[0]))
-    b = Blocks(column, level, w, level, level, zero, zero, zero, zero, zero, zero, zero)
+    b = Blocks.of(column, level, w, level, level)
     seconds, _ = pace(t, b, ranges(t, b, 40, 6))
     terms = ExecutionOptions(pattern="pipelined", epochs=2)
     wanted = exchange(what, where, terms, workers=w + 1, aggregators=1, memory_mb=space.quotas[0]).seconds

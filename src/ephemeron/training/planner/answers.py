@@ -32,11 +32,7 @@ class PlanAnswers:
             (minimise, limits, ALL), ("cost", PlanLimits(), ALL), ("time", PlanLimits(), ALL), ("cost", PlanLimits(), ALONE),
             *((minimise, _without(limits, name), ALL) for name in ("deadline_s", "budget_usd")),
         ]  # fmt: skip
-        if self.wider > space.largest_global_batch:
-            first.append((minimise, limits, self._wide))
-        # The front first: from what it computes all others start with answers that are nearly right.
-        self.search.run(self._front)
-        self._ask_all(first)
+        self._ask_all(first, front=True)
 
     @property
     def _wide(self) -> Query:
@@ -84,7 +80,10 @@ class PlanAnswers:
             asked.append(("next best W", (self.minimise, self.limits, Query(workers=others))))
             asked += [(f"{step:+d} worker", (self.minimise, self.limits, q)) for step, q in steps.items()]
         asked += [(f"{step:+d} memory step", (self.minimise, PlanLimits(), q)) for step, q in sizes.items()]
-        self._ask_all([question for _, question in asked])
+        together = [question for _, question in asked]
+        if self.wider > self.space.largest_global_batch:
+            together.append((self.minimise, self.limits, self._wide))
+        self._ask_all(together)
         found = []
         for why, (minimise, limits, query) in asked:
             c = self.ask(minimise, limits, query)
@@ -108,14 +107,15 @@ class PlanAnswers:
         self._ask_all([(minimise, limits, query)])
         return self._known[_plain((minimise, limits, query))]
 
-    def _ask_all(self, questions: Sequence[Question]) -> None:
-        """Answers those that are new, together."""
+    def _ask_all(self, questions: Sequence[Question], *, front: bool = False) -> None:
+        """Answers those that are new, together, and finds the Pareto front if `front`."""
         new = {q: Best(q[0], q[1]) for q in map(_plain, questions) if q not in self._known}
         if not new:
             return
         for (_, limits, query), target in new.items():
             target.take(self.search.known(query, limits))
-        self.search.run_all([(target, q[2]) for q, target in new.items()])
+        targets: list[tuple[Best | Front, Query]] = [(self._front, ALL)] if front else []
+        self.search.run_all([*targets, *((target, q[2]) for q, target in new.items())])
         for q, target in new.items():
             points = target.points
             if q[2].largest_global_batch is None:

@@ -158,9 +158,10 @@ def lives_of(h: Handing, iteration_s: Array, iterations: Array) -> Lives:
 def dies_too_early(h: Handing, iteration_s: Array, iterations: Array | float) -> Array:
     """Whether a function ends before it has done an iteration. Once true, true for more and longer iterations and loading."""
     tells = h.request_s + h.tell_s
-    needed = iteration_s + np.where(h.waits, np.maximum(h.closing(), tells), tells)
+    closing = h.closing()
+    needed = iteration_s + np.where(h.waits, np.maximum(closing, tells), tells)
     passed = np.maximum(h.asked_s, h.tell_s - h.warm_s) + h.read_s
-    _, early = _first(h, iteration_s, leaving_s(h.life_s, iteration_s, h.closing()))
+    _, early = _first(h, iteration_s, leaving_s(h.life_s, iteration_s, closing))
     cold = np.where(np.asarray(h.mixed) & (early == 0), np.maximum(h.cold_s - h.warm_s, 0.0), 0.0)
     later = (h.life_s < passed + needed + cold) & (np.asarray(iterations) > 1)
     return np.asarray((h.life_s < h.first_load_s + needed) | later)

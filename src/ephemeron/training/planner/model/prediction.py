@@ -122,7 +122,8 @@ class Exchange:
 
 def _broadcast(*numbers: Numbers) -> tuple[Array, ...]:
     """Views of one shape."""
-    return np.broadcast_arrays(*_arrays(*numbers))
+    found = _arrays(*numbers)
+    return found if len({x.shape for x in found}) == 1 else np.broadcast_arrays(*found)
 
 
 def _arrays(*numbers: Numbers) -> tuple[Array, ...]:
@@ -341,7 +342,7 @@ def predict(
     requests = invocations * platform.price_invocation + puts * platform.price_put + (gets + polls) * platform.price_get
     kept_gb = np.maximum(kept_mb(workload, terms, w) / 1000, platform.least_kept_gb)
     hourly = platform.price_server_hour + kept_gb * platform.price_gb_hour
-    storage = np.broadcast_to(moved * platform.price_mb + hourly * seconds / 3600, w.shape)
+    storage = moved * platform.price_mb + hourly * seconds / 3600
     dies = dies_too_early(hand, each + own, iterations)
     return Prediction(
         seconds=np.where(dies, np.inf, seconds), cost_usd=np.where(dies, np.inf, functions + requests + storage),
@@ -350,7 +351,7 @@ def predict(
         aggregate_s=iterations * e.aggregate_s + np.maximum(0.0, loop_s - compute_s - iterations * e.seconds),
         download_s=iterations * e.download_s + finish, relay_s=relay_s, invocations=invocations, puts=puts, gets=gets,
         polls=polls, functions_usd=functions, storage_usd=storage, requests_usd=requests,
-        memory_needed_mb=np.broadcast_to(workload.memory_needed_mb(larger), w.shape),
+        memory_needed_mb=workload.memory_needed_mb(larger),
     )  # fmt: skip
 
 

@@ -23,42 +23,73 @@ from ephemeron.training.planner.model.profile import Array
 from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.search.tables import FIRST, PLACE, Tables
 
+INTEGERS = ("column", "w_level", "w_index", "k_level", "k_index", "asked")
+FLOATS = ("x0", "x1", "y0", "y1", "seconds", "usd")
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Some blocks of one `Tables`, as arrays."""
+    """Some blocks of one `Tables`: columns of two arrays, so that taking some of them is two calls, not twelve.
 
-    column: Array
-    w_level: Array
-    w_index: Array
-    """W from (index << level) + 1 to (index + 1) << level."""
-    k_level: Array
-    k_index: Array
-    x0: Array
-    """B^a from, to; B^n from, to. 0: from 1 on, and as far as is allowed."""
-    x1: Array
-    y0: Array
-    y1: Array
-    seconds: Array
-    """Their bounds."""
-    usd: Array
-    asked: Array
-    """Bits of the targets that want them (`targets.Targets`)."""
+    W runs from (index << level) + 1 to (index + 1) << level, and so does K. B^a is at least `x0` and at most `x1`, B^n at
+    least `y0` and at most `y1`; 0: from 1 on, and as far as is allowed. `seconds` and `usd` are the lower bounds, `asked`
+    the bits of the targets that search the block (`targets.Targets`).
+    """
+
+    integers: Array
+    """Rows `INTEGERS`."""
+    floats: Array
+    """Rows `FLOATS`."""
+
+    @staticmethod
+    def of(column: Array, w_level: Array, w_index: Array, k_level: Array, k_index: Array) -> Blocks:
+        """Blocks with every batch, not bounded yet, which no target searches."""
+        n = len(column)
+        return Blocks(
+            np.array([column, w_level, w_index, k_level, k_index, np.zeros(n)], dtype=np.int64), np.zeros((6, n))
+        )
+
+    column = property(lambda self: self.integers[0])
+    w_level = property(lambda self: self.integers[1])
+    w_index = property(lambda self: self.integers[2])
+    k_level = property(lambda self: self.integers[3])
+    k_index = property(lambda self: self.integers[4])
+    asked = property(lambda self: self.integers[5])
+    x0 = property(lambda self: self.floats[0])
+    x1 = property(lambda self: self.floats[1])
+    y0 = property(lambda self: self.floats[2])
+    y1 = property(lambda self: self.floats[3])
+    seconds = property(lambda self: self.floats[4])
+    usd = property(lambda self: self.floats[5])
+
+    def having(self, **rows: Array) -> Blocks:
+        """The same blocks with other values in some rows, by their names."""
+        integers, floats = self.integers, self.floats
+        if any(name in INTEGERS for name in rows):
+            integers = integers.copy()
+        if any(name in FLOATS for name in rows):
+            floats = floats.copy()
+        for name, value in rows.items():
+            if name in INTEGERS:
+                integers[INTEGERS.index(name)] = value
+            else:
+                floats[FLOATS.index(name)] = value
+        return Blocks(integers, floats)
 
     def take(self, which: Array) -> Blocks:
         if which.dtype == bool:
             which = np.flatnonzero(which)
-        return Blocks(*[getattr(self, name).take(which) for name in Blocks.__slots__])
+        return Blocks(self.integers.take(which, axis=1), self.floats.take(which, axis=1))
 
     def __len__(self) -> int:
-        return len(self.column)
+        return int(self.integers.shape[1])
 
     @staticmethod
     def joined(parts: list[Blocks]) -> Blocks:
-        return (
-            parts[0]
-            if len(parts) == 1
-            else Blocks(*[np.concatenate([getattr(p, name) for p in parts]) for name in Blocks.__slots__])
+        if len(parts) == 1:
+            return parts[0]
+        return Blocks(
+            np.concatenate([p.integers for p in parts], axis=1), np.concatenate([p.floats for p in parts], axis=1)
         )
 
 
@@ -208,39 +239,43 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
         usd = usd + seconds * (of("per_s_usd") + hourly)
         mine = np.flatnonzero(r.some & (seconds > of("brief_s")))
         if len(mine):
-            some = b.take(mine), r.take(mine), each[mine], load[mine], iterations[mine]
+            some = t, b.column[mine], c[LIVES].take(mine, axis=1), r.take(mine), epochs
             loops = epochs * (epoch + n * own)[mine], epochs * (all_epoch / w0 + n * own)[mine]
-            more_s, more_usd = _lives(space, t, *some, *loops)
+            more_s, more_usd = _lives(*some, each[mine], load[mine], iterations[mine], *loops)
             seconds[mine] += more_s
             usd[mine] += more_usd
     empty = ~r.some | (of("low_mb") * w0 > (space.total_memory_mb or np.inf)) | (t.largest_batch[b.column] < 1)
     return np.where(empty, np.inf, seconds), np.where(empty, np.inf, usd)
 
 
+LIVES = slice(PLACE["cold_s"], PLACE["init_s"] + 1)
+"""Rows of the constants that `_lives` reads."""
+
+
 def _lives(
-    space: Space, t: Tables, b: Blocks, r: Ranges, each: Array, load: Array, iterations: Array, loop: Array, work: Array
+    t: Tables, column: Array, c: Array, r: Ranges, epochs: int, each: Array, load: Array, iterations: Array, loop: Array, work: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Seconds and US dollars that handing over adds to a block at least; infinite where functions live too briefly.
+    """Seconds and US dollars that handing over adds to blocks at least; infinite where functions live too briefly.
 
     Args:
+        column, c, r: of the blocks: column of the tables, `LIVES` of its constants, ranges.
+        epochs: of the run.
         each, load, iterations, loop: of the block, at least: seconds of an iteration that is whole, and of loading; how many
             iterations there are, and what all of them take.
         work: what is billed of a function for them, at least.
     """
-    c = np.take(t.constants, b.column, axis=1)
 
     def of(name: str) -> Array:
-        return c[PLACE[name]]  # type: ignore[no-any-return]
+        return c[PLACE[name] - LIVES.start]  # type: ignore[no-any-return]
 
     # A column of several quotas: one at which moving the state takes least is not looked for.
-    known = t.first[b.column] == t.last[b.column]
+    known = t.first[column] == t.last[column]
     hand = Handing(
         life_s=of("life_s"), first_load_s=load, load_s=np.where(known, np.maximum(load - of("init_s"), 0.0), 0.0),
         write_s=of("write_s"), read_s=of("read_s"), request_s=of("request_s"),
         cold_s=np.maximum(of("cold_s"), r.w0 * of("start_each_s")), warm_s=of("warm_s"), waits=r.w0 > 1,
         mixed=t.unequal & (2 * r.k0 > r.w1),
     )  # fmt: skip
-    epochs = space.options[t.families[0].option].terms.epochs
     both = least_lives(hand, each, iterations, whole=iterations - epochs, loop_s=loop, billed_s=work)
     seconds = np.minimum(*(x.seconds for x in both))
     usd = r.w0 * np.minimum(*(x.billed_s * of("gb_usd") + x.relays * of("invoke_usd") for x in both))

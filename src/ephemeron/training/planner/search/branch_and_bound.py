@@ -27,7 +27,7 @@ from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace
 from ephemeron.training.planner.search.heuristics import brute_force, two_stage
 from ephemeron.training.planner.search.pareto import NONE, Best, Candidate, Front, Points, SearchResult, joined
 from ephemeron.training.planner.search.space import PlanLimits, Space
-from ephemeron.training.planner.search.splits import PARTS, cut, first_blocks, groups, halved
+from ephemeron.training.planner.search.splits import cut, first_blocks, groups, halved
 from ephemeron.training.planner.search.tables import PLACE, Tables, families, tabulate
 from ephemeron.training.planner.targets import ALL, Query, Targets
 
@@ -42,7 +42,9 @@ SMALL = 1 << 9
 WAITING = 1 << 8
 """Single (W, M, K) that wait for others, to be settled together: few say little about the rest."""
 FEW = 1 << 12
-"""The same of intervals of batches, of which several are cut at once."""
+"""Intervals of batches up to which they are cut into many at once, instead of halves."""
+LEAST_PARTS, MOST_PARTS = 8, 64
+"""Intervals that one is cut into then: the fewer there are, the more."""
 SAMPLED = 48
 """Promising blocks of which one candidate is computed before the others are looked at."""
 
@@ -174,10 +176,10 @@ class _Descent:
                 found = [bound(self.space, t, b.take(i), r.take(i), largest) for i in some]
                 if found:
                     seconds, usd = (np.concatenate(x) for x in zip(*found, strict=True))
-                    b = replace(b, seconds=seconds, usd=usd)
+                    b = b.having(seconds=seconds, usd=usd)
                 known = self.begin[largest] = b, r
             b, r = known
-            parts.append(self._alive(replace(b, asked=np.asarray(bits & self.targets.possible(self.space, t, b, r)))))
+            parts.append(self._alive(b.having(asked=np.asarray(bits & self.targets.possible(self.space, t, b, r)))))
         return Blocks.joined(parts)
 
     def _refined(self, b: Blocks) -> Blocks:
@@ -186,7 +188,7 @@ class _Descent:
         many = (last - first + 1).astype(int)
         begins = np.searchsorted(self.fine.family, family) + first - self.fine.first[0]
         column = np.repeat(begins, many) + np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-        return replace(b.take(np.repeat(np.arange(len(b)), many)), column=column)
+        return b.take(np.repeat(np.arange(len(b)), many)).having(column=column)
 
     def _bounded(self, t: Tables, b: Blocks) -> Blocks:
         """With their bounds, and without those that hold nothing."""
@@ -194,20 +196,21 @@ class _Descent:
         for start in range(0, len(b), AT_ONCE):
             some = b.take(np.arange(start, min(start + AT_ONCE, len(b)))) if len(b) > AT_ONCE else b
             r = ranges(t, some, self.targets.largest(some.asked), self.search.most)
-            asked = some.asked & self.targets.possible(self.space, t, some, r)
+            asked = np.asarray(some.asked & self.targets.possible(self.space, t, some, r))
             keep = np.flatnonzero(r.some & (asked != 0))
-            some = replace(some, asked=asked)
             if len(keep) < len(some):
-                some, r = some.take(keep), r.take(keep)
+                some, r, asked = some.take(keep), r.take(keep), asked[keep]
+            some = some.having(asked=asked)
             if len(some):
                 seconds, usd = bound(self.space, t, some, r, self.targets.largest(some.asked))
-                parts.append(self._alive(replace(some, seconds=seconds, usd=usd)))
+                parts.append(self._alive(some.having(seconds=seconds, usd=usd)))
         return Blocks.joined(parts) if parts else b.take(np.empty(0, dtype=int))
 
     def _alive(self, b: Blocks) -> Blocks:
         """Those that some target may still want, each with who does."""
         asked = b.asked & self.targets.hopeful(b.seconds, b.usd)
-        return replace(b, asked=asked).take(np.flatnonzero(asked))
+        keep = np.flatnonzero(asked)
+        return b.take(keep).having(asked=asked[keep])
 
     # -- candidates -------------------------------------------------------------------------------------------
 
@@ -295,15 +298,15 @@ class _Descent:
         parts = []
         for x0, x1 in ((r.x0, x - 1), (x + 1, r.x1)):
             i = np.flatnonzero(may & (x0 <= x1))
-            parts.append(replace(b.take(i), x0=x0[i], x1=x1[i]))
+            parts.append(b.take(i).having(x0=x0[i], x1=x1[i]))
         rest = Blocks.joined(parts)
-        if len(rest) <= FEW // PARTS:
+        if len(rest) <= FEW // LEAST_PARTS:
             low, high = rest.x0, rest.x1
             whole = ranges(t, rest, self.targets.largest(rest.asked), self.search.most)
-            return self._bounded(t, cut(rest, replace(whole, x0=low, x1=high, y0=high, y1=high)))
+            return self._bounded(t, cut(rest, replace(whole, x0=low, x1=high, y0=high, y1=high), _parts(len(rest))))
         middle = np.floor((rest.x0 + rest.x1) / 2)
-        upper = replace(rest, x0=middle + 1).take(np.flatnonzero(rest.x1 > rest.x0))
-        return self._bounded(t, Blocks.joined([replace(rest, x1=middle), upper]))
+        upper = rest.having(x0=middle + 1).take(np.flatnonzero(rest.x1 > rest.x0))
+        return self._bounded(t, Blocks.joined([rest.having(x1=middle), upper]))
 
     def _unequal(self, b: Blocks) -> Blocks:
         t = self.fine
@@ -322,19 +325,24 @@ class _Descent:
         if not len(i):
             return b.take(i)
         some, r = b.take(i), r.take(i)
-        if len(i) <= FEW // PARTS:
-            return self._bounded(t, cut(some, r))
+        if len(i) <= FEW // LEAST_PARTS:
+            return self._bounded(t, cut(some, r, _parts(len(i))))
         by_x = r.x1 > r.x0
         middle = np.floor((r.x0 + r.x1) / 2)
-        low = replace(some, x0=r.x0, x1=np.where(by_x, middle, r.x1), y0=r.y0, y1=r.y1)
-        high = replace(some, x0=np.where(by_x, middle + 1, r.x0), x1=r.x1, y0=r.y0, y1=r.y1)
+        low = some.having(x0=r.x0, x1=np.where(by_x, middle, r.x1), y0=r.y0, y1=r.y1)
+        high = some.having(x0=np.where(by_x, middle + 1, r.x0), x1=r.x1, y0=r.y0, y1=r.y1)
         # A single B^a: the upper end by itself, and the rest halved.
         middle_y = np.floor((r.y0 + r.y1 - 1) / 2)
-        low = replace(low, y1=np.where(by_x, low.y1, middle_y))
-        high = replace(high, y0=np.where(by_x, high.y0, r.y1))
+        low = low.having(y1=np.where(by_x, low.y1, middle_y))
+        high = high.having(y0=np.where(by_x, high.y0, r.y1))
         inner = np.flatnonzero(~by_x & (middle_y + 1 <= r.y1 - 1))
-        rest = replace(some, x0=r.x0, x1=r.x1, y0=middle_y + 1, y1=r.y1 - 1).take(inner)
+        rest = some.having(x0=r.x0, x1=r.x1, y0=middle_y + 1, y1=r.y1 - 1).take(inner)
         return self._bounded(t, Blocks.joined([low, high, rest]))
+
+
+def _parts(blocks: int) -> int:
+    """Number of intervals that each of so few blocks is cut into."""
+    return min(max(FEW // max(blocks, 1), LEAST_PARTS), MOST_PARTS)
 
 
 def exact(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ephemeron.training.planner.model.profile import Array
 from ephemeron.training.planner.search.bounds import Blocks, Ranges
 from ephemeron.training.planner.search.tables import Tables
-
-PARTS = 8
-"""Intervals of batches that one of a single optimum is cut into at once."""
 
 
 def octaves(most: int) -> tuple[Array, Array]:
@@ -54,9 +49,8 @@ def first_blocks(t: Tables, most: int) -> Blocks:
             a, b = a[possible], b[possible]
             wl, wi, kl, ki = wl[a], wi[a], k_levels[b], k_indices[b]
         wl, wi, kl, ki = (np.tile(x, len(columns)) for x in (wl, wi, kl, ki))
-        zero, nobody = np.zeros(len(wl)), np.zeros(len(wl), dtype=np.int64)
         column = np.repeat(columns, len(wl) // len(columns))
-        parts.append(Blocks(column, wl, wi, kl, ki, zero, zero, zero, zero, zero, zero, nobody))
+        parts.append(Blocks.of(column, wl, wi, kl, ki))
     return Blocks.joined(parts)
 
 
@@ -73,28 +67,22 @@ def halved(t: Tables, b: Blocks) -> Blocks:
             w_level, w_index = some.w_level - w, np.where(w, 2 * some.w_index + dw, some.w_index)
             k_level, k_index = some.k_level - k, np.where(k, 2 * some.k_index + dk, some.k_index)
             k_level, k_index = np.where(same, w_level, k_level), np.where(same, w_index, k_index)
-            parts.append(replace(some, w_level=w_level, w_index=w_index, k_level=k_level, k_index=k_index))
+            parts.append(some.having(w_level=w_level, w_index=w_index, k_level=k_level, k_index=k_index))
     return Blocks.joined(parts)
 
 
-def cut(b: Blocks, r: Ranges) -> Blocks:
-    """`PARTS` intervals of B^a of each; where that is single, of B^n, and its upper end by itself."""
+def cut(b: Blocks, r: Ranges, parts: int) -> Blocks:
+    """`parts` intervals of B^a of each; where that is single, of B^n, and its upper end by itself."""
     by_x = r.x1 > r.x0
     low, high = np.where(by_x, r.x0, r.y0), np.where(by_x, r.x1, r.y1 - 1)
-    edges = low + np.floor((high - low + 1) * np.arange(PARTS + 1)[:, None] / PARTS)
-    parts = []
-    for i in range(PARTS):
-        some = np.flatnonzero(edges[i + 1] > edges[i])
-        x, first, last = by_x[some], edges[i, some], edges[i + 1, some] - 1
-        parts.append(
-            replace(
-                b.take(some),
-                x0=np.where(x, first, r.x0[some]),
-                x1=np.where(x, last, r.x1[some]),
-                y0=np.where(x, r.y0[some], first),
-                y1=np.where(x, r.y1[some], last),
-            )
-        )
-    some = np.flatnonzero(~by_x)
-    parts.append(replace(b.take(some), x0=r.x0[some], x1=r.x1[some], y0=r.y1[some], y1=r.y1[some]))
-    return Blocks.joined(parts)
+    edges = low + np.floor((high - low + 1) * np.arange(parts + 1)[:, None] / parts)
+    i, j = np.nonzero(edges[1:] > edges[:-1])
+    ends = np.flatnonzero(~by_x)
+    some, x = np.concatenate([j, ends]), np.concatenate([by_x[j], by_x[ends]])
+    first, last = (np.concatenate([v, r.y1[ends]]) for v in (edges[i, j], edges[i + 1, j] - 1))
+    return b.take(some).having(
+        x0=np.where(x, first, r.x0[some]),
+        x1=np.where(x, last, r.x1[some]),
+        y0=np.where(x, r.y0[some], first),
+        y1=np.where(x, r.y1[some], last),
+    )

@@ -75,10 +75,10 @@ def families(space: Space) -> list[Family]:
 
 
 CONSTANTS = (
-    "sample_s", "batch_s", "own_s", "late_s", "fixed_s", "evaluate_s", "evaluate_each_s", "cold_s", "start_each_s", "gb_usd",
+    "sample_s", "batch_s", "own_s", "late_s", "fixed_s", "evaluate_s", "evaluate_each_s",
     "low_mb", "put_usd", "get_usd", "gets_by_w", "gets_more", "start_usd", "per_s_usd", "mb_usd", "hourly_usd",
-    "hourly_each_usd", "least_hourly_usd", "moved_by_w", "moved_more", "invoke_usd", "extra_usd",
-    "life_s", "brief_s", "warm_s", "write_s", "read_s", "request_s", "init_s",
+    "hourly_each_usd", "least_hourly_usd", "moved_by_w", "moved_more", "extra_usd", "brief_s",
+    "cold_s", "start_each_s", "gb_usd", "invoke_usd", "life_s", "warm_s", "write_s", "read_s", "request_s", "init_s",
 )  # fmt: skip
 """Rows of `Tables.constants`; each is a lower bound for every quota of the column. Nobody hands over within `brief_s`."""
 PLACE = {name: i for i, name in enumerate(CONSTANTS)}
