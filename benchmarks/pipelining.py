@@ -228,14 +228,14 @@ def measured(task: Task, schedules: dict[str, Schedule], throttle: Throttle, rou
     )
     topology = _topology(throttle)
     plan = place(profile.graph, topology, schedule=schedules["1f1b"], effort=SearchBudget(time_limit_s=10))
-    parts = split(tracing.model, plan.placement)
+    parts = split(tracing.model, plan.placement, stages=plan.stages)
     costs = [_stage_costs(parts, task, sgd, schedules)]
     steps: dict[str, list[float]] = {n: [] for n in schedules}
     with ExitStack() as stack:
         pipes = {
             n: stack.enter_context(
                 Pipeline(
-                    split(tracing.model, plan.placement),
+                    split(tracing.model, plan.placement, stages=plan.stages),
                     schedule=s,
                     optimizer=sgd,
                     loss=task.loss,
@@ -284,7 +284,7 @@ def _row(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, schedule in schedules.items():
-        operators_s = replay(profile.graph, topology, plan.placement, schedule=schedule).iteration_s
+        operators_s = replay(profile.graph, topology, plan.placement, schedule=schedule, stages=plan.stages).iteration_s
         samples = _joined([c[name] for c in costs])
         stages_s = expected_s(parts, samples, topology, schedule)
         least_s = predicted_s(parts, samples.times(min), topology, schedule)

@@ -97,15 +97,24 @@ def shortest_iteration_s(graph: Graph, topology: Topology) -> float:
 
 
 def least_bottleneck_s(graph: Graph, topology: Topology, schedule: object) -> float:
-    """The optimum over all pipelines, by trying everything; infinite if none fits."""
+    """The optimum over all pipelines in all orders of their stages, by trying everything; infinite if none fits."""
     best = float("inf")
     for placement in placements(graph, topology):
         if not replay(graph, topology, placement).stages:
             continue
-        done = replay(graph, topology, placement, schedule=schedule)  # type: ignore[arg-type]
-        if done.fits and done.stages:
-            best = min(best, done.bottleneck_s)
+        for order in stage_orders(graph, placement):
+            done = replay(graph, topology, placement, schedule=schedule, stages=order)  # type: ignore[arg-type]
+            if done.fits:
+                best = min(best, done.bottleneck_s)
     return best
+
+
+def stage_orders(graph: Graph, placement: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    """All orders of the used devices in which tensors only go forward."""
+    feeds = {(placement[t.producer], placement[c]) for t in graph.tensors for c in t.consumers}
+    for order in itertools.permutations(sorted(set(placement.values()))):
+        if all(order.index(a) <= order.index(b) for a, b in feeds):
+            yield order
 
 
 def _shortest_order_s(graph: Graph, topology: Topology, placement: dict[str, str], best: float) -> float:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_worlds import worlds
+from partition_worlds import THOROUGH, worlds
 
 from ephemeron.errors import JobError
-from ephemeron.partition import Device, DeviceOrders, Graph, Node, Schedule, Tensor, Topology, connected, replay
+from ephemeron.partition import (
+    Device,
+    DeviceOrders,
+    Graph,
+    Node,
+    Schedule,
+    Tensor,
+    Topology,
+    connected,
+    parse_plan,
+    place,
+    plan_to_json,
+    replay,
+)
 
 
 def model(times: dict[str, tuple[float, float]], edges: list[tuple[str, str, int]], state: int = 0) -> Graph:
@@ -268,3 +282,52 @@ def test_a_replay_under_its_own_orders_is_the_same(world, seed):
     assert again.iteration_s == pytest.approx(done.iteration_s)
     assert again.spans
     assert len(again.spans) == len(done.spans)
+
+
+SIDES = Graph(
+    nodes=tuple(Node(name=n, forward_s={"gpu": 1.0}, backward_s={"gpu": 2.0}) for n in "pqr"),
+    tensors=(
+        Tensor(name="tp", producer="p", consumers=("r",), nbytes=40),
+        Tensor(name="tq", producer="q", consumers=("r",), nbytes=4),
+    ),
+)
+"""Two branches that exchange nothing, and a node that reads both."""
+
+
+def test_order_of_independent_stages_decides_what_is_in_flight():
+    placed = {"p": "x", "q": "y", "r": "z"}
+    schedule = Schedule(kind="1f1b", micro_batches=4, overlap=False)
+    topology = machines("xyz", memory=60)
+    first, second = (replay(SIDES, topology, placed, schedule=schedule, stages=order) for order in ("xyz", "yxz"))
+    assert first.in_flight == {"x": 3, "y": 2, "z": 1}
+    assert second.in_flight == {"x": 2, "y": 3, "z": 1}
+    assert first.reserved_bytes == {"x": 3 * 20, "y": 2 * 2, "z": 3 * 20 + 2 * 2}
+    assert second.reserved_bytes == {"x": 2 * 20, "y": 3 * 2, "z": 2 * 20 + 3 * 2}
+    assert not first.fits
+    assert second.fits
+    assert second.stages == ("y", "x", "z")
+    assert replay(SIDES, topology, placed, schedule=schedule).stages == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [("xy", "should name each used device once"), ("xxz", "once: x, y, z"), ("xzy", "y sends to z and comes after it")],
+)
+def test_orders_of_stages_that_do_not_run_are_refused(stages, said):
+    with pytest.raises(JobError, match=said):
+        replay(SIDES, machines("xyz"), {"p": "x", "q": "y", "r": "z"}, stages=stages)
+
+
+def test_a_plan_keeps_the_order_of_stages_that_fits():
+    """p fits only where one micro-batch is in flight: on the last stage, though it is first in the graph."""
+    graph = Graph(nodes=SIDES.nodes[:2], tensors=tuple(replace(t, consumers=()) for t in SIDES.tensors))
+    schedule = Schedule(kind="1f1b", micro_batches=4, overlap=False)
+    topology = machines("xy", memory=25)
+    plan = parse_plan(plan_to_json(place(graph, topology, schedule=schedule, effort=THOROUGH)))
+    assert plan.value_s == 3 / 4
+    assert plan.gap == 0
+    assert plan.stages == (plan.placement["q"], plan.placement["p"])
+    assert not replay(graph, topology, plan.placement, schedule=schedule).fits
+    done = replay(graph, topology, plan.placement, schedule=schedule, stages=plan.stages)
+    assert done.fits
+    assert done.bottleneck_s == plan.value_s

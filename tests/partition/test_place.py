@@ -114,7 +114,7 @@ def test_the_bound_is_never_above_the_value(world, objective):
         if candidate.admitted:
             assert plan.bound_s <= candidate.value_s * (1 + 1e-9)
             assert plan.value_s <= candidate.value_s
-    done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders)
+    done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)
     assert done.fits
     assert done.iteration_s == pytest.approx(plan.iteration_s)
     assert plan.value_s == pytest.approx(done.iteration_s if objective == "iteration" else done.bottleneck_s)

@@ -78,7 +78,7 @@ def test_a_pipeline_is_as_fast_as_exhaustive_search_finds(seed):
         return
     assert plan.value_s == pytest.approx(best, rel=2e-3)
     assert plan.bound_s <= best * (1 + 1e-6)
-    assert replay(graph, topology, plan.placement, schedule=AGAIN).fits
+    assert replay(graph, topology, plan.placement, schedule=AGAIN, stages=plan.stages).fits
     assert parse_plan(plan_to_json(plan)) == plan
 
 

@@ -298,6 +298,19 @@ def test_a_placement_of_another_model_is_refused(change, message):
         split(traced, change(placement))
 
 
+def test_stages_are_in_the_order_given_where_tensors_only_go_forward():
+    made = [
+        Operator(name=n, steps=(), inputs=inputs, outputs=(f"{n}.out",), states=())
+        for n, inputs in (("p", ()), ("q", ()), ("r", ("p.out", "q.out")))
+    ]
+    placement = {"p": "x", "q": "y", "r": "z"}
+    assert [d for d, _ in stages_of(made, placement)] == ["x", "y", "z"]
+    assert [d for d, _ in stages_of(made, placement, ("y", "x", "z"))] == ["y", "x", "z"]
+    for wrong in (("y", "z", "x"), ("x", "y"), ("x", "x", "y", "z")):
+        with pytest.raises(JobError, match="no order of the placement's devices"):
+            stages_of(made, placement, wrong)
+
+
 def test_a_stage_says_what_it_misses():
     traced = trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (batch(),)).model
     names = [o.name for o in operators(traced)]

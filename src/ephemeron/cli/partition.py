@@ -119,7 +119,7 @@ def place_(
         tell(_announced(len(graph.nodes), len(topology.devices), effort))
         plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
         tell("replaying the plan")
-        done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders)
+        done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)
         if measured is not None:
             tell("training a few steps of the stages and of the whole model, to compare them")
             check_placed(measured, plan)

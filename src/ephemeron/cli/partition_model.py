@@ -129,7 +129,7 @@ def check_placed(measured: ModelProfile, plan: PlacementPlan) -> None:
     from ephemeron.partition.tracing import split
 
     if len(measured.graph.nodes) > 1:
-        check_stages(split(measured.traced, plan.placement), schedule=plan.schedule)
+        check_stages(split(measured.traced, plan.placement, stages=plan.stages), schedule=plan.schedule)
 
 
 def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

@@ -213,22 +213,32 @@ def _all_devices(costs: Costs, schedule: Schedule) -> DeviceOrder:
     return _line(schedule, range(len(costs.devices)))
 
 
-def staging(costs: Costs, schedule: Schedule, where: Sequence[int]) -> Staged | None:
-    """A placement as stages; None if tensors go to and fro."""
+def staging(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[str] = ()) -> Staged | None:
+    """A placement as stages; None if tensors go to and fro.
+
+    Args:
+        costs: of one micro-batch.
+        schedule: what is kept in flight.
+        where: device by node.
+        order: names of the used devices in the order of the pipeline, if it is known; else the first that is found.
+    """
+    if order:
+        return _on_line(costs, schedule, where, [costs.devices.index(name) for name in order])
     used = list(dict.fromkeys(where))
     feeds = {
         (where[u], where[v]) for t, u in enumerate(costs.producer) for v in costs.consumers[t] if where[u] != where[v]
     }
-    order: list[int] = []
-    while len(order) < len(used):
-        ready = [d for d in used if d not in order and all(a in order for a, b in feeds if b == d)]
+    found: list[int] = []
+    while len(found) < len(used):
+        ready = [d for d in used if d not in found and all(a in found for a, b in feeds if b == d)]
         if not ready:
             return None
-        order.append(ready[0])
-    line = DeviceOrder(
-        devices=tuple(order), flight=tuple(in_flight(schedule, len(order))), recompute=schedule.recompute
-    )
-    return staged(costs, line, [order.index(d) for d in where])
+        found.append(ready[0])
+    return _on_line(costs, schedule, where, found)
+
+
+def _on_line(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[int]) -> Staged:
+    return staged(costs, _line(schedule, order), [order.index(d) for d in where])
 
 
 def _lines(costs: Costs, schedule: Schedule, classes: Classes, rng: Random) -> list[DeviceOrder]:

@@ -101,7 +101,7 @@ def place(
 def _as_given(plan: PlacementPlan, graph: Graph, topology: Topology, unit_s: float) -> PlacementPlan:
     """The plan in the caller's order and seconds, replayed there."""
     placement = {n.name: plan.placement[n.name] for n in graph.nodes}
-    done = replay(graph, topology, placement, schedule=plan.schedule, orders=plan.orders)
+    done = replay(graph, topology, placement, schedule=plan.schedule, orders=plan.orders, stages=plan.stages)
     value_s = done.iteration_s if plan.objective == "iteration" else done.bottleneck_s
     return replace(
         plan,
@@ -163,6 +163,7 @@ def _placed(
         objective=objective,
         schedule=schedule,
         placement=costs.placement(best.where),
+        stages=best.replay.stages,
         orders=best.replay.orders() if schedule.micro_batches == 1 else None,
         method=best.candidate.name,
         value_s=value_s,
@@ -194,12 +195,16 @@ class _PlacementTrial:
     costs: Costs
     judged: list[_Judged] = field(default_factory=list)
 
-    def judge(self, name: str, where: Sequence[int], orders: DeviceOrders | None = None) -> _Judged:
+    def judge(
+        self, name: str, where: Sequence[int], orders: DeviceOrders | None = None, stages: Sequence[str] = ()
+    ) -> _Judged:
         if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
             candidate = PlacementCandidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
             self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=None))
             return self.judged[-1]
-        done = replay(self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders)
+        done = replay(
+            self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders, stages=stages
+        )
         if self.objective == "iteration":
             value_s = done.iteration_s
         else:
@@ -249,12 +254,13 @@ def _throughput(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> f
     costs, schedule = trial.costs, trial.schedule
     known: list[Staged] = []
     for j in trial.judged:
-        as_stages = staging(costs, schedule, j.where) if j.candidate.admitted else None
-        if as_stages is not None:
+        if j.candidate.admitted and j.replay is not None:
+            as_stages = staging(costs, schedule, j.where, j.replay.stages)
+            assert as_stages is not None, "what is admitted is a pipeline"
             known.append(as_stages)
     searched = best_pipeline(costs, schedule, effort=effort, timer=limit, least=known)
     for found in searched.found:
-        trial.judge("pipeline search", found.where)
+        trial.judge("pipeline search", found.where, stages=found.device_names(costs))
     return searched.bound_s
 
 

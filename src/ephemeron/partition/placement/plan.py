@@ -41,6 +41,8 @@ class PlacementPlan:
     schedule: Schedule
     placement: Mapping[str, str]
     """Device by node."""
+    stages: tuple[str, ...] = ()
+    """Devices in the order of the pipeline; empty: tensors go to and fro, so there is none."""
     orders: DeviceOrders | None
     """What devices and links have to follow for the time to hold; None: the schedule's own rule does."""
     method: str

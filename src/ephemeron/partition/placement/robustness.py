@@ -119,9 +119,10 @@ def _judged(graph: Graph, topology: Topology, plan: PlacementPlan) -> tuple[floa
     """Value of the plan, and the bound of a search anew."""
     schedule = plan.schedule
     if plan.objective == "iteration":
-        return replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders).iteration_s, None
+        done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)
+        return done.iteration_s, None
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
-    own = staging(costs, schedule, costs.where(plan.placement))
+    own = staging(costs, schedule, costs.where(plan.placement), plan.stages)
     assert own is not None, "a plan for throughput is a pipeline"
     searched = best_pipeline(costs, schedule, effort=SEARCH, timer=timer(1.0), least=[own])
     return own.bottleneck_s, searched.bound_s

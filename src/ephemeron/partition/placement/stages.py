@@ -54,6 +54,11 @@ class Staged:
         """Device by node."""
         return [self.line.devices[s] for s in self.stage]
 
+    def device_names(self, costs: Costs) -> tuple[str, ...]:
+        """Names of the devices that have nodes, in the order of the pipeline."""
+        used = set(self.stage)
+        return tuple(costs.devices[d] for s, d in enumerate(self.line.devices) if s in used)
+
 
 class Loads:
     """Loads of stages and links, and memory, kept up to date while clusters move."""

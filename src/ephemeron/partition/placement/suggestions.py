@@ -87,7 +87,13 @@ class _SuggestionTrial:
         found = feasible_pipeline(costs, schedule, rng=Random(0), timer=timer)
         if found is None:
             return False
-        need = reserved_bytes(graph, self.topology, costs.placement(found.where), schedule=schedule)
+        need = reserved_bytes(
+            graph,
+            self.topology,
+            costs.placement(found.where),
+            schedule=schedule,
+            stages=found.device_names(costs),
+        )
         return all(need[d.name] <= d.memory_bytes for d in self.topology.devices)
 
     def fewest(self, schedule: Schedule, timer: Timer) -> Schedule | None:

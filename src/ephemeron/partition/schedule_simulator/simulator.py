@@ -39,6 +39,7 @@ def replay(
     *,
     schedule: Schedule = PLAIN,
     orders: DeviceOrders | None = None,
+    stages: Sequence[str] = (),
     takes: Takes | None = None,
 ) -> Replay:
     """Replays one iteration.
@@ -49,12 +50,14 @@ def replay(
         placement: the device of every node.
         schedule: how micro-batches follow one another.
         orders: in which order devices and links work; only with the batch whole. None: by the rule above.
+        stages: used devices in the order of the pipeline; with 1F1B a device keeps the more micro-batches in flight the earlier it
+            comes, so stages that exchange no tensor are not interchangeable. Empty: their order in the graph.
         takes: seconds of a task of a micro-batch, given what it takes by graph and topology; for replays in which no two
             passes take the same, as in truth. None: what graph and topology say.
 
     Raises:
         JobError: a node is not placed, or placed on no device, or apart from its group; a device's kind has no times; orders
-            that are not of this placement, or in which everybody waits for everybody; recomputing without stages.
+            that are not of this placement, or that form a deadlock; recomputing without stages; stages in an order that does not run.
     """
     devices = {d.name: d for d in topology.devices}
     check_placement(graph, devices, placement)
@@ -63,13 +66,13 @@ def replay(
             f"orders are for a whole batch, not for micro_batches = {schedule.micro_batches}", remedy="leave them out"
         )
     tasks = _tasks(graph, topology, placement, schedule)
-    stages = _stages(graph, placement)
-    if schedule.recompute and not stages:
+    order = _stages(graph, placement, stages)
+    if schedule.recompute and not order:
         raise JobError(
             "schedule: recompute needs stages, and in this placement tensors go to and fro between devices",
             remedy="take a placement in which they only go forward, or leave recompute out",
         )
-    in_flight = _in_flight(schedule, stages, set(placement.values()))
+    in_flight = _in_flight(schedule, order, set(placement.values()))
     spans = _simulate(tasks, schedule, in_flight, orders, takes or _as_planned)
     busy: dict[Resource, float] = {}
     for span in spans:
@@ -79,7 +82,7 @@ def replay(
         iteration_s=max(s.end_s for s in spans),
         bottleneck_s=max(busy.values()) / schedule.micro_batches,
         busy_s=busy,
-        stages=stages,
+        stages=order,
         in_flight=in_flight,
         peak_bytes=peaks(graph, devices, placement, schedule, spans),
         reserved_bytes=reserved,
@@ -89,10 +92,15 @@ def replay(
 
 
 def reserved_bytes(
-    graph: Graph, topology: Topology, placement: Mapping[str, str], *, schedule: Schedule = PLAIN
+    graph: Graph,
+    topology: Topology,
+    placement: Mapping[str, str],
+    *,
+    schedule: Schedule = PLAIN,
+    stages: Sequence[str] = (),
 ) -> dict[str, int]:
-    """What every device needs for a placement, without replaying it: `Replay.reserved_bytes`."""
-    in_flight = _in_flight(schedule, _stages(graph, placement), set(placement.values()))
+    """`Replay.reserved_bytes` of a placement without a replay. Arguments and errors as for `replay`."""
+    in_flight = _in_flight(schedule, _stages(graph, placement, stages), set(placement.values()))
     return reserved_for(graph, {d.name: d for d in topology.devices}, placement, schedule, in_flight)
 
 
@@ -198,12 +206,26 @@ def _rank(jobs: list[_TaskTemplate]) -> None:
         jobs[i].rank_s = jobs[i].seconds + max((jobs[j].rank_s for j in jobs[i].after), default=0.0)
 
 
-def _stages(graph: Graph, placement: Mapping[str, str]) -> tuple[str, ...]:
-    """Devices such that tensors only go forward; empty if there is no such order."""
+def _stages(graph: Graph, placement: Mapping[str, str], given: Sequence[str]) -> tuple[str, ...]:
+    """Devices such that tensors only go forward: in the order given, or as in the graph; empty if there is no such order.
+
+    Raises:
+        JobError: the order given lacks a device, names one that is not used, or sends a tensor backwards.
+    """
     used = list(dict.fromkeys(placement[name] for name in graph.topological_order()))
     feeds = {
         (placement[t.producer], placement[c]) for t in graph.tensors for c in t.consumers if placement[t.producer] != placement[c]
     }  # fmt: skip
+    if given:
+        if sorted(given) != sorted(used):
+            raise JobError(f"stages = {', '.join(given)} should name each used device once: {', '.join(used)}")
+        backwards = sorted((a, b) for a, b in feeds if given.index(a) > given.index(b))
+        if backwards:
+            source, target = backwards[0]
+            raise JobError(
+                f"stages: {source} sends to {target} and comes after it", remedy="take stages and placement of one plan"
+            )
+        return tuple(given)
     order: list[str] = []
     while len(order) < len(used):
         ready = [d for d in used if d not in order and not any(b == d and a not in order for a, b in feeds)]

@@ -114,6 +114,8 @@ def parse_plan(text: str, *, where: str = "plan") -> PlacementPlan:
         row |= {n: math.inf for n in _ENDLESS if row.get(n, 0) is None}
         candidates.append(_made(PlacementCandidate, row, f"{where}: candidates[{i}]"))
     table["candidates"] = tuple(candidates)
+    if "stages" in table:
+        table["stages"] = tuple(str(d) for d in _list(table, "stages", where))
     table["schedule"] = _made(Schedule, table.get("schedule"), f"{where}: schedule")
     if table.get("orders") is not None:
         table["orders"] = _orders(table["orders"], f"{where}: orders")

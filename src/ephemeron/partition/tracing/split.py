@@ -138,19 +138,22 @@ class ModelSplit:
         return full_state(made, self.traced.__dict__["names"])
 
 
-def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "together") -> ModelSplit:
+def split(
+    traced: Traced, placement: Mapping[str, str], *, stages: Sequence[str] = (), ties: Ties = "together"
+) -> ModelSplit:
     """Cuts a model; the stages' parameters are copies of the traced model's.
 
     Args:
         traced: the model.
         placement: device by operator, as `Plan.placement` of the model's graph.
+        stages: devices in the order of the pipeline, as `PlacementPlan.stages`; empty: the first order that is found.
         ties: as the graph was made; `apart` lets operators that share a parameter lie on several devices.
 
     Raises:
         JobError: the placement is not one of this model, or pulls apart what cannot be; names the operators.
     """
     nodes = operators(traced, ties=ties)
-    layout = stages_of(nodes, placement)
+    layout = stages_of(nodes, placement, stages)
     by_name = {o.name: o for o in nodes}
     stage_of = {n: i for i, (_, names) in enumerate(layout) for n in names}
     maker = {n: stage_of[o.name] for o in nodes for n in (o.name, *(s.name for s in o.steps), *o.outputs)}
@@ -164,7 +167,7 @@ def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "togethe
     ]
     reads = [{n for s in body for n in references(s)} - {s.name for s in body} for body in bodies]
     copies: dict[str, Traced] = {}
-    stages = []
+    made = []
     for i, (device, names) in enumerate(layout):
         later = {n for j, r in enumerate(reads) if j != i for n in r}
         outputs = [s.name for s in bodies[i] if s.name in later or s.name in wanted]
@@ -176,8 +179,8 @@ def split(traced: Traced, placement: Mapping[str, str], *, ties: Ties = "togethe
             outputs=tuple(_port(traced, n, i) for n in outputs),
         )
         home = copies.setdefault(device, copy.deepcopy(traced))
-        stages.append(_stage(spec, bodies[i], home, extra=_unread(traced) if i == 0 else ()))
-    return ModelSplit(traced, stages, _shared(traced, stages))
+        made.append(_stage(spec, bodies[i], home, extra=_unread(traced) if i == 0 else ()))
+    return ModelSplit(traced, made, _shared(traced, made))
 
 
 def _stage(spec: StageSpec, steps: Sequence[TracedStep], home: Traced, extra: Sequence[str]) -> Stage:

@@ -12,21 +12,24 @@ from ephemeron.errors import JobError
 from ephemeron.partition.tracing.operators import Operator
 
 
-def stages_of(operators: Sequence[Operator], placement: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def stages_of(
+    operators: Sequence[Operator], placement: Mapping[str, str], devices: Sequence[str] = ()
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Device and operators of each stage, in an order in which they can run.
 
     Args:
         operators: each after those that it reads.
         placement: device by operator.
+        devices: of a pipeline, in its order; empty: the first order that is found.
 
     Raises:
-        JobError: an operator without a device, an unknown one, a group on several devices, or a group that other devices
-            would have to interrupt; named.
+        JobError: an operator without a device, an unknown one, a group on several devices, a group that other devices
+            would have to interrupt, or devices in an order that sends a tensor backwards; named.
     """
     _check(operators, placement)
     maker = {n: o.name for o in operators for n in o.outputs}
     before = {o.name: {maker[n] for n in o.inputs} for o in operators}
-    order = _device_order(operators, before, placement)
+    order = _device_order(operators, before, placement, devices)
     if order is not None:
         return tuple((d, tuple(o.name for o in operators if placement[o.name] == d)) for d in order)
     level = _levels(operators, before, placement)
@@ -55,12 +58,22 @@ def _check(operators: Sequence[Operator], placement: Mapping[str, str]) -> None:
 
 
 def _device_order(
-    operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str]
+    operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str], given: Sequence[str]
 ) -> list[str] | None:
     """Devices, each after those that send to it; None where two send to each other."""
     waits: dict[str, set[str]] = {placement[o.name]: set() for o in operators}
     for o in operators:
         waits[placement[o.name]] |= {placement[b] for b in before[o.name]} - {placement[o.name]}
+    if given:
+        wrong = sorted(set(given) ^ set(waits)) + [
+            d for k, d in enumerate(given) if d in waits and not waits[d] <= set(given[:k])
+        ]
+        if wrong or len(given) != len(waits):
+            raise JobError(
+                f"stages = {', '.join(given)} is no order of the placement's devices in which tensors only go forward",
+                remedy="take stages and placement of one plan",
+            )
+        return list(given)
     order: list[str] = []
     while len(order) < len(waits):
         free = next((d for d in waits if d not in order and waits[d] <= set(order)), None)

@@ -123,8 +123,9 @@ def divide(
         held_bytes=data.held_bytes(max(spec.split.counts), c.batch_size),
         vcpus=c.memory_mb / mb_per_vcpu,
     )  # fmt: skip
-    placement = load(parse_plan, c.placement).placement if c.placement else _found(graph, c, costs)
-    parts = split(traced, placement, ties="apart")
+    plan = load(parse_plan, c.placement) if c.placement else None
+    placement = _found(graph, c, costs) if plan is None else plan.placement
+    parts = split(traced, placement, stages=() if plan is None else plan.stages, ties="apart")
     if len(parts.devices) != c.stages:
         raise JobError(
             f"{c.placement} has {len(parts.devices)} devices, and stages = {c.stages}", remedy="leave stages out"
