@@ -98,6 +98,12 @@ def test_paths_of_modules_exist(page: Path) -> None:
     assert not [name for name in named if not any((place / name).exists() for place in places)]
 
 
+def test_the_index_of_decisions_is_complete() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = set(LINK.findall((folder / "README.md").read_text()))
+    assert {page.name for page in folder.glob("0*.md")} <= listed
+
+
 def test_the_commands_are_found() -> None:
     """The other tests cannot pass because nothing was found."""
     assert sum(len(commands_of(page)) for page in PAGES) > 40
