@@ -26,7 +26,7 @@ def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_othe
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
         invoked: list[tuple[int, int]] = []
 
-        async def invoke(rank: int, attempt: int, options: dict[str, Any]) -> None:
+        async def invoke(rank: int, attempt: int, claim: Claim) -> None:
             invoked.append((rank, attempt))
 
         spec: Any = SimpleNamespace(
@@ -53,13 +53,13 @@ def test_whoever_said_that_it_waits_by_a_clock_ahead_is_not_believed_for_ever():
 
         def of(rank: int, ahead_s: float = 0.0) -> WaitForGraph:
             return WaitForGraph(
-                channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, patience_s=lambda times: times * PATIENCE_S
+                channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, timeout_s=lambda times: times * PATIENCE_S
             )
 
-        await of(2, AHEAD_S).culprits(StalledPeers(7, [1]))  # and then it dies
+        await of(2, AHEAD_S).suspects(StalledPeers(7, [1]))  # and then it dies
         me = of(0)
-        assert await me.culprits(StalledPeers(7, [2])) == [(1, 7)]
+        assert await me.suspects(StalledPeers(7, [2])) == [(1, 7)]
         await asyncio.sleep(2 * PATIENCE_S)
-        assert await me.culprits(StalledPeers(7, [2])) == [(2, 7)]
+        assert await me.suspects(StalledPeers(7, [2])) == [(2, 7)]
 
     simulation.run(main())

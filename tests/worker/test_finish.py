@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 
 import pytest
 
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
+from ephemeron.communication.object_frame import Framed
+from ephemeron.functions import simulation
+from ephemeron.functions.base import Call
+from ephemeron.functions.context import Context
+from ephemeron.training.job import Configuration, Target
 from ephemeron.training.metrics import means
+from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.finalize import clear
+from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.spec import RunSpec, Stages
 from ephemeron.training.worker.trainer import EvaluationSums
 
 
@@ -43,3 +52,38 @@ def test_the_result_and_the_specification_stay_and_so_do_other_runs():
         assert set(channel.objects) == kept
 
     asyncio.run(go())
+
+
+async def _unused(*_):
+    raise AssertionError("a late duplicate neither computes nor invokes")
+
+
+def test_a_late_duplicate_leaves_the_weights_of_a_pipeline():
+    """It ends before it has read the specification, which says in how many parts the weights are."""
+    stages = Stages(
+        replicas=1, micro_batches=1, schedule="gpipe", recompute=False, fed=(True, True), shares=(0.5, 0.5),
+        test_samples=(0,), evaluates=False,
+    )  # fmt: skip
+    target = Target(target="m:f")
+    spec = RunSpec(
+        run_id="run", model=target, loss=target, optimizer=target, epochs=1, seed=0, dtype="float32", samples=8,
+        configuration=Configuration(workers=2, stages=2, batch_size=4).resolved(), prices=load_prices("objects"),
+        stages=stages,
+    )  # fmt: skip
+
+    async def go():
+        channel, keys = MemoryChannel(), Keys("run")
+        framed = Framed(channel, owner="test")
+        kept = {keys.result, keys.spec, keys.part(0), keys.part(1)}
+        for key in kept:
+            await framed.put(key, [spec.to_bytes() if key == keys.spec else b"x"])
+        loop = asyncio.get_running_loop()
+        ctx = Context(
+            call=Call(run="run", rank=1, attempt=0, memory_mb=512, lifetime_s=900.0, channel=""), invocation="late",
+            channel=channel, emit=lambda event: None, invoke=_unused, compute=_unused, origin=loop.time(),
+            deadline=loop.time() + 900.0, die=lambda: sys.exit(),
+        )  # fmt: skip
+        assert (await run_worker(ctx))["outcome"] == "duplicate"
+        assert set(channel.objects) == kept
+
+    simulation.run(go())

@@ -21,12 +21,12 @@ def injector(*texts, rank=0, attempt=0):
         raise Dead
 
     made = FaultInjector(
-        [parse_fault(t) for t in texts],
         rank=rank,
         attempt=attempt,
         die=die,
         fired=lambda fault, iteration: fired.append((str(fault), iteration)),
     )
+    made.arm([parse_fault(t) for t in texts])
     return made, fired
 
 

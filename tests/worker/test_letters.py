@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import CorruptMessage
-from ephemeron.training.worker.pipeline.activation_codec import ALIGNED, opened, sealed
+from ephemeron.training.worker.pipeline.activation_codec import ALIGNED, ActivationHeader, opened, sealed
 
+HEADER = ActivationHeader(flags=3, sent_at=1.25, busy_s=0.5, loss=2.0)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
 
 
@@ -22,8 +23,8 @@ def joined(buffers):
 )
 def test_values_come_back(shapes, number):
     values = {f"v{i}": torch.randint(0, 2, shape).to(dtype) for i, (shape, dtype) in enumerate(shapes)}
-    said, back = opened(joined(sealed({**values, "n": number}, flags=3)), key="k")
-    assert said["flags"] == 3
+    said, back = opened(joined(sealed({**values, "n": number}, HEADER)), key="k")
+    assert said == HEADER
     assert back.pop("n") == number
     assert back.keys() == values.keys()
     for name, value in values.items():
@@ -32,7 +33,7 @@ def test_values_come_back(shapes, number):
 
 
 def test_what_was_read_is_the_readers_own():
-    data = bytearray(joined(sealed({"x": torch.ones(5)}, flags=0)))
+    data = bytearray(joined(sealed({"x": torch.ones(5)}, HEADER)))
     _, back = opened(memoryview(data), key="k")
     data[-ALIGNED:] = bytes(ALIGNED)
     assert torch.equal(back["x"], torch.ones(5))
@@ -41,13 +42,13 @@ def test_what_was_read_is_the_readers_own():
 
 @pytest.mark.parametrize("spoil", [lambda d: d[:-70], lambda d: d[:9], lambda d: b"x" + d[1:], lambda d: b""])
 def test_a_damaged_letter_is_refused(spoil):
-    data = bytes(joined(sealed({"x": torch.arange(40.0)}, flags=0)))
-    with pytest.raises(CorruptMessage, match="not a letter between stages"):
+    data = bytes(joined(sealed({"x": torch.arange(40.0)}, HEADER)))
+    with pytest.raises(CorruptMessage, match="not a message between stages"):
         opened(memoryview(spoil(data)), key="k")
 
 
 def test_a_flipped_bit_is_seen():
-    data = bytearray(joined(sealed({"x": torch.arange(16.0)}, flags=0)))
+    data = bytearray(joined(sealed({"x": torch.arange(16.0)}, HEADER)))
     data[-5] ^= 1
     with pytest.raises(CorruptMessage, match="checksum differs"):
         opened(memoryview(data), key="k")

@@ -13,7 +13,7 @@ from ephemeron.training.worker.probe_messages import ProbeRequest, StepProbe, Tr
 from ephemeron.training.worker.request import RECOVER, Recovery, WorkerRequest
 
 REQUEST = WorkerRequest(
-    channel_retry_s=7.0, slowest_s=0.5, typical_s=0.25, hand_within_s=3.0, not_after=4.0, tries=2, reached=3,
+    channel_retry_s=7.0, slowest_s=0.5, typical_s=0.25, hand_within_s=3.0, not_after=4, tries=2, reached=3,
     seen=((1, 3), (2, 4)), waited=((1, 4, 0.5),),
 )  # fmt: skip
 CALL = Call(

@@ -51,7 +51,7 @@ def test_what_was_learned_is_handed_on():
     timeouts = Timeouts(least_s=20.0)
     timeouts.heard(3, 1.0, 46.0)
     successor = Timeouts(least_s=20.0)
-    successor.load(**timeouts.state())
+    successor.load(timeouts.state())
     assert successor.usual_s() == 460.0
     successor.load()
     assert successor.usual_s() == 460.0

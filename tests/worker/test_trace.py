@@ -55,7 +55,7 @@ def test_nothing_gives_nothing():
 
 def test_a_trace_counts_from_the_runs_beginning_and_tells_the_injector():
     ended = []
-    faults = FaultInjector((), rank=0, attempt=0, die=lambda: None, fired=lambda *_: None)
+    faults = FaultInjector(rank=0, attempt=0, die=lambda: None, fired=lambda *_: None)
     faults.ended = ended.append
     trace = PhaseTrace(100.0, faults)
     trace.record("upload", 101.0, 103.0)
@@ -69,6 +69,6 @@ def test_run_time_is_loop_time_since_the_origin():
     async def now():
         loop = asyncio.get_running_loop()
         loop.time = lambda: 130.0
-        return PhaseTrace(100.0, FaultInjector((), rank=0, attempt=0, die=None, fired=None)).run_time()
+        return PhaseTrace(100.0, FaultInjector(rank=0, attempt=0, die=None, fired=None)).run_time()
 
     assert asyncio.run(now()) == 30.0

@@ -19,18 +19,18 @@ def blamed(waits, *, asks, after_s=0.0, old=(), at=None):
 
         def of(rank):
             return WaitForGraph(
-                channel, Keys("run"), rank=rank, now=loop.time, patience_s=lambda times: times * PATIENCE_S
+                channel, Keys("run"), rank=rank, now=loop.time, timeout_s=lambda times: times * PATIENCE_S
             )
 
         for rank, ranks in old:
-            await of(rank).culprits(StalledPeers(1, ranks))
+            await of(rank).suspects(StalledPeers(1, ranks))
         await asyncio.sleep(after_s)
         others = [
-            asyncio.create_task(of(r).culprits(StalledPeers((at or {}).get(r, 7), ranks)))
+            asyncio.create_task(of(r).suspects(StalledPeers((at or {}).get(r, 7), ranks)))
             for r, ranks in waits.items()
             if r != asks
         ]
-        found = await of(asks).culprits(StalledPeers((at or {}).get(asks, 9), waits[asks]))
+        found = await of(asks).suspects(StalledPeers((at or {}).get(asks, 9), waits[asks]))
         await asyncio.gather(*others)
         return found
 
@@ -52,8 +52,8 @@ def test_several_at_once():
 def test_the_search_ends_when_what_is_missing_comes():
     async def go():
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
-        graph = WaitForGraph(channel, Keys("run"), rank=0, now=loop.time, patience_s=lambda times: times * PATIENCE_S)
-        search = asyncio.create_task(graph.culprits(StalledPeers(7, [1, 2], ["run/a", "run/b"])))
+        graph = WaitForGraph(channel, Keys("run"), rank=0, now=loop.time, timeout_s=lambda times: times * PATIENCE_S)
+        search = asyncio.create_task(graph.suspects(StalledPeers(7, [1, 2], ["run/a", "run/b"])))
         for key in ("run/a", "run/b"):
             await asyncio.sleep(1.0)
             assert not search.done()

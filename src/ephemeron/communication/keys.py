@@ -14,7 +14,7 @@ RUN/control                                what the user asked for meanwhile
 
 Of a model that lies on several functions, stage by stage:
 RUN/stage/STAGE  RUN/initial/STAGE         what it consists of, and its weights
-RUN/x/ITERATION.WHAT.SOURCE.TARGET.REPLICA.MICRO_BATCH   values from stage to stage; see `worker.stages.letters`
+RUN/x/ITERATION.WHAT.SOURCE.TARGET.REPLICA.MICRO_BATCH   values from stage to stage; see `worker.pipeline.activation_codec`
 RUN/wait/RANK                              for whom a rank has waited too long, and since when
 RUN/part/STAGE                             its final weights
 """

@@ -157,10 +157,10 @@ class RunDriver:
             ),
         )
 
-    async def _invoke(self, rank: int, attempt: int, reason: Reason, *, not_after: float | None = None) -> None:
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, *, not_after: int | None = None) -> None:
         await self.platform.invoke(self.call(rank, attempt, reason, not_after=not_after))
 
-    def call(self, rank: int, attempt: int, reason: Reason, *, not_after: float | None = None) -> Call:
+    def call(self, rank: int, attempt: int, reason: Reason, *, not_after: int | None = None) -> Call:
         """What a function of this run is told."""
         c = self.spec.configuration
         faults = map(parse_fault, self.spec.faults)
@@ -279,14 +279,14 @@ class RunDriver:
                             await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
         return None
 
-    async def _still_missed(self, rank: int, attempt: int) -> float | None:
+    async def _still_missed(self, rank: int, attempt: int) -> int | None:
         """The iteration that an attempt was to send again, if it has died before it could."""
         claim = await fencing.claimed(self.channel, self.keys, rank, attempt)
         if claim is None or claim.not_after is None or self.supervisor.reached.get(rank, -1) >= claim.not_after:
             return None
         return claim.not_after
 
-    async def _replace(self, rank: int, attempt: int, *, not_after: float | None = None) -> None:
+    async def _replace(self, rank: int, attempt: int, *, not_after: int | None = None) -> None:
         """Starts a replacement; where others still take all places, as soon as there is one."""
         tries = ROOM_TRIES
         while True:

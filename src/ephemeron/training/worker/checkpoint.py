@@ -88,7 +88,7 @@ class Checkpoints:
         self.intact = self.durable
         return found
 
-    async def newest(self, not_after: float | None = None) -> tuple[Arrays, dict[str, Any]] | None:
+    async def newest(self, not_after: int | None = None) -> tuple[Arrays, dict[str, Any]] | None:
         """The newest checkpoint that can be read, of an iteration up to `not_after`, or None. Lists: for recovery only."""
         for later, key in enumerate(reversed(await self.channel.list(self.keys.states(self.rank)))):
             data = await self.channel.fetch(key)

@@ -167,7 +167,7 @@ class FailureDetector:
         """
         patience_s = self._patience_s()
         known = self._timeouts.typical_s or self._timeouts.slowest_s or patience_s
-        back = 0.0 if claim.not_after is None else max(0.0, iteration - claim.not_after)
+        back = 0 if claim.not_after is None else max(0, iteration - claim.not_after)
         repeated = (2 * self._spec.configuration.checkpoint_every + back) * known
         catching_up = min(self._lifetime_s, self._spec.cold_start_s + repeated)
         return float(max(0.9 * patience_s * 2**claim.tries, catching_up))

@@ -25,19 +25,27 @@ class FaultInjector:
 
     def __init__(
         self,
-        faults: Iterable[Fault],
         *,
         rank: int,
         attempt: int,
         die: Callable[[], NoReturn],
         fired: Callable[[Fault, int], None],
     ) -> None:
-        mine = [f for f in faults if f.rank == rank and f.attempt == attempt]
-        self._kills = [f for f in mine if f.kind == "kill"]
-        self._drops = [f for f in mine if f.kind == "drop-put"]
-        self.delay = max((f.factor for f in faults if f.kind == "delay" and f.rank == rank), default=1.0)
+        self._rank, self._attempt = rank, attempt
+        self._kills: list[Fault] = []
+        self._drops: list[Fault] = []
+        self.delay = 1.0
+        """Factor by which computation is slowed down."""
         self._die, self._fired = die, fired
         self.iteration = -1
+
+    def arm(self, faults: Iterable[Fault]) -> None:
+        """Injects these faults from now on, as far as they concern this attempt."""
+        mine = [f for f in faults if f.rank == self._rank]
+        now = [f for f in mine if f.attempt == self._attempt]
+        self._kills = [f for f in now if f.kind == "kill"]
+        self._drops = [f for f in now if f.kind == "drop-put"]
+        self.delay = max((f.factor for f in mine if f.kind == "delay"), default=1.0)
 
     def ended(self, phase: Phase) -> None:
         """An operation of this phase is over."""

@@ -24,23 +24,23 @@ class Claim:
 
     at_s: float
     """When it was made, in seconds of the run."""
-    not_after: float | None = None
+    not_after: int | None = None
     """The iteration after which the attempt must not start; None: wherever it finds a checkpoint."""
     tries: int = 0
     """Replacements in a row of that rank by peers that had waited in vain."""
 
     def to_text(self) -> str:
-        told = "-" if self.not_after is None else f"{self.not_after:g}"
+        told = "-" if self.not_after is None else self.not_after
         return f"{self.at_s:.3f} {told} {self.tries}"
 
     @classmethod
     def of(cls, text: str) -> Claim:
         at_s, told, tries = text.split()
-        return cls(at_s=float(at_s), not_after=None if told == "-" else float(told), tries=int(tries))
+        return cls(at_s=float(at_s), not_after=None if told == "-" else int(told), tries=int(tries))
 
     def tries_at(self, iteration: int) -> int:
         """Replacements in a row that still count at an iteration: one less for each that the rank has come further."""
-        further = 0 if self.not_after is None else max(0, iteration - int(self.not_after))
+        further = 0 if self.not_after is None else max(0, iteration - self.not_after)
         return max(0, self.tries - further)
 
 

@@ -32,7 +32,7 @@ class WorkerRequest:
     """Usual iteration of the caller, with waits; 0: unknown."""
     hand_within_s: NonNegative | None = None
     """Time in which the predecessor hands over; None: this invocation is not a relay."""
-    not_after: float | None = None
+    not_after: Annotated[int, AtLeast(0)] | None = None
     """Iteration whose objects a peer misses: the invocation starts at that iteration or before it; None: at any."""
     tries: Annotated[int, AtLeast(0)] = 0
     """Replacements in a row of this rank by peers that had waited in vain."""

@@ -89,6 +89,10 @@ class RunSpec:
         c = self.configuration
         return plan_split(self.samples, [c.batch_of(r) for r in range(c.group)], last=self.last_batch)
 
+    def member(self, rank: int) -> int:
+        """Number of a rank among those that share the batch: the rank itself, or its replica of the pipeline."""
+        return rank if self.stages is None else self.stages.place(rank)[1]
+
     @property
     def most_replacements(self) -> int:
         """Functions that may be replaced in the run."""

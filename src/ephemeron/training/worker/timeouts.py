@@ -20,6 +20,16 @@ FADING = 0.9
 """Share of the slowest iteration that the next one leaves of it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationTimes:
+    """Iteration times that one invocation knows."""
+
+    slowest_s: float = 0.0
+    """Slowest recent iteration of any rank, without waits."""
+    typical_s: float = 0.0
+    """Typical iteration of the rank itself, with waits; 0: not known."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Timeouts:
     """What one invocation knows of paces."""
@@ -123,19 +133,18 @@ class Timeouts:
         """Time in which whoever lives no longer has to have suspected somebody, if ever."""
         return max(0.2 * lifetime_s, 2 * self.slowest_s + cold_start_s)
 
-    def state(self) -> dict[str, float]:
-        """What successors and replacements should know."""
-        return {"slowest_s": round(self.slowest_s, 6), "typical_s": round(self.typical_s, 6)}
+    def state(self) -> IterationTimes:
+        """Iteration times for successors and replacements."""
+        return IterationTimes(slowest_s=round(self.slowest_s, 6), typical_s=round(self.typical_s, 6))
 
-    def load(
-        self, *, slowest_s: float = 0.0, typical_s: float = 0.0, waited: Iterable[tuple[int, int, float]] = ()
-    ) -> None:
-        """Takes over the `state` of another invocation; what is known already counts, too.
+    def load(self, times: IterationTimes | None = None, *, waited: Iterable[tuple[int, int, float]] = ()) -> None:
+        """Takes over what another invocation knows; own, longer times stay.
 
         Args:
-            slowest_s, typical_s: as in `state`.
-            waited: rank, iteration and seconds for which predecessors had waited when they left.
+            times: its `state`.
+            waited: rank, iteration and seconds for which predecessors had waited when they ended.
         """
-        self.slowest_s = max(self.slowest_s, slowest_s)
-        self.typical_s = self.typical_s or typical_s
+        if times is not None:
+            self.slowest_s = max(self.slowest_s, times.slowest_s)
+            self.typical_s = self.typical_s or times.typical_s
         self.before_s |= {(rank, iteration): seconds for rank, iteration, seconds in waited}

@@ -1,20 +1,18 @@
-"""What a stage sends and receives: immutable objects with keys that both sides compute.
+"""Messages of one stage: immutable objects whose keys sender and receiver compute alike.
 
-Nobody overwrites: what a replaced function sends again is the same bytes under the same key. An object is deleted by
-its only reader, once no replacement of that reader would need it again; what is sent again after that lies there until
-the run is over.
+No object is overwritten with other bytes: a replaced function sends the same bytes again under the same key. An object is deleted
+by its only reader, once no replacement of that reader would need it; what is sent again later stays until the run ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from ephemeron.communication.keys import Keys
 from ephemeron.training.collectives import StalledPeers, wait_for_object
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
-from ephemeron.training.worker.invocation import InvocationContext
-from ephemeron.training.worker.pipeline.activation_codec import opened, sealed
+from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.pipeline.activation_codec import ActivationHeader, Value, opened, sealed
 from ephemeron.training.worker.spec import Stages
 
 
@@ -22,9 +20,10 @@ class MessageKey(NamedTuple):
     """One object between two stages of a replica."""
 
     iteration: int
-    what: str
+    kind: str
+    """See `activation_codec`."""
     source: int
-    """Stage of the program, or function for `s`, that sends it."""
+    """Stage of the program, or function for kind `s`, that sends it."""
     target: int
     micro_batch: int
     sender: int
@@ -32,93 +31,104 @@ class MessageKey(NamedTuple):
 
 
 class ActivationChannel:
-    """One rank's letters.
+    """Sends and receives one rank's messages.
 
     Args:
+        lifecycle: of the invocation.
         stages: of the run.
-        replica: whose letters.
+        replica: this rank's.
         poll_worth_s: see `collectives.Group`.
-        wanted: letters that this rank reads in an iteration.
+        wanted: messages that this rank reads in an iteration.
     """
 
     def __init__(
-        self, life: InvocationContext, stages: Stages, *, replica: int, poll_worth_s: float,
+        self, lifecycle: InvocationLifecycle, stages: Stages, *, replica: int, poll_worth_s: float,
         wanted: Callable[[int], Iterable[MessageKey]],
     ) -> None:  # fmt: skip
-        self._life, self._stages, self._replica, self._wanted = life, stages, replica, wanted
-        self._keys = Keys(life.call.run)
-        self._expect = ArrivalPredictor(life.channel.traits.latency_s, poll_worth_s)
-        self._reference = life.now()
+        self._lifecycle, self._invocation = lifecycle, lifecycle.invocation
+        self._stages, self._replica, self._wanted = stages, replica, wanted
+        self._predictor = ArrivalPredictor(lifecycle.channel.traits.latency_s, poll_worth_s)
+        self._reference = lifecycle.now()
         self.flags = 0
-        """Of all letters read in this iteration."""
+        """Union of the flags of this rank and of all messages read in this iteration."""
         self._deleted = 0
 
     def begin(self, flags: int) -> None:
-        """A new iteration, with what this rank wants all to know."""
-        self.flags, self._reference = flags, self._life.now()
+        """Begins an iteration.
 
-    async def send(self, a: MessageKey, values: Mapping[str, Any], **said: Any) -> None:
-        """Puts one.
-
-        Raises:
-            JobError: a value that does not travel.
+        Args:
+            flags: of this rank, for all ranks.
         """
-        began = self._life.now()
-        said["sent_at"] = self._life.run_now()
-        said["busy_s"] = self._life.timeouts.slowest_s
-        await self._life.channel.put(self._key(a), sealed(values, flags=self.flags, **said))
-        self._life.trace.record("upload", began, self._life.now())
+        self.flags, self._reference = flags, self._lifecycle.now()
 
-    async def receive(self, a: MessageKey) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Waits for one: what was said, and the values.
+    async def send(self, message: MessageKey, values: Mapping[str, Value], *, loss: float | None = None) -> None:
+        """Puts one message.
+
+        Args:
+            message: its key.
+            values: by name.
+            loss: mean loss of the micro-batch, if known.
 
         Raises:
-            Leave, ChannelTimeout: see `InvocationContext.overdue`.
+            JobError: a value is neither a dense tensor nor a plain one.
+        """
+        lifecycle, began = self._lifecycle, self._lifecycle.now()
+        header = ActivationHeader(
+            flags=self.flags, sent_at=lifecycle.run_now(), busy_s=lifecycle.timeouts.slowest_s, loss=loss
+        )
+        await lifecycle.channel.put(self._key(message), sealed(values, header))
+        self._invocation.trace.record("upload", began, lifecycle.now())
+
+    async def receive(self, message: MessageKey) -> tuple[ActivationHeader, dict[str, Value]]:
+        """Waits for one message.
+
+        Raises:
+            InvocationExit: see `InvocationLifecycle.on_timeout`.
             CorruptMessage: it is damaged.
         """
-        life, key = self._life, self._key(a)
-        stream = f"{a.what}.{a.source}.{a.target}.{a.micro_batch}"
-        reference, began = self._reference, life.now()
-        polled = not life.channel.traits.waits
-        sender = self._stages.rank(a.sender, self._replica)
-        predicted = self._expect.predict(stream, reference) if polled else None
+        lifecycle, key = self._lifecycle, self._key(message)
+        stream = f"{message.kind}.{message.source}.{message.target}.{message.micro_batch}"
+        reference, began = self._reference, lifecycle.now()
+        polled = not lifecycle.channel.traits.waits
+        sender = self._stages.rank(message.sender, self._replica)
+        predicted = self._predictor.predict(stream, reference) if polled else None
 
         async def stalled() -> StalledPeers:
-            return StalledPeers(a.iteration, [sender], [key])
+            return StalledPeers(message.iteration, [sender], [key])
 
-        (head, values), got, found, missed = await wait_for_object(
-            life.channel, key, timeout_s=life.patience, stalled=stalled, on_timeout=life.overdue,
-            accept=lambda data: opened(data, key=key), expected_at=predicted,
+        (header, values), got, found, missed = await wait_for_object(
+            lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled,
+            on_timeout=lifecycle.on_timeout, accept=lambda data: opened(data, key=key), expected_at=predicted,
         )  # fmt: skip
         if polled:
-            age_s = life.run_now() - (life.now() - found) - head["sent_at"]
+            age_s = lifecycle.run_now() - (lifecycle.now() - found) - header.sent_at
             gap_s = min(0.25, (found - max(began, predicted or 0)) / 3) if missed or got.polls else 0.0
-            self._expect.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
+            self._predictor.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
         if found > began:
-            life.trace.record("wait", began, found)
-        life.trace.record("download", found, life.now())
-        self.flags |= head["flags"]
-        life.heard(sender, head["busy_s"])
-        return head, values
+            self._invocation.trace.record("wait", began, found)
+        self._invocation.trace.record("download", found, lifecycle.now())
+        self.flags |= header.flags
+        lifecycle.on_message(sender, header.busy_s)
+        return header, values
 
-    def forget_before(self, durable: int) -> None:
-        """Takes it that a predecessor has deleted what no replacement needs from `durable` on."""
-        self._deleted = durable
+    def skip_deletion_before(self, iteration: int) -> None:
+        """Messages of iterations before this one have been deleted by a predecessor."""
+        self._deleted = iteration
 
     async def collect_garbage(self, durable: int) -> None:
-        """Deletes letters to this rank that even a replacement of it, from its checkpoint, would not read again."""
-        gone = [self._key(a) for t in range(self._deleted, durable) for a in self._wanted(t)]
+        """Deletes messages of iterations before `durable`: no replacement of this rank would read them again."""
+        gone = [self._key(message) for t in range(self._deleted, durable) for message in self._wanted(t)]
         self._deleted = max(self._deleted, durable)
         if gone:
-            await self._life.channel.delete(gone)
+            await self._lifecycle.channel.delete(gone)
 
-    def state(self) -> dict[str, Any]:
-        """For a successor: when letters are to be expected."""
-        return {"expected": self._expect.state()}
+    def state(self) -> Mapping[str, Sequence[float]]:
+        """Arrival times of messages by stream, for a successor: see `ArrivalPredictor.state`."""
+        return self._predictor.state()
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
-        self._expect.load(state["expected"])
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Restores what `state` returned."""
+        self._predictor.load(state)
 
-    def _key(self, a: MessageKey) -> str:
-        return self._keys.between(a.iteration, a.what, a.source, a.target, self._replica, a.micro_batch)
+    def _key(self, m: MessageKey) -> str:
+        return self._lifecycle.keys.between(m.iteration, m.kind, m.source, m.target, self._replica, m.micro_batch)

@@ -1,19 +1,22 @@
 """Values between stages as one object: a head of JSON, and raw tensors. Pure.
 
-`f` carries values of a micro-batch forwards, `b` their gradients back, `s` gradients of parameters that several stages
-have, `e` values of a part of the test set. Every letter also says what its sender wants all to know (`flags`), and `b`
-the micro-batch's loss as far as it is known, so that every rank can report it.
+Kinds of messages: `f` has values of a micro-batch forwards, `b` their gradients back, `s` gradients of parameters that several
+stages have, `e` values of a part of the test set. Every message has the flags of its sender, and `b` the micro-batch's loss
+where it is known, so that every rank can report it.
 
-A reader may stand in the middle of a file or of shared memory: buffers begin at multiples of 64 bytes, and are copied
-when they are read, because PyTorch wants memory of its own.
+The reader's memory may be part of a file or of shared memory: buffers begin at multiples of 64 bytes, and are copied when they
+are read, because PyTorch needs memory of its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
+import torch
 import xxhash
 
 from ephemeron.communication.channels.base import Buffer
@@ -22,16 +25,32 @@ from ephemeron.partition.runtime.wire import packed, unpacked
 
 MAGIC = b"EPHSTG1\n"
 ALIGNED = 64
+Value: TypeAlias = torch.Tensor | bool | int | float | str | None
 
 
-def sealed(values: Mapping[str, Any], **said: Any) -> list[Buffer]:
-    """What to put.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationHeader:
+    """Everything about a message but its values."""
+
+    flags: int
+    """See `tensors.message`."""
+    sent_at: float
+    """Seconds of the run at which the put began."""
+    busy_s: float
+    """Time of the slowest iteration known to the sender, without waits."""
+    loss: float | None = None
+    """Mean loss of the micro-batch; None: not known to the sender."""
+
+
+def sealed(values: Mapping[str, Value], header: ActivationHeader) -> list[Buffer]:
+    """Buffers to put.
 
     Raises:
-        JobError: a value that does not travel; names it.
+        JobError: a value is neither a dense tensor nor a plain one; names it.
     """
     table, buffers = packed(values)
     sizes = [b.nbytes for b in buffers]
+    said = dataclasses.asdict(header)
     head = json.dumps({**said, **table, "sizes": sizes, "checksum": _checksum(buffers)}).encode()
     start = len(MAGIC) + 8 + len(head)
     made: list[Buffer] = [MAGIC, len(head).to_bytes(8, "little"), head, bytes(-start % ALIGNED)]
@@ -40,15 +59,15 @@ def sealed(values: Mapping[str, Any], **said: Any) -> list[Buffer]:
     return made
 
 
-def opened(data: memoryview, *, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was said, and the values.
+def opened(data: memoryview, *, key: str) -> tuple[ActivationHeader, dict[str, Value]]:
+    """Header and values.
 
     Raises:
-        CorruptMessage: not a letter, or damaged.
+        CorruptMessage: not such a message, or damaged.
     """
     try:
         if bytes(data[: len(MAGIC)]) != MAGIC:
-            raise ValueError("it begins otherwise")
+            raise ValueError("it has another beginning")
         size = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
         at = len(MAGIC) + 8 + size
         head = json.loads(bytes(data[len(MAGIC) + 8 : at]))
@@ -61,9 +80,14 @@ def opened(data: memoryview, *, key: str) -> tuple[dict[str, Any], dict[str, Any
             at += nbytes + (-nbytes % ALIGNED)
         if _checksum(buffers) != head["checksum"]:
             raise ValueError("checksum differs")
-        return head, unpacked(head, buffers)
+        loss = head["loss"]
+        header = ActivationHeader(
+            flags=int(head["flags"]), sent_at=float(head["sent_at"]), busy_s=float(head["busy_s"]),
+            loss=None if loss is None else float(loss),
+        )  # fmt: skip
+        return header, unpacked(head, buffers)
     except (ValueError, KeyError, TypeError, StopIteration) as e:
-        raise CorruptMessage(f"not a letter between stages: {e}", key=key) from None
+        raise CorruptMessage(f"not a message between stages: {e}", key=key) from None
 
 
 def _checksum(buffers: Sequence[Buffer]) -> str:

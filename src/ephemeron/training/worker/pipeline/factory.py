@@ -33,20 +33,20 @@ def stage_object(document: dict[str, Any], constants: dict[str, torch.Tensor], *
     return encode_state(arrays, meta)
 
 
-async def stage_trainer(life: InvocationContext, spec: RunSpec, get: Get) -> tuple[StageTrainer, int]:
+async def stage_trainer(invocation: InvocationContext, spec: RunSpec, get: Get) -> tuple[StageTrainer, int]:
     """The trainer of this rank's stages, and how many samples it tests with.
 
     Raises:
         JobError: the user's code is not what it was where the run was started.
     """
     assert spec.stages is not None
-    keys, stages = life.keys, spec.stages
-    stage, replica = stages.place(life.rank)
+    keys, stages = invocation.keys, spec.stages
+    stage, replica = stages.place(invocation.rank)
     wanted = [keys.code, keys.stage(stage)]
     if stages.fed[stage]:
-        wanted += [keys.data(life.rank), keys.test(life.rank)]
+        wanted += [keys.data(invocation.rank), keys.test(invocation.rank)]
     code, raw, *samples = await asyncio.gather(*(get(key) for key in wanted))
-    folders = [] if life.ctx.scratch is None else unbundle(bytes(code), life.ctx.scratch / "code")
+    folders = [] if invocation.ctx.scratch is None else unbundle(bytes(code), invocation.ctx.scratch / "code")
     find = partial(resolve, folders=folders)
     arrays, meta = decode_state(raw, key=keys.stage(stage))
     document = meta["document"]
@@ -56,7 +56,7 @@ async def stage_trainer(life: InvocationContext, spec: RunSpec, get: Get) -> tup
         resolve=find,
         build=lambda: make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype),
     )
-    feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=life.ctx.own_process)
+    feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=invocation.ctx.own_process)
     return StageTrainer(
         split, document["device"], saved=document["saved"], optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
         schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches, recompute=stages.recompute), feed=feed,  # type: ignore[arg-type]

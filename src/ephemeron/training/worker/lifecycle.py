@@ -1,0 +1,298 @@
+"""The life cycle of one invocation after its start: iterations, lease, hand-off to a successor, late peers.
+
+Four parts decide, each pure and tested by itself: `budget` (time and cost left), `lease` (whether this attempt still acts for
+its rank), `handoff` (when the successor starts and takes over) and `failure_detector` with `timeouts` (whether a late peer is
+replaced). This module feeds them with what happens and carries out what they decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+
+from ephemeron.functions.base import Reason
+from ephemeron.training.collectives import StalledPeers, all_of
+from ephemeron.training.job import parse_fault
+from ephemeron.training.tensors import RELAY, STOP
+from ephemeron.training.worker import fencing
+from ephemeron.training.worker.budget import Budget
+from ephemeron.training.worker.failure_detector import FailureDetector
+from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.handoff import HandOff
+from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
+from ephemeron.training.worker.lease import Lease
+from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest
+from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.timeouts import IterationTimes, Timeouts
+from ephemeron.training.worker.wait_for_graph import WaitForGraph
+
+_log = logging.getLogger(__name__)
+
+EARLY_SHARE = 0.2
+"""Share of the usual timeout after which a successor suspects peers that its predecessors already waited for."""
+CONTROL_EVERY_S = 2.0
+
+
+class InvocationLifecycle:
+    """One invocation whose run is known.
+
+    Args:
+        invocation: the invocation.
+        spec: of the run.
+    """
+
+    def __init__(self, invocation: InvocationContext, spec: RunSpec) -> None:
+        call, request = invocation.call, invocation.request
+        self.invocation, self.spec = invocation, spec
+        self.rank, self.attempt, self.keys, self.channel = call.rank, call.attempt, invocation.keys, invocation.channel
+        invocation.inject([parse_fault(f) for f in spec.faults])
+        self.budget = Budget(
+            began_s=invocation.began, deadline_s=invocation.ctx.deadline, memory_mb=call.memory_mb,
+            workers=spec.configuration.workers, prices=spec.prices, limit_usd=spec.budget_usd,
+        )  # fmt: skip
+        self.lease = Lease(rank=call.rank, attempt=call.attempt, tries=request.tries)
+        self.handoff = HandOff(
+            lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s, start_s=invocation.started_after_s,
+            attempt=call.attempt,
+        )  # fmt: skip
+        self.timeouts = Timeouts(least_s=spec.patience_s)
+        self.timeouts.load(
+            IterationTimes(slowest_s=request.slowest_s, typical_s=request.typical_s), waited=request.waited
+        )
+        self.detector = FailureDetector(
+            self.channel, self.keys, spec, self.timeouts, rank=call.rank, lifetime_s=call.lifetime_s, now=self.now,
+            run_now=self.run_now, invoke=self._invoke_replacement, note=invocation.warn,
+        )  # fmt: skip
+        self.detector.seen.update(request.seen)
+        self.stop_requested = False
+        """Whether the user has asked to stop the run."""
+        self._leave_lock = asyncio.Lock()
+        self._iteration = -1
+        self._iteration_began = invocation.began
+        self._outages_before_s = 0.0
+        self._wait_for_graph = WaitForGraph(
+            self.channel, self.keys, rank=call.rank, now=self.run_now, timeout_s=self.wait_timeout_s
+        )
+
+    def now(self) -> float:
+        """Loop time."""
+        return self.invocation.now()
+
+    def run_now(self) -> float:
+        """Seconds since the launch of the run."""
+        return self.invocation.run_now()
+
+    # -- iterations and cost ------------------------------------------------------------------------------
+
+    def begin_iteration(self, iteration: int) -> None:
+        """This rank computes `iteration` from now on."""
+        self._iteration_began = self.now()
+        self.timeouts.begin(self._iteration_began)
+        self._outages_before_s = self.channel.outages_s
+        self.invocation.faults.iteration = self._iteration = iteration
+
+    def end_iteration(self) -> None:
+        """The iteration is over, with all that this rank had to wait for."""
+        outages_s = self.channel.outages_s - self._outages_before_s
+        self.timeouts.end(self.now() - outages_s, busy_s=max(0.0, self.invocation.trace.busy_s - outages_s))
+
+    def spent_usd(self) -> float:
+        """Cost of this rank so far, as far as earlier invocations have handed it on."""
+        return self.budget.spent_usd(self.now(), self.channel.traffic)
+
+    def over_budget(self) -> bool:
+        """Whether this rank has used up its share of the budget."""
+        return self.budget.is_exceeded(self.now(), self.channel.traffic)
+
+    def flags(self) -> int:
+        """Flags of this rank's next contribution."""
+        flags = STOP if self.stop_requested or self.over_budget() else 0
+        return flags | (RELAY if self.will_hand_off() else 0)
+
+    async def watch_control(self) -> None:
+        """Polls every two seconds whether the user wants to stop the run. One rank does it for all."""
+        while not self.stop_requested:
+            await asyncio.sleep(CONTROL_EVERY_S)
+            self.stop_requested = await self.channel.fetch(self.keys.control) is not None
+        _log.info("the user has asked to stop the run")
+
+    # -- hand-off -----------------------------------------------------------------------------------------
+
+    def must_hand_off(self) -> bool:
+        """Whether another iteration may not fit into this invocation."""
+        return self.handoff.is_due(self._left_s(), self.timeouts.typical_s)
+
+    def will_hand_off(self) -> bool:
+        """Whether this iteration tells the others to hand off after it."""
+        passed_s = self.now() - self._iteration_began
+        return self.handoff.is_announced(self._left_s(), self.timeouts.typical_s, passed_s)
+
+    def is_past_middle(self) -> bool:
+        """Whether a hand-off now wastes less than half of this invocation."""
+        return self.handoff.is_past_middle(self._left_s())
+
+    def needs_successor(self, iterations_left: int) -> bool:
+        """Whether the successor has to be started before the next iteration."""
+        if self.lease.has_successor:
+            return False
+        return self.handoff.needs_successor(self._left_s(), self.timeouts.typical_s, iterations_left)
+
+    async def invoke_successor(self) -> None:
+        """Starts the next attempt of this rank; it loads meanwhile, and waits for the hand-off.
+
+        Raises:
+            InvocationExit: another party has claimed that attempt: this one is superseded.
+        """
+        if self.lease.has_successor:
+            return
+        if not await self._claim_next():
+            raise InvocationExit("fenced")
+        self.lease.has_successor = True
+        _log.info("invokes its successor, attempt %d", self.attempt + 1)
+        hand_within_s = round(self._left_s(), 3)  # by then this invocation has handed off, or was killed
+        await self._invoke(
+            self.rank, self.attempt + 1, "relay", WorkerRequest(hand_within_s=hand_within_s, reached=self._reached())
+        )
+
+    async def delete_predecessor_objects(self) -> None:
+        """Deletes claim, start marker and hand-off message of the attempt before, so that hand-offs leave nothing behind."""
+        before = self.attempt - 1
+        keys = self.keys
+        await self.channel.delete(
+            [keys.claim(self.rank, before), keys.start(self.rank, before), keys.hand(self.rank, self.attempt)]
+        )
+
+    async def hand_off(self, iteration: int) -> None:
+        """Tells the successor from which iteration's checkpoint it goes on."""
+        await self._tell_successor(str(iteration).encode())
+        _log.info("handed off at iteration %d", iteration)
+
+    async def dismiss_successor(self) -> bool:
+        """Ends a successor that waits, since the run is over; returns whether there is one."""
+        if self.lease.has_successor:
+            await self._tell_successor(OVER)
+        return self.lease.has_successor
+
+    async def _tell_successor(self, message: bytes) -> None:
+        await self.channel.put(self.keys.hand(self.rank, self.attempt + 1), [message])
+
+    async def _invoke(self, rank: int, attempt: int, reason: Reason, request: WorkerRequest) -> None:
+        own, times = self.invocation.request, self.timeouts.state()
+        request = dataclasses.replace(
+            request, channel_retry_s=own.channel_retry_s, slowest_s=times.slowest_s, typical_s=times.typical_s
+        )
+        if rank == self.rank:
+            request = dataclasses.replace(
+                request, tries=request.tries or own.tries, reached=max(request.reached, own.reached), seen=self._seen()
+            )
+        call = dataclasses.replace(
+            self.invocation.call, rank=rank, attempt=attempt, reason=reason, request=request.to_json()
+        )
+        await self.invocation.ctx.invoke(call)
+
+    async def _invoke_replacement(self, rank: int, attempt: int, claim: Claim) -> None:
+        request = WorkerRequest(not_after=claim.not_after, tries=claim.tries)
+        await self._invoke(rank, attempt, "replacement", request)
+
+    async def _claim_next(self, *, not_after: int | None = None) -> bool:
+        claim = self.lease.claim_for_successor(self.run_now(), not_after=not_after)
+        return await fencing.claim(self.channel, self.keys, self.rank, self.attempt + 1, claim)
+
+    def _reached(self, awaited: int = -1) -> int:
+        return max(self._iteration, awaited, self.invocation.request.reached)
+
+    def _seen(self) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(self.detector.seen.items()))
+
+    def _left_s(self) -> float:
+        return self.budget.time_left_s(self.now())
+
+    # -- peers --------------------------------------------------------------------------------------------
+
+    def on_message(self, rank: int, busy_s: float) -> None:
+        """A new object of a peer has arrived, which knows iterations to take `busy_s`."""
+        self.timeouts.heard(rank, self.now(), busy_s)
+
+    def wait_timeout_s(self, times: float = 1) -> float:
+        """Seconds until a wait for a peer times out: it is suspected, or this invocation has to end.
+
+        Args:
+            times: multiple of the usual timeout.
+        """
+        left_s = self._left_s() - 0.95 * self.handoff.closing_s()
+        # Functions that live shorter than the usual timeout would never suspect a peer.
+        within_s = self.timeouts.within_s(
+            lifetime_s=self.invocation.call.lifetime_s, cold_start_s=self.spec.cold_start_s
+        )  # fmt: skip
+        timeout_s = min(times * self.timeouts.usual_s(), within_s)
+        # The wait of earlier attempts counts, so that a successor suspects soon.
+        before_s = max(self.timeouts.before_s.values(), default=0.0)
+        return min(max(timeout_s - before_s, EARLY_SHARE * timeout_s), max(left_s, 0.01))
+
+    async def check_fence(self) -> None:
+        """Raises `InvocationExit` if another party has claimed a newer attempt of this rank."""
+        if await self.channel.fetch(self._fence()) is not None:
+            raise InvocationExit("fenced")
+
+    def _fence(self) -> str:
+        return self.keys.claim(self.rank, self.lease.fencing_attempt)
+
+    async def on_timeout(self, stalled: StalledPeers) -> None:
+        """A peer is late: ends this invocation if the run does not need it any more, else replaces stalled peers.
+
+        Raises:
+            InvocationExit: superseded, stopped, finished, or at the end of this invocation's own time.
+            ReplacementsFailed: replacing does not help, or the run has used up its replacements.
+        """
+        self.timeouts.disturbed()
+        marks = await all_of(
+            self.channel.fetch(key) for key in (self._fence(), self.keys.result, self.keys.control)
+        )  # fmt: skip
+        fenced, finished, stopped = (mark is not None for mark in marks)
+        outcome = self.lease.exit_after_timeout(fenced=fenced, finished=finished, stopped=stopped)
+        if outcome is None and not self.handoff.is_closing(self._left_s()):
+            return await self.suspect(stalled)
+        async with self._leave_lock:  # several waits end at once
+            if outcome is None and self.lease.pass_on():
+                await self._leave_waiting(stalled)
+            async with self.detector.launching:
+                raise InvocationExit("relayed" if outcome is None or self.lease.passed_on else outcome)
+
+    async def _leave_waiting(self, stalled: StalledPeers) -> None:
+        """Ends this invocation in the middle of an iteration: the next attempt recovers from a checkpoint and waits on.
+
+        It is told how long the late peers have been waited for: a wait may be longer than one invocation.
+        """
+        _log.info("ends while it waits for ranks %s at iteration %d", list(stalled.ranks), stalled.iteration)
+        request, iteration = self.invocation.request, stalled.iteration
+        if iteration <= request.reached:
+            await self.detector.spend(self.rank, iteration)  # this invocation has made no progress
+        peers = [rank for rank in stalled.ranks if rank != self.rank]
+        await all_of(self.detector.goes_on(rank) for rank in peers)
+        now = self.now()
+        waited = tuple((rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers)
+        if self.lease.has_successor:
+            return await self._tell_successor(Recovery(waited=waited, seen=self._seen()).to_bytes())
+        not_after = request.not_after
+        if not_after is not None and iteration > not_after:
+            not_after = None
+        if await self._claim_next(not_after=not_after):
+            more = WorkerRequest(reached=self._reached(iteration), not_after=not_after, waited=waited)
+            await self._invoke(self.rank, self.attempt + 1, "replacement", more)
+
+    async def suspect(self, stalled: StalledPeers) -> None:
+        """Replaces stalled peers that the failure detector takes for dead.
+
+        Raises:
+            ReplacementsFailed: replacing does not help, or the run has used up its replacements.
+        """
+        late = [(rank, stalled.iteration) for rank in stalled.ranks]
+        keys = dict(zip(stalled.ranks, stalled.keys, strict=False))
+        if self.spec.stages is not None:
+            late, keys = await self._wait_for_graph.suspects(stalled), {}
+        await all_of(self.detector.replace(rank, iteration, missed=keys.get(rank)) for rank, iteration in late)
+        if any(
+            rank == self.rank for rank, _ in late
+        ):  # this rank's own object was lost: its replacement sends it again
+            await self.check_fence()

@@ -1,0 +1,126 @@
+"""The port between the training loop and one iteration's computation, and the computation of a whole model.
+
+The loop is the same for every worker: versions, checkpoints, hand-offs, the end of the run. What differs is how a rank computes
+its contribution: alone (`WholeModelStep`), or with the functions that hold the model's other stages (`pipeline.step`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ephemeron.training.collectives import Group, ReductionStatus
+from ephemeron.training.collectives.sync_policy import Policy
+from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.non_finite import FiniteCheck
+from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.startup import StartedWorker
+from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+
+T = TypeVar("T")
+
+LEAST_WORTH_S, MOST_WORTH_S = 0.002, 0.02
+
+
+def poll_worth_s(spec: RunSpec) -> float:
+    """Seconds of all functions' time that cost as much as a poll, within bounds: polls take time, too, and time counts."""
+    c, prices = spec.configuration, spec.prices
+    second_usd = prices.functions_usd(c.workers * c.memory_mb / 1024, 0)
+    worth_s = prices.get_usd / second_usd if second_usd > 0 else 0.0
+    return min(max(worth_s, LEAST_WORTH_S), MOST_WORTH_S)
+
+
+class TimedCompute:
+    """Computation on the invocation's compute thread, recorded as such.
+
+    Args:
+        lifecycle: of the invocation.
+        status: of this rank; its iteration time is kept current.
+    """
+
+    def __init__(self, lifecycle: InvocationLifecycle, status: ReductionStatus) -> None:
+        self._lifecycle, self._status = lifecycle, status
+
+    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+        lifecycle, invocation = self._lifecycle, self._lifecycle.invocation
+        began = invocation.now()
+        result = await invocation.compute(work, samples=samples)
+        invocation.trace.record("compute", began, invocation.now())
+        lifecycle.timeouts.computed(invocation.now() - began)
+        self._status.busy_s = lifecycle.timeouts.slowest_s
+        return result
+
+
+class IterationStep(ABC):
+    """How a rank computes its contribution to an iteration.
+
+    Args:
+        started: the worker at its start.
+    """
+
+    def __init__(self, started: StartedWorker) -> None:
+        self.started = started
+        self.spec, self.trainer, self.status = started.spec, started.trainer, started.status
+        self.lifecycle, self.invocation = started.lifecycle, started.lifecycle.invocation
+        self.split = self.spec.split
+        self.member = self.spec.member(self.invocation.rank)
+        self.compute = TimedCompute(self.lifecycle, self.status)
+        self.finite = FiniteCheck(spec=self.spec, rank=self.invocation.rank, member=self.member)
+
+    def batch(self, iteration: int) -> int:
+        """Samples of this rank's batch."""
+        return self.split.batch_at(self.member, iteration % self.split.iterations)
+
+    @abstractmethod
+    def group(self, policy: Policy) -> Group:
+        """The ranks with which this one reduces gradients."""
+
+    @abstractmethod
+    async def run(self, iteration: int) -> tuple[TrainingStep, int]:
+        """Contribution to an iteration, and the flags for all ranks."""
+
+    @abstractmethod
+    async def evaluate(self, iteration: int) -> EvaluationSums:
+        """Sums over this rank's slice of the test set, before `iteration` is computed."""
+
+    async def collect_garbage(self) -> None:
+        """Deletes objects of the step that no rank needs any more."""
+
+    def state(self) -> Mapping[str, Sequence[float]]:
+        """Arrival times of the step's objects, for a successor."""
+        return {}
+
+    def new_group(self, policy: Policy) -> Group:
+        """The group of all ranks."""
+        lifecycle, c = self.lifecycle, self.spec.configuration
+        return Group(
+            keys=lifecycle.keys, rank=self.invocation.rank, world=c.workers, aggregators=c.aggregators,
+            channel=lifecycle.channel, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
+            attempt=self.invocation.attempt, compression=c.compression, iterations=self.spec.iterations,
+            status=self.status, trace=self.invocation.trace, poll_worth_s=poll_worth_s(self.spec),
+            wait_timeout_s=lifecycle.wait_timeout_s, silence_timeout_s=lifecycle.timeouts.usual_s,
+            on_message=self.on_message, suspect=lifecycle.suspect, on_timeout=lifecycle.on_timeout,
+        )  # fmt: skip
+
+    def on_message(self, rank: int, busy_s: float) -> None:
+        """A peer's iteration time is passed on with this rank's next message."""
+        self.lifecycle.on_message(rank, busy_s)
+        self.status.busy_s = self.lifecycle.timeouts.slowest_s
+
+
+class WholeModelStep(IterationStep):
+    """A rank that holds the whole model."""
+
+    def group(self, policy: Policy) -> Group:
+        return self.new_group(policy)
+
+    async def run(self, iteration: int) -> tuple[TrainingStep, int]:
+        step = await self.compute(
+            lambda: self.finite.step(self.trainer.compute(iteration), iteration), samples=self.batch(iteration)
+        )
+        return step, self.lifecycle.flags()
+
+    async def evaluate(self, iteration: int) -> EvaluationSums:
+        samples = self.started.test_samples / 3  # a forward pass is about a third of a step
+        return await self.compute(self.trainer.evaluate, samples=samples)

@@ -1,0 +1,36 @@
+"""Time and cost left to an invocation."""
+
+import pytest
+
+from ephemeron.events import Traffic
+from ephemeron.training.planner.prices import Prices
+from ephemeron.training.worker.budget import Budget
+
+PRICES = Prices(
+    name="p", as_of="2025-01-01", gb_second_usd=0.01, invocation_usd=0.5, put_usd=0.001, get_usd=0.0,
+)  # fmt: skip
+
+
+def budget(**values):
+    return Budget(**{
+        "began_s": 100.0, "deadline_s": 130.0, "memory_mb": 2048, "workers": 4, "prices": PRICES, "limit_usd": 3.0,
+        **values,
+    })  # fmt: skip
+
+
+def test_time_left_ends_at_the_deadline():
+    assert budget().time_left_s(112.5) == 17.5
+    assert budget().time_left_s(131.0) == -1.0
+
+
+def test_cost_is_memory_time_requests_and_earlier_invocations():
+    meter = budget(spent_before_usd=0.25)
+    assert meter.spent_usd(100.0, Traffic()) == pytest.approx(0.75)
+    assert meter.spent_usd(105.0, Traffic(puts=20)) == pytest.approx(0.25 + 0.5 + 10 * 0.01 + 0.02)
+
+
+def test_a_rank_may_spend_its_share_of_the_budget():
+    meter = budget()  # 0.75 $ for each of four ranks
+    assert not meter.is_exceeded(112.0, Traffic())
+    assert meter.is_exceeded(112.5, Traffic())
+    assert not budget(limit_usd=None).is_exceeded(1e9, Traffic())
