@@ -16,6 +16,9 @@ from ephemeron.errors import ChannelUnreachable
 
 IDLE_EXIT_S = 60.0
 """If the client dies, the server goes when no function has been connected for this long."""
+STOP_S = 5.0
+"""Seconds that a server may take to end before it is killed."""
+_MODULE = "ephemeron.communication.channels.parameter_server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,29 @@ class ServerProcess:
     token: str
     pid: int
 
-    def stop(self) -> None:
-        """Ends it; harmless when it has ended."""
+    def stop(self, *, grace_s: float = STOP_S) -> None:
+        """Ends it, by force where it does not end within `grace_s` seconds; harmless when it has ended."""
+        if not _is_server(self.pid):
+            return
         try:
             os.kill(self.pid, signal.SIGTERM)
-            os.waitpid(self.pid, 0)
+            end = time.monotonic() + grace_s
+            while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end:
+                    os.kill(self.pid, signal.SIGKILL)
+                    os.waitpid(self.pid, 0)
+                    return
+                time.sleep(0.02)
         except (ProcessLookupError, ChildProcessError):
             pass
+
+
+def _is_server(pid: int) -> bool:
+    """Whether a process is a parameter server: the number of one that has ended may be another process's by now."""
+    try:
+        return _MODULE.encode() in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except FileNotFoundError:
+        return not Path("/proc/self/cmdline").exists()
 
 
 def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
@@ -45,7 +64,7 @@ def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
     announce.unlink(missing_ok=True)
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ephemeron.communication.channels.parameter_server", "--announce", str(announce),
+            [sys.executable, "-m", _MODULE, "--announce", str(announce),
              "--idle-exit-s", str(IDLE_EXIT_S)],
             env={**os.environ, "EPHEMERON_CHANNEL_TOKEN": token}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
