@@ -9,6 +9,7 @@ from training_runs import WORLD, synthetic
 
 from ephemeron.events import Ended, FaultFired, Invoked, Note
 from ephemeron.training.worker.failure_detector import MOST_TRIES
+from ephemeron.training.worker.invocation import InvocationContext
 
 PATTERNS = [
     {"pattern": "k-reduce", "sync": "bsp"},
@@ -113,3 +114,24 @@ def test_whoever_waits_to_its_end_has_time_for_a_successor():
     )  # fmt: skip
     assert run.ending.status == "finished"
     assert {e.status for e in run.of(Ended)} <= {"ok", "lost"}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_attempt_that_was_claimed_and_never_started_is_replaced(workers, monkeypatch):
+    """Every first function dies between the claim of its successor and its start: no function is left to miss it."""
+    invoke = InvocationContext._invoke
+
+    async def dies(self, rank, attempt, reason, **more):
+        if self.attempt == 0:
+            self.ctx.die()
+        await invoke(self, rank, attempt, reason, **more)
+
+    monkeypatch.setattr(InvocationContext, "_invoke", dies)
+    short = {"function_timeout_s": 15.0, "aggregators": 1, "samples": 64 * 20, "epochs": 1}
+    run = synthetic(workers=workers, **short)
+    assert run.ending.status == "finished", run.ending.causes
+    assert [(e.rank, e.attempt) for e in run.of(Invoked)][workers : 2 * workers] == [(r, 2) for r in range(workers)]
+    assert [e.text for e in run.of(Note) if "no function runs" in e.text]
+    monkeypatch.undo()
+    assert run.sha == synthetic(workers=workers, **short).sha
+    assert run.left == {"run/spec", "run/result"}

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,9 @@ STOP_GRACE_S = 15.0
 ROOM_S, ROOM_TRIES = 1.0, 60
 """How often a replacement is tried while the platform has no place for it: functions that end make room."""
 END_GRACE_S = 10.0
+QUIET_S = 60.0
+"""Seconds without any event, while no function is known to run, after which all ranks are replaced: what was claimed last was
+never started."""
 RESULT_S = 10.0
 """How long to look for the result of a run that was stopped or has failed."""
 
@@ -199,8 +202,13 @@ class RunDriver:
         try:
             while ending is None or self.supervisor.running:
                 left = None if deadline is None else max(0.0, deadline - loop.time())
+                if ending is None and self._current and not self.supervisor.running:
+                    left = QUIET_S
                 waiting: list[asyncio.Future[Any]] = [upcoming, stopper]
                 done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if not done and ending is None:
+                    ending = await self._attempted(self._replace_all())
+                    continue
                 if not done:
                     if killed:
                         break  # the platform has lost sight of them
@@ -218,11 +226,7 @@ class RunDriver:
                         break
                     upcoming = asyncio.ensure_future(anext(events))
                     actions = self._read(event)
-                    try:
-                        ending = ending or await self._act(actions)
-                    except (ChannelError, PlatformError) as e:
-                        ending = self._given_up(e)
-                        await self.platform.cancel_all(self.spec.run_id)
+                    ending = ending or await self._attempted(self._act(actions))
                 if ending is not None and deadline is None:
                     deadline = loop.time() + END_GRACE_S
         finally:
@@ -237,6 +241,23 @@ class RunDriver:
                 await clear(self.channel, self.keys, parts=parts_of(self.spec))
         await self._end(ending)
         return ending
+
+    async def _attempted(self, action: Coroutine[Any, Any, RunOutcome | None]) -> RunOutcome | None:
+        """Outcome of an action; a failed run, where store or platform do not let it be done."""
+        try:
+            return await action
+        except (ChannelError, PlatformError) as e:
+            await self.platform.cancel_all(self.spec.run_id)
+            return self._given_up(e)
+
+    async def _replace_all(self) -> RunOutcome | None:
+        """Replaces every rank that has not ended: an attempt was claimed by a function that died before it could start it."""
+        over = self.supervisor.finished | self.supervisor.stopped
+        lost = [rank for rank in range(self.supervisor.world) if rank not in over]
+        text = f"no function runs, and nothing has happened for {QUIET_S:.0f} s: ranks {lost} are replaced"
+        await self.platform.emit(self.spec.run_id, Note(t=self.now(), level="warning", text=text))
+        latest = [await fencing.latest_attempt(self.channel, self.keys, rank) for rank in lost]
+        return await self._act([Replace(rank, attempt + 1) for rank, attempt in zip(lost, latest, strict=True)])
 
     def _given_up(self, e: Exception) -> RunOutcome:
         remedy = f"once that is mended, go on with: ephemeron resume {self.spec.run_id}"
