@@ -267,7 +267,7 @@ def test_a_sample_that_fails_in_a_function_ends_the_run_and_is_named(store):
     ("flow", "more", "kind", "match"),
     [
         ("no_such", {}, JobError, "has no name 'no_such'"),
-        ("three", {"path": None}, JobError, "returned int; return a DataLoadFlow"),
+        ("three", {"path": None}, JobError, "returned int; return an ephemeron.data.Flow"),
         ("empty", {"path": None}, JobError, "is empty"),
         ("without_dataset", {"path": None}, JobError, "has no dataset"),
         ("absent", {}, DatasetNotFound, "test/no-such"),

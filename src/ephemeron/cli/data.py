@@ -217,7 +217,7 @@ def benchmark(
 ) -> None:  # fmt: skip
     """Read some batches of a data flow and say what holds a trainer up.
 
-    MODULE:FUNCTION returns a DataLoadFlow; or the job says it, and what else the options do not.
+    MODULE:FUNCTION returns a Flow; or the job says it, and what else the options do not.
 
     \b
     ephemeron data benchmark flows:train --batch-size 128 --workers 4 --step-s 0.2

@@ -51,7 +51,7 @@ def serve(
     \b
     ephemeron data serve --port 7070 --loaders 4 --cache-mb 4096
     # in a training script
-    reader = RemoteDataLoadFlowReader("127.0.0.1:7070", token=...)    # or EPHEMERON_DATA_TOKEN
+    reader = RemoteReader("127.0.0.1:7070", token=...)    # or EPHEMERON_DATA_TOKEN
     batches = flow.prepare_read(reader).to_shuffled(batch_size=128, sampling="shared")
 
     The token is that of EPHEMERON_DATA_TOKEN, or one that is made and kept in FOLDER/token. A service that was killed

@@ -29,7 +29,7 @@ class DataSpec(Typed):
     last_batch: Literal["keep", "drop", "merge"] = "keep"
     """What becomes of the smaller last batch of an epoch: it is trained on, dropped, or merged with the one before."""
     flow: str | None = None
-    """`module:function` that returns a DataLoadFlow, in place of `source`: functions read and map the samples themselves."""
+    """`module:function` that returns a Flow, in place of `source`: functions read and map the samples themselves."""
     test_flow: str | None = None
     """The same for testing. Where both read one variant of a dataset, it reads the share that is held out."""
     collate: str | None = None

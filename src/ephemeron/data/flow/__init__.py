@@ -4,7 +4,7 @@ flow      Flow: the description, a value: dataset, steps, what may be cached
 parts     data and target of a sample of any shape
 loading   one sample through the steps, with its own random numbers, timed, and with errors that say where
 stream    which positions of an epoch go to which rank and batch, also when resumed with other ranks (pure)
-read      DataLoadFlowRead: views of a flow that can be read; `random_split`
+read      FlowView: views of a flow that can be read; `random_split`
 local     what is done in the process that reads
 shuffled  the loader: batches in order, epochs and states as of torchdata's StatefulDataLoader
 cursor    where its iterations begin, and where a resumed one goes on (pure)

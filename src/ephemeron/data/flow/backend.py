@@ -81,9 +81,7 @@ class Loaders(ABC):
         """
         if sampling not in get_args(Sampling):
             raise JobError(f"sampling = {sampling!r} is not known", remedy="use own or shared")
-        raise JobError(
-            "sampling = 'shared' takes a service that other jobs use too", remedy="read with RemoteDataLoadFlowReader"
-        )
+        raise JobError("sampling = 'shared' takes a service that other jobs use too", remedy="read with RemoteReader")
 
 
 class LocalLoaders(Loaders):

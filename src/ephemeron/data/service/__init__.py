@@ -9,7 +9,7 @@
 
 Control goes down, data comes up, and each part is a process that may be killed: what it decided can be decided again.
 
-    reader        RemoteDataLoadFlowReader: what users see
+    reader        RemoteReader: what users see
     client        finding the parts, and finding them again;  remote: batches under way;  shared: orders drawn together
     coordinator   flows and their life (lifecycle), routers
     router        shards, generations of routes;  traversal: sampling for several jobs, journalled
