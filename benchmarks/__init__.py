@@ -1,1 +1,1 @@
-"""Measurements behind the numbers in the documentation. Each module runs by itself: `python -m benchmarks.NAME`."""
+"""Benchmarks whose figures the documentation states. Each module runs by itself: `python -m benchmarks.NAME`."""

@@ -1,11 +1,11 @@
 """Hit rates of cache policies for jobs that share a dataset: `python -m benchmarks.caching`.
 
 Four jobs, each with its own uniformly random order in every epoch (as with PyTorch's sampler), five epochs, a cache for
-half of the samples, objects of one size. Cold: the accesses of first epochs. Steady: those of epochs two to five. The cache
-begins empty, and what is missed is offered to it at once. In virtual time, so nothing here depends on the machine.
+half of the samples, and objects of one size. Cold: the accesses of first epochs. Steady: those of epochs two to five. The cache
+begins empty, and every missed object is offered to it at once. Time is virtual, so results do not depend on the machine.
 
-Policies with foresight are measured twice: with each epoch announced when it begins, as in the thesis, and with each
-epoch announced one epoch early (`ahead`). The thesis compares at equal speeds, with 5 figures that are multiples of 1/2000,
+Policies that use announced accesses are measured twice: with each epoch announced when it begins, as in the thesis, and with
+each epoch announced one epoch early (`ahead`). The thesis compares at equal speeds, with 5 figures that are multiples of 1/2000,
 and MinIO at 37.50: one cold epoch of four jobs over 500 samples.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[500, 2000], metavar="N")
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--merge", type=Path, metavar="FILE", help="keep what this earlier result has besides")
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="keep the other rows of this earlier result")
     arguments = parser.parse_args()
     rows = [
         row
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def measure(samples: int, scene: str, seeds: int) -> list[dict[str, Any]]:
-    """Every policy in one scene, over some seeds: each sees the same accesses."""
+    """Hit rates of every policy in one scenario, over some seeds; all policies see the same accesses."""
     tasks, drift, noise = scenes(samples)[scene]
     universe = len({index for task in tasks for index in task.indices})
     capacity = universe // 2
@@ -85,7 +85,7 @@ def measure(samples: int, scene: str, seeds: int) -> list[dict[str, Any]]:
 
 
 def scenes(samples: int) -> dict[str, tuple[list[Task], float, float]]:
-    """For each scene the jobs, how much their speeds wander and how much the time of a batch scatters."""
+    """By scenario: the jobs, the drift of their speeds, and the noise of the time of a batch."""
     full = range(samples)
     part = int(0.7 * samples)
     starts_and_ends = ((0.0, 2.6), (0.3, 99.0), (0.9, 99.0), (1.6, 4.2))
@@ -110,7 +110,7 @@ def scenes(samples: int) -> dict[str, tuple[list[Task], float, float]]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """A table for each number of samples: cold and steady, medians."""
+    """Prints a table for each number of samples: cold and steady, medians."""
     for samples in sorted({row["samples"] for row in result["rows"]}):
         table = Table(title=f"{samples} samples, half of them cached: cold / steady, % (medians)")
         table.add_column("policy")

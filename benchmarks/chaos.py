@@ -1,7 +1,7 @@
 """Random schedules of faults, on real processes and in virtual time: `python -m benchmarks.chaos --minutes 10 --json`.
 
-Live ones (`benchmarks.chaos_live`): functions killed and frozen, clients and daemons that die, a proxy in front of the store that
-resets, cuts short, throttles, delays and pauses, caches that restart, clocks that step. Simulated ones
+Live schedules (`benchmarks.chaos_live`): functions killed and frozen, clients and daemons that die, a proxy in front of the store
+that resets, cuts short, throttles, delays and pauses, caches that restart, clocks that step. Simulated schedules
 (`benchmarks.chaos_simulated`): thousands of schedules whose every step is repeatable. A failure is printed with its seed:
 
     python -m benchmarks.chaos --only live --seed 17 --schedules 1
@@ -24,12 +24,12 @@ from benchmarks import chaos_live
 from benchmarks.common import environment
 
 LIVE, SIMULATED = 100, 10_000
-"""Schedules aimed at."""
+"""Intended number of schedules."""
 BATCH = 50
-"""Simulated schedules that a process gets at once."""
+"""Simulated schedules per task of a process."""
 
 Found = dict[int, tuple[list[str], dict[str, int]]]
-"""By seed: what went wrong, and what happened how often."""
+"""By seed: the failures, and how often each fault happened."""
 
 
 def _live(seeds: Sequence[int], *, s3_port: int) -> Found:
@@ -53,7 +53,7 @@ def explore(
     """Runs schedules until there are enough, or the time is over.
 
     Returns:
-        `schedules`, `failures`, what happened how often, and `failed`: what went wrong by seed.
+        `schedules`, `failures`, how often each fault happened, and `failed`: the failures by seed.
     """
     began, done, failed = time.monotonic(), 0, {}
     happened: Counter[str] = Counter()
@@ -82,17 +82,15 @@ def explore(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was found; the exit code says whether anything failed."""
+    """Prints the result; the exit code is 1 if any schedule failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="for both kinds together (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule (default: %(default)s)")
     parser.add_argument("--only", choices=("live", "simulated"), help="one kind")
     parser.add_argument("--schedules", type=int, help=f"of each kind (default: {LIVE} live, {SIMULATED} simulated)")
     parser.add_argument("--jobs", type=int, default=2, help="schedules at once (default: %(default)s)")
-    parser.add_argument(
-        "--json", action="store_true", help="how many schedules of each kind, and how many failed, in one line"
-    )
-    parser.add_argument("--details", type=Path, help="file for machine, versions, commit, and every failure")
+    parser.add_argument("--json", action="store_true", help="schedules and failures of each kind, in one line")
+    parser.add_argument("--details", type=Path, help="file for machine, versions, commit and failures")
     args = parser.parse_args(argv)
     said = environment()
     share = 60 * args.minutes / (1 if args.only else 2)

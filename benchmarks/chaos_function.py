@@ -1,4 +1,4 @@
-"""What functions run under `benchmarks.chaos`: the worker, with arithmetic on its own thread and a clock that may be wrong."""
+"""Entry of the functions of `benchmarks.chaos`: the worker, with arithmetic on its own thread and a wall clock with an offset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SKEW_S, STEP_S, SEED = "EPHEMERON_CHAOS_SKEW_S", "EPHEMERON_CHAOS_STEP_S", "EPHE
 
 
 class _Compute:
-    """The synthetic trainer's arithmetic takes microseconds: a step lasts as long as it would with a model."""
+    """Trainer whose steps last as long as those of a model; the synthetic trainer's own arithmetic takes microseconds."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -29,7 +29,7 @@ class _Compute:
 
 
 async def run(ctx: Context) -> dict[str, Any]:
-    """`run_worker` where the wall clock of each invocation is off by up to so many seconds, either way."""
+    """`run_worker` with a random offset of the wall clock in each invocation, up to the given seconds in either direction."""
     skew_s = float(os.environ.get(SKEW_S, "0"))
     off_s = random.Random(f"{os.environ.get(SEED)}/{ctx.invocation}").uniform(-skew_s, skew_s)
     return await run_worker(

@@ -1,6 +1,6 @@
 """One random schedule on real processes: functions that are killed and frozen, clients and daemons that die, stores behind a
-faulty network, caches that restart, clocks that step. A schedule is a function of its seed; what the machine makes of it
-is not, so a failure may take several repetitions to come back.
+faulty network, caches that restart, clocks that step. A schedule is a function of its seed. Its timing on the machine
+is not, so reproducing a failure may take several repetitions.
 
 The model is synthetic (its gradients are sensitive to every lost, repeated or reordered update) and functions load no PyTorch,
 so a schedule takes seconds.
@@ -51,18 +51,18 @@ from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
 
 LIMIT_S = 150.0
-"""A schedule that takes longer hangs."""
+"""Seconds after which a schedule counts as hanging."""
 CHANNELS = ("folder", "s3", "valkey")
 MODES = ("bsp", "hap", "ssp:1", "asp", "pipelined", "scatter")
 TROUBLES = ("kill", "freeze", "client", "daemon", "network", "pause", "clock", "lifetime")
 RESTARTS = 0.6
-"""Share of the schedules over a cache in which the cache restarts, too."""
+"""Share of the schedules over a cache in which the cache restarts."""
 BUCKET = "chaos"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What happens in one run."""
+    """Faults of one run."""
 
     seed: int
     channel: str
@@ -73,29 +73,29 @@ class Schedule:
     checkpoint_every: int
     function_timeout_s: float
     step_s: float
-    """That a function computes in an iteration."""
+    """Seconds of computing per iteration."""
     faults: tuple[str, ...]
-    """That functions inject into themselves."""
+    """Faults that functions inject into themselves."""
     freezes: tuple[tuple[int, int, float], ...]
     """Rank, iteration, seconds."""
     client_dies_at: int | None
     daemon_dies_at: int | None
     network_rate: float
     pauses: tuple[tuple[int, float], ...]
-    """Of the network: iteration, seconds."""
+    """Faults of the network: iteration, seconds."""
     restart_at: int | None
-    """Of the cache."""
+    """Restarts of the cache."""
     skew_s: float
 
     @property
     def troubles(self) -> int:
-        """How many things die, for the bound on invocations."""
+        """Number of processes that die, for the bound on invocations."""
         dead = self.client_dies_at is not None, self.daemon_dies_at is not None
         return len(self.faults) + len(self.freezes) + self.workers * sum(dead) + (self.restart_at is not None)
 
 
 def schedule_of(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Schedule of a seed."""
     rng = random.Random(f"live/{seed}")
     channel, mode = rng.choice(CHANNELS), rng.choice(MODES)
     workers = rng.choice((2, 2, 3))
@@ -124,7 +124,7 @@ def schedule_of(seed: int) -> Schedule:
 
 
 def spec_of(s: Schedule, address: str) -> RunSpec:
-    """The run of a schedule."""
+    """Run specification of a schedule."""
     pattern = {"pipelined": "pipelined", "scatter": "scatter-reduce"}.get(s.mode, "k-reduce")
     sync = s.mode if pattern == "k-reduce" else "bsp"
     configuration = Configuration(
@@ -141,7 +141,7 @@ def spec_of(s: Schedule, address: str) -> RunSpec:
 
 
 def expected(spec: RunSpec) -> str:
-    """The weights of the run in which nothing happens, in virtual time; nothing where they depend on time."""
+    """Weights of the undisturbed run, in virtual time; empty where weights depend on time."""
     if spec.configuration.sync not in ("bsp", "hap"):
         return ""
     import dataclasses
@@ -171,7 +171,7 @@ def _prepared(spec: RunSpec) -> Prepared:
 
 @dataclass(slots=True)
 class _World:
-    """A schedule under way."""
+    """A running schedule."""
 
     s: Schedule
     spec: RunSpec
@@ -187,7 +187,7 @@ class _World:
     client_dies: asyncio.Event = field(default_factory=asyncio.Event)
 
     def on_event(self, event: Event) -> None:
-        """Starts what is to happen at this iteration; each thing once."""
+        """Starts the faults of this iteration; each fault once."""
         self.events.append(event)
         if not isinstance(event, Progress):
             return
@@ -214,7 +214,7 @@ class _World:
 
     async def _freeze(self, rank: int, seconds: float) -> None:
         assert self.platform is not None
-        with contextlib.suppress(Exception):  # it may have ended meanwhile, or the daemon has
+        with contextlib.suppress(Exception):  # it, or the daemon, may have ended meanwhile
             latest = [e.invocation for e in self.events if isinstance(e, Invoked) and e.rank == rank][-1]
             pid = (await self.platform.status())["running"].get(latest)
             if pid is not None:
@@ -248,7 +248,7 @@ class _World:
     # -- clients ------------------------------------------------------------------------------------------
 
     async def run(self) -> RunOutcome:
-        """Launches, and watches to the end, by a second client if the first one dies."""
+        """Launches the run and watches it to the end, with a second client if the first one dies."""
         s, run_dir = self.s, self.folder / self.spec.run_id
         step_s = random.Random(s.seed).uniform(-s.skew_s, s.skew_s)
         env = {
@@ -281,7 +281,7 @@ class _World:
             try:
                 self.platform = await LocalPlatform.attach(run_dir, restart=True)
                 session, origin, resuming = trigger.session, trigger.origin, False
-            except DaemonGone:  # the daemon has died, too, or all is over
+            except DaemonGone:  # the daemon has died, too, or the run is over
                 self.platform = await LocalPlatform.start(run_dir, env=env, enforce=False, restart=True)
                 session, origin, resuming = 0.0, trigger.origin, True
             second = RunDriver(
@@ -333,7 +333,7 @@ def run(seed: int, *, s3_port: int) -> tuple[list[str], dict[str, int]]:
         s3_port: of a server with the bucket `BUCKET`, on loopback.
 
     Returns:
-        What went wrong, nothing if all was as promised, and how often each kind of trouble happened.
+        The violated guarantees (empty if all hold), and how often each kind of fault happened.
     """
     s = schedule_of(seed)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -367,7 +367,7 @@ async def _run(s: Schedule, folder: Path, s3_port: int) -> tuple[list[str], dict
 
 
 async def _left_over(address: str, keys: Keys) -> list[str]:
-    """What a finished run has left in its store beside its result and its specification."""
+    """Objects that a finished run has left in its store besides its result and its specification."""
     async with open_channel(address) as channel:
         store = Retrying(channel, policy=RetryPolicy(), rng=random.Random(keys.run))
         left = set(await store.list(f"{keys.run}/")) - {keys.result, keys.spec}
@@ -390,19 +390,19 @@ def _wrong(s: Schedule, weights: str, world: _World, ending: RunOutcome) -> Iter
         yield f"{ending.status}: {'; '.join(ending.causes)}"
         return
     if weights and digest(ending.arrays) != weights:
-        yield "other weights than the undisturbed run's"
+        yield "weights differ from those of the undisturbed run"
     ended = [e for e in world.events if isinstance(e, Ended)]
     invoked = [e for e in world.events if isinstance(e, Invoked) and e.reason != "relay"]
     most = s.workers * (2 + s.troubles)
     if len(invoked) > most:
-        yield f"{len(invoked)} invocations beside hand-offs, for {s.troubles} troubles at most {most}"
+        yield f"{len(invoked)} invocations besides hand-offs, for {s.troubles} troubles at most {most}"
     for e in ended:
         if e.status == "error":
             yield f"rank {e.rank}, attempt {e.attempt} raised: {e.error}"
 
 
 def _kill_left(folder: Path) -> None:
-    """Processes of a schedule that has failed."""
+    """Remaining processes of a schedule that has failed."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
         with contextlib.suppress(psutil.Error):
             if str(folder) in " ".join(process.info["cmdline"] or ()) or str(process.info["cwd"]).startswith(
@@ -413,7 +413,7 @@ def _kill_left(folder: Path) -> None:
 
 @contextmanager
 def s3_server() -> Iterator[int]:
-    """moto with the bucket of all schedules; its port."""
+    """Port of moto's server, with the bucket of all schedules."""
     import urllib.request
 
     from benchmarks.servers import answers_on, free_port

@@ -1,4 +1,4 @@
-"""What happens in one simulated schedule of `benchmarks.chaos_simulated`, as a pure function of its seed."""
+"""Faults of one simulated schedule of `benchmarks.chaos_simulated`, as a pure function of its seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ephemeron.training.job import Configuration, Simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One run and what is done to it."""
+    """One run and its faults."""
 
     seed: int
     configuration: Configuration
@@ -23,27 +23,27 @@ class Schedule:
     """Share of puts that take up to `late_s` longer."""
     late_s: float
     watched: bool
-    """Whether the client learns who dies."""
+    """True if the platform tells the client which functions die."""
     failing: float = 0.0
     """Share of requests that fail: throttled, unavailable, or served without an answer."""
     torn: float = 0.0
-    """Share of reads that come cut short."""
+    """Share of reads that are truncated."""
     damaged: tuple[int, int] | None = None
-    """Rank and iteration whose first object the store keeps cut short."""
+    """Rank and iteration whose first object the store keeps truncated."""
 
     @property
     def counts(self) -> bool:
-        """Whether contributions are counted; else weights are compared."""
+        """True if contributions are counted; otherwise weights are compared."""
         return self.configuration.sync.startswith(("ssp", "asp"))
 
     @property
     def patience_s(self) -> float:
-        """The shortest silence for which anybody may be suspected."""
+        """Shortest peer timeout."""
         return min(20.0, 0.2 * self.configuration.function_timeout_s)
 
     @property
     def step_s(self) -> float:
-        """An iteration's arithmetic of a rank that nothing slows down."""
+        """Seconds of computing per iteration of a rank that is not slowed down."""
         assert self.world.compute is not None
         return (
             self.world.compute["a"]
@@ -53,12 +53,12 @@ class Schedule:
 
 
 def schedule(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Schedule of a seed."""
     s, rng = without_store_faults(seed), random.Random(f"store/{seed}")
     c = s.configuration
     again = (
         c.sync in ("bsp", "hap") and c.pattern != "parameter-server" and c.workers > 1
-    )  # else what is damaged cannot be put again
+    )  # otherwise a damaged object cannot be put again
     damaged = (rng.randrange(c.workers), rng.randrange(s.iterations)) if rng.random() < 0.2 and again else None
     return dataclasses.replace(
         s, failing=rng.choice([0.0, 0.0, 0.01, 0.03]), torn=rng.choice([0.0, 0.0, 0.02]), damaged=damaged
@@ -66,7 +66,7 @@ def schedule(seed: int) -> Schedule:
 
 
 def without_store_faults(seed: int) -> Schedule:
-    """The same of functions and late puts alone."""
+    """Schedule of a seed with faults of functions and late puts only."""
     rng = random.Random(seed)
     workers = rng.randint(1, 6)
     pattern = rng.choice(["k-reduce", "k-reduce", "k-reduce", "pipelined", "parameter-server"])
@@ -101,7 +101,7 @@ def without_store_faults(seed: int) -> Schedule:
         cold_start_s=rng.choice([0.1, 1.5]), straggler_sigma=rng.choice([0.0, 0.0, 0.3]),
     )  # fmt: skip
     late_puts, late_s, watched = rng.choice([0.0, 0.0, 0.05]), rng.uniform(0.1, 3.0), rng.random() < 0.5
-    # Somebody has to be left to find out. One more rank is lost where a put is late as its life ends: it says nothing then.
+    # A process has to be left that detects deaths. One more rank is lost if a put is late when its timeout ends.
     watched = watched or len(mortal) + bool(short and late_puts) >= workers
     return Schedule(
         seed=seed, configuration=configuration, iterations=iterations, world=world, faults=tuple(faults),

@@ -1,27 +1,29 @@
-"""Random schedules in virtual time: what dies, comes twice, is lost, is late or is slow, and what has to hold all the same.
+"""Random schedules of faults in virtual time, with invariants that have to hold for every schedule.
 
     python -m benchmarks.chaos_simulated --seeds 10000 [--first N] [--json FILE]
 
-A schedule is a pure function of its seed: a pattern, a protocol, a world of functions and what is done to it. Invariants:
+A schedule is a pure function of its seed: a pattern, a protocol, a world of functions, and faults. Invariants:
 
 - the run ends, with a client that watches and without one;
-- every contribution is used exactly once by every rank (ASP, SSP), or the weights are those of the run undisturbed (BSP, HAP);
-- invocations are at most the ranks, one for each life that comes to its limit, and one for each fault;
+- every contribution is used exactly once by every rank (ASP, SSP), or the weights are those of the undisturbed run (BSP, HAP);
+- invocations are at most the ranks, one for each invocation that reaches its timeout, and one for each fault;
 - nothing is left in the channel but the result and the specification.
 
-Why one for each fault. An attempt is launched only by whoever has made its claim, which one can, so that several who suspect a rank
-cost one replacement. Whoever waits looks for what is missing, and replaces the rank that has not sent it, whose object was lost, or
-that has had all it needs for a while and made nothing of it: never one that itself waits for another. A replacement has the
-patience of its peers, doubled, before it is replaced in turn. So only a rank costs a replacement that
+Derivation of one invocation per fault. An attempt is launched only by the holder of its lease, and only one process can hold
+it, so several peers that suspect a rank cost one replacement. A rank that waits looks for the missing object. It replaces
+the rank that has not sent the object, whose object was lost, or that has had all its inputs for a while without sending: never a
+rank that itself waits for another. A replacement has twice the timeout of its peers before it is replaced in turn. So
+only a rank costs a replacement that
 
 - was killed;
 - has lost a put (acknowledged and gone, or damaged for good), which only another attempt sends again;
-- is slower than the patience: requests, or arithmetic, that take longer than expected by half of the least patience within that time.
-  Nobody can tell that from death (half, because a wait holds an iteration's usual time as well). The least patience is 20 s, or
-  a fifth of a life. A rank that always is counts once: what it says of its pace is known to all who hear of it.
+- is slower than the peer timeout: requests, or arithmetic, that take longer than expected by half of the least peer timeout
+  within that time. No peer can distinguish that from death (half, because a wait contains an iteration's usual time as well).
+  The least peer timeout is 20 s, or a fifth of the function timeout. A rank that is always slow counts once: its messages tell all
+  its readers how long its iterations take.
 
-A life that comes to its limit has one successor: the one that it prepared, the one that it starts when it leaves in the middle of
-a wait, or the one that others start if the store let it say nothing in its last moments.
+An invocation that reaches its timeout has one successor: the one that it prepared, the one that it starts when it ends in the
+middle of a wait, or the one that others start if faults of the store prevented its last messages.
 """
 
 from __future__ import annotations
@@ -57,13 +59,13 @@ from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
 
 MOST_S = 100_000.0
-"""Virtual seconds after which a run does not end."""
+"""Virtual seconds after which a run counts as hanging."""
 ELEMENTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that is over."""
+    """Result of a run."""
 
     ending: RunOutcome | None
     """None: it did not end."""
@@ -124,7 +126,7 @@ def simulate(s: Schedule) -> Outcome:
 
 
 def _blind(trigger: RunDriver) -> None:
-    """The client does not see who dies: the ranks find out by themselves."""
+    """Hides deaths from the client: the ranks have to detect them."""
     read: Callable[[Event], list[Any]] = trigger._read
 
     def blind(event: Event) -> list[Any]:
@@ -149,7 +151,7 @@ def _undisturbed(configuration: Configuration, iterations: int) -> str:
 
 
 def _calm(s: Schedule) -> str:
-    """Weights of the run in which nothing happens: neither K nor pattern, lifetimes nor checkpoints change them."""
+    """Weights of the undisturbed run: neither K nor pattern, timeouts nor checkpoints change them."""
     c = s.configuration
     k = c.aggregators if c.sync == "hap" else 1
     plain = dataclasses.replace(
@@ -164,7 +166,7 @@ def run(seed: int) -> list[str]:
 
 
 def check(s: Schedule) -> list[str]:
-    """The same of a schedule."""
+    """Names of violated invariants of a schedule with details; empty when all hold."""
     try:
         outcome = simulate(s)
     except (EphemeronError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as e:
@@ -184,14 +186,14 @@ def check(s: Schedule) -> list[str]:
 
 
 def faults_of(s: Schedule, outcome: Outcome) -> int:
-    """Faults that may cost an invocation: see above."""
+    """Number of faults that may cost an invocation: see above."""
     factors = [float(f.rpartition("factor=")[2]) for f in s.faults if f.startswith("delay")]
     slow = sum(factor * s.step_s > s.patience_s for factor in factors)
     return len(outcome.of(FaultFired)) + slow + outcome.store_faults
 
 
 def _at_their_limit(outcome: Outcome) -> int:
-    """Lives that have come to their limit, with a successor of their own or without one."""
+    """Number of invocations that reached their timeout, with or without a successor that they started."""
     reasons = {(e.rank, e.attempt): e.reason for e in outcome.of(Invoked)}
     left = sum(
         e.status == "timed_out" or (e.outcome == "relayed" and reasons.get((e.rank, e.attempt + 1)) == "replacement")

@@ -1,4 +1,4 @@
-"""Stores and processors that disturb simulated functions: requests that fail, are late, come cut short, or are slow."""
+"""Faulty stores and processors of simulated functions: requests that fail, are late or are cut short, and slow arithmetic."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Troubles:
-    """What happens to one run's requests and arithmetic, and how much time it costs whom.
+    """Faults of one run's requests and arithmetic, and the time that each costs each rank.
 
     Args:
-        s: what is to happen.
+        s: the schedule.
     """
 
     def __init__(self, s: Schedule) -> None:
@@ -30,15 +30,15 @@ class Troubles:
         self.damaged = 0
         self._failed: dict[tuple[int, str, str], int] = {}
         self._lost: dict[int, list[tuple[float, float]]] = {}
-        """By rank, when so many seconds were lost."""
+        """By rank: times at which so many seconds were lost."""
 
     def lose(self, rank: int, seconds: float) -> None:
-        """A rank is later by so much."""
+        """Records a delay of a rank."""
         if seconds > 0:
             self._lost.setdefault(rank, []).append((asyncio.get_running_loop().time(), seconds))
 
     def decide(self, rank: int, operation: str, key: str) -> Failure | None:
-        """How a request fails; `Retrying` pauses longer with every failure in a row."""
+        """Error of a request; `Retrying` pauses longer with every failure in a row."""
         if self.rng.random() >= self.s.failing:
             self._failed.pop((rank, operation, key), None)
             return None
@@ -50,7 +50,7 @@ class Troubles:
         return failure
 
     def faults(self) -> int:
-        """Times that a rank was later than half of the least patience, within that time."""
+        """How often a rank was later than half of the least peer timeout, within that time."""
         found = 0
         for lost in self._lost.values():
             recent: list[tuple[float, float]] = []
@@ -61,7 +61,7 @@ class Troubles:
         return found
 
     def around(self, ctx: Context) -> Context:
-        """A function's store and processor as they are in this run."""
+        """Store and processor of a function in this run."""
         rank = ctx.call.rank
         store = _Store(ctx.channel, self, rank)
         flaky = FlakyChannel(store, lambda operation, key: self.decide(rank, operation, key))
@@ -69,7 +69,7 @@ class Troubles:
 
 
 class _Store(Wrapper):
-    """Puts that take longer, and are not there before; objects that come, or are kept, cut short."""
+    """Puts that take longer and become visible only then; objects that are read or stored truncated."""
 
     def __init__(self, inner: Channel, troubles: Troubles, rank: int) -> None:
         super().__init__(inner)
@@ -104,7 +104,7 @@ class _Store(Wrapper):
 
 
 class _Compute:
-    """Says by how much arithmetic takes longer than an iteration does."""
+    """Reports by how much arithmetic takes longer than usual."""
 
     def __init__(self, inner: Compute, troubles: Troubles, rank: int) -> None:
         self._inner, self._troubles, self._rank = inner, troubles, rank

@@ -1,8 +1,8 @@
 """Public implementations of a reduction through S3, run from their own checkouts.
 
-Nothing of them is part of this repository. `load` looks below a folder for checkouts of LambdaML (`communicator/`,
+No part of them is in this repository. `load` searches a folder for checkouts of LambdaML (`communicator/`,
 `storage/`) and of FasDL (`K-Reduce/FasDL_worker/app.py`), and gives each of their reductions one signature. They run
-unchanged: their own S3 client, listing, and order of requests. Only what surrounds them is ours: buckets, vectors, and
+unchanged: their own S3 client, listing, and order of requests. Only their environment is ours: buckets, vectors, and
 the deletion of old objects between rounds, which is not timed.
 """
 
@@ -24,23 +24,23 @@ Reduce = Callable[[np.ndarray, int], object]
 
 
 class Peer(NamedTuple):
-    """A reduction of somebody else's."""
+    """A public implementation of a reduction."""
 
     name: str
     aggregators: Callable[[int], list[int]]
-    """Which K it runs with, given W."""
+    """Supported numbers K of aggregators, given W."""
     note: str
-    """How it differs from a reduction in which every rank gets the mean of this round."""
+    """Difference from a reduction in which every rank gets the mean of this round."""
     build: Callable[[Path, str, int, int, int], Reduce]
     """From the checkout, a prefix for its two buckets, rank, W and K."""
 
 
 class PeerMissing(Exception):
-    """A folder holds no checkout that is known here."""
+    """No known checkout is below the folder."""
 
 
 def find(folder: Path) -> list[tuple[Peer, Path]]:
-    """The peers whose checkouts are below `folder`, each with its checkout.
+    """Peers whose checkouts are below `folder`, each with its checkout.
 
     Raises:
         PeerMissing: there is none.
@@ -57,12 +57,12 @@ def find(folder: Path) -> list[tuple[Peer, Path]]:
 
 
 def buckets(prefix: str) -> tuple[str, str]:
-    """Where contributions and where merged vectors go."""
+    """Buckets of contributions and of merged vectors."""
     return f"{prefix}-tmp", f"{prefix}-merged"
 
 
 def _lambdaml(checkout: Path) -> tuple[Any, Any]:
-    # Its packages import each other by top-level name; behind everything else, so that it shadows no library.
+    # Its packages import each other by top-level name; last on the path, so that it shadows no library.
     if str(checkout) not in sys.path:
         sys.path.append(str(checkout))
     from communicator import s3_primitive  # type: ignore[import-not-found]
@@ -97,7 +97,7 @@ def _fasdl(checkout: Path, prefix: str, rank: int, world: int, aggregators: int)
 
     def reduce(vector: np.ndarray, t: int) -> object:
         half = vector.size // 2
-        layers = [vector[:half], vector[half:]]  # it flattens models of two layers and more only
+        layers = [vector[:half], vector[half:]]  # it flattens only models of at least two layers
         return scope["k_reduce"](client, layers, world, rank, aggregators, io.StringIO(), t + 1)
 
     return reduce

@@ -1,11 +1,11 @@
 """Seconds, requests and bytes of a K-REDUCE round: `python -m benchmarks.collectives`.
 
-First over an S3 server, in turns with bare `obstore` transfers of the same bytes, and with public implementations where
-`--peers FOLDER` holds their checkouts (`benchmarks.side_by_side`). Then over every channel, alone.
+First over an S3 server, in turns with bare `obstore` transfers of the same bytes, and with public implementations if
+`--peers FOLDER` contains their checkouts (`benchmarks.side_by_side`). Then over every channel, alone.
 
 Every case is run as fast as the machine allows, and again with each worker behind a link of 70 MB/s and 10 ms, where
-the round can be held against its lower bound. Cases come in order of interest, and the time is bounded: what no
-longer fits is listed as skipped. All workers, and the store, share this machine's cores.
+the round can be compared with its lower bound. Cases come in order of interest, and the time is bounded: cases for which no
+time is left are listed as skipped. All workers, and the store, share this machine's cores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         "--peers", type=Path, metavar="FOLDER", help="with checkouts of LambdaML and FasDL, run in turns"
     )
     parser.add_argument("--parts", nargs="+", choices=("sides", "channels"), default=["sides", "channels"])
-    parser.add_argument("--minutes", type=float, help="stop starting cases after so long (default: 40, quick: 4)")
+    parser.add_argument("--minutes", type=float, help="minutes after which no case is started (default: 40, quick: 4)")
     arguments = parser.parse_args()
     result = {**environment(), "benchmark": "collectives", **Measurement(arguments).run()}
     if arguments.json:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 class Measurement:
-    """All cases, in order of interest, within the time."""
+    """Runs all cases, in order of interest, within the time."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.quick = bool(arguments.quick)
@@ -72,7 +72,7 @@ class Measurement:
         if "sides" in self.parts:
             self._side_by_side()
         for at, channel in enumerate(self.channels if "channels" in self.parts else []):
-            # Each channel gets its part of what is left, so that the last one is not the one that is cut.
+            # Each channel gets its share of the remaining time, so that not only the last one is shortened.
             part = (self.ends - time.monotonic()) / (len(self.channels) - at)
             try:
                 with store(channel) as address:
@@ -83,7 +83,7 @@ class Measurement:
             "link": {"bandwidth_mb_s": BANDWIDTH_MB_S, "latency_s": LATENCY_S},
             "warm_up_rounds": {"polled": POLLED_WARM_UP, "others": WARM_UP},
             "minutes": round((time.monotonic() - began) / 60, 2),
-            "processes": {"rule": "the faster of one and two, by the probe: W=K=4, plain, unthrottled", "probes": self.probes},
+            "processes": {"rule": "the faster of one and two processes in a probe: W=K=4, plain, unthrottled", "probes": self.probes},
             "side_by_side": {"channel": "s3", "requests": self.requests, "rows": self.sides},
             "rounds": self.rows, "skipped": self.skipped,
         }  # fmt: skip
@@ -104,7 +104,7 @@ class Measurement:
         name = {"part": "sides", "workers": w, "aggregators": k, "size_mb": size_mb}
         reason = "no time left" if time.monotonic() > self.ends else None
         if size_mb >= LARGE_MB and w >= 8:
-            reason = "one Python process is the store: a round of eight workers moves a gigabyte through it"
+            reason = "the store is one Python process, and a round of eight workers moves a gigabyte through it"
         if reason:
             self._skip(name, reason)
             return
@@ -143,7 +143,7 @@ class Measurement:
         return best
 
     def cases(self, channel: str) -> list[Case]:
-        """The most interesting first: large vectors and four workers, then what is quick, then the rest."""
+        """Cases in order of interest: large vectors and four workers, then short cases, then the rest."""
         chosen = [
             Case(channel=channel, workers=w, aggregators=k, size_mb=size, form=form, throttled=throttled)
             for size in self.sizes
@@ -168,15 +168,15 @@ class Measurement:
 
 
 def too_much(case: Case) -> str | None:
-    """Why this machine cannot carry a case, if so: the round would measure the machine and not the code."""
+    """Reason why this machine cannot run a case (the round would measure the machine and not the code); None if it can."""
     if case.size_mb < LARGE_MB:
         return None
     if case.channel == "s3" and case.workers >= 8:
-        return "moto is one Python process: it moves about 250 MB/s in all, and eight links of 70 MB/s are more"
+        return "moto is one Python process and moves about 250 MB/s in all; eight links of 70 MB/s are more"
     if case.channel == "s3" and case.form == "pipelined" and case.aggregators < case.workers:
-        return "moto answers about 100 requests a second: 470 of them hide the network; K = W shows it"
+        return "moto answers about 100 requests per second; 470 of them hide the network; see K = W"
     if case.aggregators == 1 and case.workers >= 8:
-        return "seven vectors on one link: minutes for a figure that W = 4, K = 1 shows as well"
+        return "seven vectors on one link take minutes; W = 4, K = 1 shows the same"
     return None
 
 
@@ -206,7 +206,7 @@ def _side_line(row: dict[str, Any]) -> str:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Tables for people."""
+    """Prints the tables."""
     sides = Table(
         title="Over an S3 server, in turns: seconds per round (median), and ratio to bare transfers of the same bytes"
     )

@@ -1,4 +1,4 @@
-"""What every benchmark says of itself: where and of what it was measured, and how numbers are condensed."""
+"""Fields common to the results of all benchmarks: machine, versions and commit, and statistics of repeated measurements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
 
 
 def condensed(values: Sequence[float]) -> dict[str, Any]:
-    """Median with its range: on a shared machine one number would say too much."""
+    """Median with its range; on a shared machine one number hides the scatter."""
     return {
         "median": round(statistics.median(values), 5),
         "least": round(min(values), 5),
@@ -45,7 +45,7 @@ def condensed(values: Sequence[float]) -> dict[str, Any]:
 
 
 def write(result: dict[str, Any]) -> None:
-    """One JSON document to standard output."""
+    """Prints one JSON document to standard output."""
     json.dump(result, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
@@ -66,7 +66,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str:
-    """The commit, with a plus if files of the library or of the benchmarks differ from it."""
+    """Commit, with a plus if files of the library or of the benchmarks differ from it."""
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--", "src", "benchmarks") else "")

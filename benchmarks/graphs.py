@@ -1,13 +1,14 @@
-"""Graphs and topologies for the benchmark of placement: random ones, and generated layers of the thesis' models.
+"""Graphs and topologies for the benchmark of placement: random ones, and generated layers of the thesis's models.
 
-**Random graphs**, as used when solvers were first tried on this problem: `branching` has layers of two to six operators, each of
-which reads one to three of the layer before (like AmoebaNet's cells); `chain` is a chain with long skips (like U-Net). Backward
+**Random graphs**: `branching` has layers of two to six operators, each of which reads one to three of the layer before
+(like AmoebaNet's cells); `chain` is a chain with long skip connections (like U-Net). Backward
 passes take one and a half to two and a half times as long as forward passes.
 
 **Models** of NetSplit's table 6-3. The thesis states number of nodes and memory, and no cost of any operator, so times are
-*assumed*: forward work is drawn for each operator of a generated architecture and scaled to a total, backward is twice forward, and
-memory is scaled so that the graph needs what table 6-3 states. Twice forward for every operator means that Pesto's program and NetSplit's,
-which differ by what they know of backward passes, are the same: these graphs cannot tell them apart.
+*assumed*: forward work is drawn for each operator of a generated architecture and scaled to a total, backward is twice forward,
+and memory is scaled so that the graph needs the memory of table 6-3. With twice forward for every operator, Pesto's
+program and NetSplit's are the same, because they differ only in their knowledge of backward passes: these graphs cannot
+distinguish them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ MB = 1_000_000
 
 
 def branching(nodes: int, seed: int, *, heavy: float = 1.0) -> Graph:
-    """Layers of two to six operators.
+    """Random graph with layers of two to six operators.
 
     Args:
-        nodes: how many.
+        nodes: number of operators.
         seed: of everything that is drawn.
         heavy: bytes of tensors, times this.
     """
@@ -40,14 +41,14 @@ def branching(nodes: int, seed: int, *, heavy: float = 1.0) -> Graph:
     for above, layer in itertools.pairwise(layers):
         for i in layer:
             reads[i] = rng.sample(above, min(len(above), rng.randint(1, 3)))
-        for u in above:  # everything is read by somebody
+        for u in above:  # every output is read
             if not any(u in reads[i] for i in layer):
                 reads[rng.choice(layer)].append(u)
     return _graph(f"branching-{nodes}-{seed}", count + 1, reads, rng, heavy)
 
 
 def chain(nodes: int, seed: int, *, heavy: float = 1.0) -> Graph:
-    """A chain of which the first half is read again by the second, mirrored."""
+    """Chain whose second half reads the first half again, in reverse order."""
     rng = Random(f"chain {nodes} {seed}")
     reads = {i: [i - 1] for i in range(1, nodes)}
     for i in range(2, nodes // 2 - 1, max(2, nodes // 10)):
@@ -86,8 +87,11 @@ def _graph(name: str, count: int, reads: dict[int, list[int]], rng: Random, heav
 
 
 def three_devices(graph: Graph, *, room: float = 1.25) -> Topology:
-    """Speeds 1, 1 and 0.8; between the first two 12 GB/s and 50 µs, elsewhere a quarter of it and four times that. Memory: `room`
-    times a third of what the graph needs."""
+    """Three devices of speeds 1, 1 and 0.8.
+
+    The link between the first two has 12 GB/s and 50 µs, the others a quarter of the bandwidth and four times the latency.
+    Memory: `room` times a third of the graph's need.
+    """
     need = sum(n.state_bytes for n in graph.nodes) + sum(t.nbytes + t.gradient_bytes for t in graph.tensors)
     least = max(n.state_bytes for n in graph.nodes)
     devices = [
@@ -114,7 +118,7 @@ THESIS = {
 def three_gpus() -> Topology:
     """Table 6-2 as used in section 6.2.2: three cards of 24 GB, the last two behind one PCIe switch (PIX), else NODE.
 
-    The figure with the speeds is lost; 12 GB/s and 20 µs behind a switch, 6 GB/s and 40 µs across are *assumed*.
+    The figure with the speeds is missing; 12 GB/s and 20 µs behind a switch, 6 GB/s and 40 µs across are *assumed*.
     """
     devices = [Device(name=f"gpu{k}", kind="gpu", memory_bytes=24_000_000_000) for k in range(3)]
 
@@ -125,7 +129,7 @@ def three_gpus() -> Topology:
 
 
 def thesis_model(name: str) -> Graph:
-    """One of table 6-3, generated: its architecture, number of nodes and memory; times are assumed."""
+    """Generated model after table 6-3: its architecture, number of nodes and memory; times are assumed."""
     nodes, memory_mb, batch, total_s = THESIS[name]
     rng = Random(name)
     reads: dict[int, list[int]] = {}
@@ -149,7 +153,7 @@ def thesis_model(name: str) -> Graph:
 
 
 def _cells(reads: dict[int, list[int]], nodes: int, rng: Random) -> None:
-    """18 cells: five sums of two chains that begin at the two cells before or at an earlier sum; then all put together."""
+    """18 cells, each of five sums of two chains that begin at the two cells before or at an earlier sum, and then all joined."""
     reads.update({i: [i - 1] for i in range(1, 5)})
     count, before, last = 5, 3, 4
     for cell in range(18):
@@ -179,7 +183,7 @@ def _cells(reads: dict[int, list[int]], nodes: int, rng: Random) -> None:
 def _scaled(
     name: str, count: int, reads: dict[int, list[int]], need_bytes: float, total_s: float, rng: Random
 ) -> Graph:
-    """Work: every third operator is heavy (a convolution). Tensors shrink with depth; parameters grow."""
+    """Work of operators: every third operator is heavy (a convolution). Tensors shrink with depth; parameters grow."""
     work = [rng.uniform(4, 12) if i % 3 == 1 else rng.uniform(0.2, 1.0) for i in range(count)]
     size = [(1.5 - i / count) * rng.uniform(0.5, 1.5) for i in range(count)]
     weight = [(0.2 + i / count) * rng.uniform(0.5, 1.5) if i % 3 == 1 else 0.0 for i in range(count)]

@@ -1,18 +1,18 @@
-"""JPEG decoding and augmentation: flows, alone and as a service, beside PyTorch's DataLoader and living peers.
+"""JPEG decoding and augmentation: flows, alone and as a service, beside PyTorch's DataLoader and other maintained loaders.
 
     python -m benchmarks.loading [--json] [--images 1536] [--workers 2] [--rounds 5]
 
-Photos of 256 × 256 (made here, about 20 kB each) are decoded, cropped, flipped and normalised to 224 × 224 × 3 float32. All
-sides run the same functions on the same files with batches of 64; each is a process of its own, sides take turns, the first
-epoch of each (starts of processes, imports) is left out, and medians of ratios within a round count. Machine and files are
+Photos of 256 × 256 (generated, about 20 kB each) are decoded, cropped, flipped and normalised to 224 × 224 × 3 float32. All
+sides run the same functions on the same files with batches of 64. Each side is a process of its own, and sides take turns. The
+first epoch of each (starts of processes, imports) is left out, and medians of ratios within a round count. Machine and files are
 shared, so decoding bounds one host.
 
 - alone: one job, as many workers as loaders. Goal: never slower than DataLoader by more than 5 %.
-- two jobs at once: the sum of both; a service does the work of both once where their seeds are equal, and what comes
+- two jobs at once: the sum of both. A service does the work of both once if their seeds are equal, and the work
   before the random steps once in any case. Goal: 1.8 × DataLoader (DPFlow, section 5.4.2: 1.49 ×).
 - a store of 20 ms latency (simulated: each read waits), 8 workers, a trainer that takes a sixth longer than decoding alone
-  would: how long it waits. Goal: 83 % less than with DataLoader.
-- peers: Grain and SPDL (pip install grain spdl; left out, saying so, where they are missing).
+  would: the time that it waits. Goal: 83 % less than with DataLoader.
+- peers: Grain and SPDL (pip install grain spdl; left out with a message where they are missing).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PEERS = ("grain", "spdl")
 
 
 class Side:
-    """A process that iterates when told to."""
+    """Process of one side, which iterates on request."""
 
     def __init__(self, name: str, folder: Path, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -73,7 +73,7 @@ class Side:
 
 
 def together(sides: Sequence[Side], *, epochs: int, step_s: float = 0.0) -> dict[str, float]:
-    """All at once: their samples per second added up, and the longest wait."""
+    """Runs all at once: the sum of their samples per second, and the longest wait."""
     for side in sides:
         side.begin(epochs, step_s)
     ends = [side.end() for side in sides]
@@ -84,7 +84,7 @@ def together(sides: Sequence[Side], *, epochs: int, step_s: float = 0.0) -> dict
 
 
 def compare(groups: dict[str, list[Side]], *, rounds: int, epochs: int, step_s: float = 0.0) -> dict[str, Any]:
-    """Takes turns; the first of each group is warming up. A group whose process ends is left out."""
+    """Runs the groups in turns; the first turn of each is a warm-up. A group whose process ends is left out."""
     out: dict[str, list[dict[str, float]]] = {name: [] for name in groups}
     gone: dict[str, str] = {}
     for number in range(rounds + 1):
@@ -102,7 +102,7 @@ def compare(groups: dict[str, list[Side]], *, rounds: int, epochs: int, step_s: 
 
 
 def ratios(found: dict[str, Any], name: str, base: str, key: str) -> list[float]:
-    """Of rounds, to the base in the same round."""
+    """Ratios of rounds to the base in the same round."""
     rows = found["rounds"]
     return [a[key] / b[key] for a, b in zip(rows[name], rows[base], strict=True)] if name in rows else []
 
@@ -114,7 +114,7 @@ def ratios(found: dict[str, Any], name: str, base: str, key: str) -> list[float]
 @click.option("--epochs", default=1, show_default=True, help="In each turn.")
 @click.option("--json", "as_json", is_flag=True)
 def main(images: int, workers: int, rounds: int, epochs: int, as_json: bool) -> None:
-    """Measures how fast samples come, and how long a trainer waits for them."""
+    """Measures the rate of samples, and how long a trainer waits for them."""
     from ephemeron.data.catalog import DatasetStore
     from ephemeron.data.catalog.importers import import_dataset
     from ephemeron.data.service.daemon import ManagedProcess

@@ -1,8 +1,8 @@
-"""One side of `benchmarks.loading` in a process of its own: iterates when told to, and says how fast samples came.
+"""One side of `benchmarks.loading` in a process of its own: iterates on request and reports the rate of samples.
 
     python -m benchmarks.loading_sides SIDE FOLDER [--workers N] [--seed S] [--latency-ms L] [--cache-mb C] [--service DIR]
 
-Each line on standard input is a wish, `{"epochs": n, "step_s": s}`; each is answered by a line on standard output.
+Each line on standard input is a request, `{"epochs": n, "step_s": s}`; each is answered by a line on standard output.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.common import SEED
 
 BATCH = 64
 CONNECTIONS = 16
-"""Reads that a client of a store has under way at a time."""
+"""Concurrent reads of a store's client."""
 
 
 def photos(folder: Path, images: int) -> None:
-    """Smooth noise in ten classes, compressed as photos are."""
+    """Writes smooth noise in ten classes, compressed like photos."""
     from PIL import Image
 
     dice = np.random.default_rng(SEED)
@@ -54,11 +54,11 @@ def augment(image: Any) -> Any:
 
 
 class Photos:
-    """Decoded images and labels, as one would write it for any loader.
+    """Decoded images and labels, as a user would write the dataset for any loader.
 
     Args:
         folder: with a folder per class.
-        latency_s: of the store that they are said to come from; 0: they lie here.
+        latency_s: simulated latency of the store; 0: local files.
     """
 
     def __init__(self, folder: Path, latency_s: float = 0.0) -> None:
@@ -80,7 +80,7 @@ class Photos:
 
 
 class ManyAtOnce(Photos):
-    """The same, which can fetch many at once, as a store's client does."""
+    """The same with `__getitems__`, which reads many samples at once, as a store's client does."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
         with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -88,7 +88,7 @@ class ManyAtOnce(Photos):
 
 
 class Augmented:
-    """A dataset and what is done to its samples, for loaders that know no steps."""
+    """A dataset with its steps, for loaders that have no steps."""
 
     def __init__(self, dataset: Photos) -> None:
         self.dataset = dataset
@@ -117,7 +117,7 @@ class Asked:
 
 
 def side(name: str, folder: Path, *, workers: int, seed: int, latency_s: float, cache_mb: float, service: str) -> Any:
-    """Something that can be iterated, epoch after epoch, over batches of images and labels."""
+    """Iterable over batches of images and labels, epoch after epoch."""
     match name:
         case "dataloader" | "dataloader-many":
             from torch.utils.data import DataLoader
@@ -190,7 +190,7 @@ def _spdl(folder: Path, workers: int) -> Any:
 
 
 def epoch(batches: Iterable[Any], step_s: float) -> dict[str, float]:
-    """How many samples came, how long that took, and how long the trainer waited."""
+    """Number of samples, the seconds that they took, and the seconds that the trainer waited."""
     samples, waited, began = 0, 0.0, time.perf_counter()
     asked = began
     for inputs, _ in batches:
@@ -211,7 +211,7 @@ def epoch(batches: Iterable[Any], step_s: float) -> dict[str, float]:
 @click.option("--cache-mb", default=0.0)
 @click.option("--service", default="")
 def main(name: str, folder: Path, workers: int, seed: int, latency_ms: float, cache_mb: float, service: str) -> None:
-    """Serves wishes until standard input ends."""
+    """Serves requests until standard input ends."""
     batches = side(
         name, folder, workers=workers, seed=seed, latency_s=latency_ms / 1000, cache_mb=cache_mb, service=service
     )

@@ -1,8 +1,8 @@
-"""moto's S3 server with one of its races closed: `python -m benchmarks.moto_server -H 127.0.0.1 -p PORT`.
+"""moto's S3 server without one of its races: `python -m benchmarks.moto_server -H 127.0.0.1 -p PORT`.
 
 moto makes an object visible and then reads it once more for its ETag, without the lock under which other threads
-read it. Whoever gets an object the moment it appears, which is what workers do all the time, may be sent a part of
-it or nothing (seen with moto 5.2.5; messages' checksums find it).
+read it. A client that gets an object the moment it appears, as workers do all the time, may receive a part of
+it or nothing (seen with moto 5.2.5; messages' checksums detect it).
 """
 
 from __future__ import annotations

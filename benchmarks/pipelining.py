@@ -1,21 +1,21 @@
-"""Split models trained on two processes over a slowed-down link: what the judge predicts against what is measured.
+"""Split models trained on two processes over a throttled link: the schedule simulator's predictions compared with measurements.
 
     python -m benchmarks.pipelining --json
 
-A convolutional net, a transformer, and a model whose layers wait instead of computing: it shows what the runtime adds
-to what the judge says even where two processes do not get two processors. Operators are measured (`profile_model`),
-links are measured (`measure_here`, with a throttle both ways), `place` finds the stages of a 1F1B pipeline, and the
-same stages run under each schedule, in turn, round after round. Predicted:
+The models are a convolutional net, a transformer, and a model whose layers wait instead of computing. The last one shows the
+overhead of the runtime over the prediction even where two processes do not get two processors. Operators are measured
+(`profile_model`), links are measured (`measure_here`, with a throttle in both directions), `place` finds the stages of a 1F1B
+pipeline, and the same stages run under each schedule, in turn, round after round. Predictions:
 
-- `by_operators`: the judge on the operator graph, whose times are those of the whole batch divided by the number of
+- `by_operators`: the simulator on the operator graph, whose times are those of the whole batch divided by the number of
   micro-batches;
-- `by_stages`: the judge on stages measured as a whole at the size of a micro-batch, with both processes at work and as
-  many micro-batches under way where the schedule overlaps them (`measure_stages`): the mean of replays in which each
-  pass takes what one of those measured took, plus one step of the optimiser, which the judge leaves out;
-- `by_least_of_stages`: the judge on the least that was measured of each, against the least step: what nobody disturbed.
+- `by_stages`: the simulator on stages measured as a whole at the size of a micro-batch, with both processes at work and as
+  many micro-batches in flight where the schedule overlaps them (`measure_stages`). It is the mean of replays in which each
+  pass takes the time of one of those measured, plus one step of the optimiser, which the simulator leaves out;
+- `by_least_of_stages`: the simulator on the least time measured of each pass, compared with the least step: undisturbed times.
 
-Measured is a step as the leader sees it: inputs handed out, all passes, the update. Goals: predicted by stages within
-10 % of measured, and 1F1B at least 1.5 times as fast as plain where the prediction says so.
+A measured step is a step as the parent process sees it: inputs handed out, all passes, the update. Goals: predicted by stages
+within 10 % of measured, and 1F1B at least 1.5 times as fast as plain where the prediction says so.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ephemeron.partition.tracing import ModelSplit, split, trace
 DEVICES = ("left", "right")
 SPEEDUP, ERROR = 1.5, 0.10
 BURSTS = 8
-"""How often stages are measured between steps."""
+"""Measurements of stages between steps."""
 DRAWS = 100
 """Replays with other times of passes."""
 GOALS = {"predicted by stages against measured": ERROR, "1f1b against plain, where the model says so": SPEEDUP}
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """A residual net of equal blocks on pictures of 24 × 24."""
+    """Residual net of equal blocks on pictures of 24 × 24."""
 
     def __init__(self, width: int = 40, blocks: int = 6) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Convolutions(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Causal, six layers, on 64 words."""
+    """Causal transformer of six layers on 64 words."""
 
     def __init__(self, width: int = 128, layers: int = 6, words: int = 512) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Layer(nn.Module):
 
 
 class Pause(torch.autograd.Function):
-    """Takes a time for each sample, in both passes, and no processor."""
+    """Layer that takes a time for each sample, in both passes, without using a processor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Pause(torch.autograd.Function):
 
 
 class Paced(nn.Module):
-    """Layers that wait as long as an accelerator would compute, around one weight each."""
+    """Layers that wait as long as an accelerator would compute, with one weight each."""
 
     def __init__(self, width: int = 16384, layers: int = 8, seconds: float = 1.25e-3) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def main() -> None:
 
 
 def measured(task: Task, schedules: dict[str, Schedule], throttle: Throttle, rounds: int) -> dict[str, Any]:
-    """Profile, plan, predictions; then steps of all schedules in turn, and the stages measured again between them."""
+    """Profiles, plans and predicts; then runs steps of all schedules in turn, and measures the stages again between them."""
     torch.manual_seed(SEED)
     sgd = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
     model = task.model()
@@ -245,12 +245,12 @@ def measured(task: Task, schedules: dict[str, Schedule], throttle: Throttle, rou
             )
             for n, s in schedules.items()
         }
-        for k in range(rounds + 1):  # the first warms up
+        for k in range(rounds + 1):  # the first is a warm-up
             for name, pipe in pipes.items():
                 step = pipe.step(task.inputs, task.targets)
                 if k:
                     steps[name].append(step.took_s)
-            if k and k * BURSTS % rounds < BURSTS:  # by turns: so both see the same of what else the machine does
+            if k and k * BURSTS % rounds < BURSTS:  # in turns, so that both see the same load of the machine
                 costs.append(_stage_costs(parts, task, sgd, schedules))
     return _row(task, plan, profile, topology, parts, costs, schedules, steps)
 
@@ -262,7 +262,7 @@ def _topology(throttle: Throttle) -> Topology:
 
 
 def _stage_costs(parts: ModelSplit, task: Task, sgd: Any, schedules: dict[str, Schedule]) -> dict[str, StageSamples]:
-    """By schedule: one at a time at the whole batch, or together at a micro-batch."""
+    """Stages by schedule: one at a time at the whole batch, or together at a micro-batch."""
     size = task.inputs.shape[0] // schedules["1f1b"].micro_batches
     settings = {"loss": task.loss, "optimizer": sgd}
     whole = measure_stages(parts, task.inputs, task.targets, together=False, repeats=3, **settings)
@@ -326,7 +326,7 @@ def _row(
 
 
 def _joined(samples: Sequence[StageSamples]) -> StageSamples:
-    """All bursts together."""
+    """Samples of all bursts together."""
     return StageSamples(
         rows=tuple(tuple(row for s in samples for row in s.rows[i]) for i in range(len(samples[0].rows)))
     )
@@ -337,7 +337,7 @@ def _ratio(found: dict[str, Any], value: Callable[[Any], float]) -> float:
 
 
 def expected_s(parts: ModelSplit, samples: StageSamples, topology: Topology, schedule: Schedule) -> float:
-    """The mean over replays with times that were measured, drawn anew for each pass."""
+    """Mean over replays with measured times, drawn anew for each pass."""
     rng, times = Random(SEED), samples.times(statistics.fmean)
     return statistics.fmean(
         predicted_s(parts, times, topology, schedule, takes=samples.drawn(rng)) for _ in range(DRAWS)
@@ -347,7 +347,7 @@ def expected_s(parts: ModelSplit, samples: StageSamples, topology: Topology, sch
 def predicted_s(
     parts: ModelSplit, times: StageTimes, topology: Topology, schedule: Schedule, *, takes: Any = None
 ) -> float:
-    """The judge's iteration, and the update of the device that is through last."""
+    """Seconds of the simulated iteration plus the update of the device that ends last."""
     graph = stage_graph(parts, times, micro_batches=schedule.micro_batches)
     done = replay(graph, topology, stage_placement(parts), schedule=schedule, takes=takes)
     home = stage_placement(parts)

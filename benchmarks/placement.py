@@ -1,24 +1,25 @@
-"""Placement of models on devices against its baselines: `python -m benchmarks.placement`.
+"""Placement of models on devices compared with its baselines: `python -m benchmarks.placement`.
 
-**Iteration**: seconds of one iteration with the batch whole, replayed by the judge for every method; the proved bound, the gap, the
-solver's time. Random branching and chain-like graphs (see `benchmarks.graphs`) on three unequal devices, with tensors that take
-about a tenth of the operators' time to send (light) and half of it (heavy). Pesto and NetSplit are solved as published, that is
-with 2n groups; m-ETF and m-SCT too (one pass, mean link), and besides with both passes and true links (`improved`). What does not
-fit the devices' memory is reported and not compared.
+**Iteration**: seconds of one iteration with a single batch, replayed by the schedule simulator for every method; the proved
+bound, the gap, the solver's time. Random branching and chain-like graphs (see `benchmarks.graphs`) on three unequal devices, with
+tensors whose transfers take about a tenth of the operators' time (light) and half of it (heavy). Pesto and NetSplit are
+solved as published, that is with 2n groups; m-ETF and m-SCT as published, too (one pass, mean link), and in addition with both
+passes and true links (`improved`). Plans that do not fit the devices' memory are reported and not compared.
 
-**Published**: NetSplit's own program with every operator apart instead of 2n groups: what its optimum claims, and what it replays.
+**Published**: NetSplit's own program with every operator separate instead of 2n groups: time of its optimum and of its replay.
 
 **Throughput**: seconds per micro-batch of the busiest device or link, 1F1B with 8 micro-batches.
 
 **Models**: generated graphs after NetSplit's table 6-3 on the topology of table 6-2; times are assumed, see `benchmarks.graphs`.
 
-**Recompute**: pipelines of the same models with activations kept and made again: seconds per micro-batch and the memory needed.
+**Recompute**: pipelines of the same models with activations kept and recomputed: seconds per micro-batch and the memory needed.
 
-**Public** (with `--peers FOLDER`, a checkout of the code of "Efficient Algorithms for Device Placement of DNN Graph Operators"): its workloads,
-proved here or not, beside its own dynamic program; see `benchmarks.placement_peers`. CPU seconds are those of `place` with all baselines.
+**Public** (with `--peers FOLDER`, a checkout of the code of "Efficient Algorithms for Device Placement of DNN Graph Operators"):
+its workloads, with and without a proof, beside its own dynamic program; see `benchmarks.placement_peers`. CPU seconds are those
+of `place` with all baselines.
 
-**Never worse**: random instances; each baseline is run and judged apart, and must not beat the plan. `violations` counts those that
-did, and proofs that a peer contradicts; 0 is demanded, and the process ends with 1 otherwise.
+**Never worse**: random instances; each baseline is run and replayed separately, and must not be better than the plan.
+`violations` counts baselines that are, and proofs that a peer contradicts. It has to be 0, and the process ends with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def main() -> None:
 
 
 def _tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """Part, and of what; in the order of the parts."""
+    """Parts and their graphs, in the order of the parts."""
     for part in arguments.parts:
         if part in ("iteration", "throughput", "published"):
             for setting in _settings(arguments.nodes, arguments.seeds):
@@ -162,7 +163,7 @@ def _placed(graph: Graph, objective: str, effort: SearchBudget) -> dict[str, Any
 
 
 def placed(graph: Graph, topology: Topology, objective: str, effort: SearchBudget) -> dict[str, Any]:
-    """One placement, with what every method reaches."""
+    """One placement, with the result of every method."""
     schedule = PIPELINED if objective == "throughput" else Schedule()
     try:
         plan: PlacementPlan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
@@ -204,7 +205,7 @@ def _rounded(value: float) -> float | None:
 
 
 def published(graph: Graph, limit_s: float) -> dict[str, Any]:
-    """What NetSplit's program claims and what its plan takes."""
+    """Time of NetSplit's optimum by its own program, and of its plan in a replay."""
     topology = three_devices(graph)
     costs = costs_of(graph, topology)
     program = iteration_program(costs, costs.clusters, cuts=False)
@@ -224,7 +225,7 @@ def published(graph: Graph, limit_s: float) -> dict[str, Any]:
 
 
 def recomputed(name: str, effort: SearchBudget) -> dict[str, Any]:
-    """What recomputing takes and saves."""
+    """Time and memory with and without recomputation."""
     graph, topology = thesis_model(name), three_gpus()
     row: dict[str, Any] = {"graph": graph.name}
     for label, schedule in (("kept", PIPELINED), ("again", replace(PIPELINED, recompute=True))):
@@ -245,7 +246,7 @@ def recomputed(name: str, effort: SearchBudget) -> dict[str, Any]:
 
 
 def never_worse(instances: int) -> dict[str, Any]:
-    """Random instances with little effort, half of them pipelined."""
+    """Random instances with a small search budget, half of them pipelined."""
     effort = SearchBudget(time_limit_s=None, annealing_steps=500, program_nodes=5, constraint_work=0.05)
     methods: dict[str, Callable[[Costs], list[int]]] = {
         "even split": even_split,
@@ -289,7 +290,7 @@ def never_worse(instances: int) -> dict[str, Any]:
 
 
 def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By part, kind, size and tensors."""
+    """Results by part, kind, size and tensors."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if "gap" in row and row["part"] in ("iteration", "throughput"):
@@ -309,7 +310,7 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Tables for people."""
+    """Prints the tables."""
     table = Table("part", "graph", "value s", "bound s", "gap", "shorter than peers", "solver s", "method")
     for row in result["rows"]:
         if "gap" in row:

@@ -1,7 +1,8 @@
-"""Public workloads placed here and by the dynamic program that was published with them, each judged by both measures.
+"""Public workloads placed here and by the dynamic program published with them, each plan measured by both cost models.
 
-Their program is compiled from a checkout where there is a C++ compiler. It is optimal by its own measure, in which accelerators compute
-and transfer in turn; ours is proved by ours. So neither plan may beat the other by the other's measure, which checks both proofs.
+Their program is compiled from a checkout if there is a C++ compiler. It is optimal by its own measure, in which accelerators
+compute and transfer in turn; ours is proved by ours. So neither plan may be better than the other by the other's measure, which
+checks both proofs.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from benchmarks.workloads import Workload, read, workloads
 from ephemeron.partition import Schedule, SearchBudget, place, replay
 
 SAMPLE = Schedule(kind="gpipe", micro_batches=1)
-"""A micro-batch is a sample, and none but one is in memory: as in their measure."""
+"""Schedule of one sample per micro-batch with one micro-batch in memory, as in their measure."""
 NEAR = 1e-5
 """Relative; times are rounded to bytes of a link."""
 
 
 def public_tasks(folder: Path | None) -> list[tuple[Path, Path]]:
-    """Files, each with the checkout that it is of."""
+    """Files, each with its checkout."""
     return [] if folder is None else [(path, folder) for path in workloads(folder)]
 
 
 def placed_beside(path: Path, folder: Path, effort: SearchBudget, *, limit_s: float = 120.0) -> dict[str, Any]:
-    """One workload.
+    """Places one workload with both programs.
 
     Args:
         path: its file.
@@ -59,7 +60,7 @@ def placed_beside(path: Path, folder: Path, effort: SearchBudget, *, limit_s: fl
 
 @cache
 def _compiled(source: Path) -> tuple[tempfile.TemporaryDirectory[str], Path] | None:
-    """Their program, in a folder that is gone with this process; None: there is no compiler."""
+    """Path of their compiled program, in a folder that is deleted with this process; None: there is no compiler."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None

@@ -1,21 +1,21 @@
-"""Configuration search on FasDL's four workloads (table 5.1) under its constraints (table 5.3), and its figures again.
+"""Configuration search on FasDL's four workloads (table 5.1) under its constraints (table 5.3), with its figures.
 
     python -m benchmarks.planning [--json] [--out FOLDER] [--workloads N]
 
-`whole_plans` is the CPU time of everything that `ephemeron plan` says of a hundred random workloads
+`whole_plans` is the CPU time of everything that `ephemeron plan` prints for a hundred random workloads
 (`benchmarks/planning_workloads.py`): worst and median.
 
-Search: seconds, candidates and cost of `exact` at 128 MB and, under our model, at 1 MB steps and of `two-stage` (algorithms 3.1 and 3.2),
-under the honest model and under the published equations; decay is equation 5-1. The thesis needs 32 to 290 s for two
+Search: seconds, candidates and cost of `exact` at 128 MB and, under our model, at 1 MB steps, and of `two-stage` (algorithms 3.1
+and 3.2), under our model and under the published equations; decay is equation 5-1. The thesis needs 32 to 290 s for two
 stages and 155 to 2,646 s for the optimum, and loses 2.7 to 14.6 %.
 
 Figures 5.4 to 5.7: the optimum per pattern (K-REDUCE with HAP, ScatterReduce, AllReduce, λDNN), and K-REDUCE's W, M and
-B^a under the other patterns. Figure 5.12: object store, cache, server. Figure 5.13: standalone against the fastest.
-All of it is **predicted**: nothing runs on AWS here.
+B^a under the other patterns. Figure 5.12: object store, cache, server. Figure 5.13: standalone compared with the fastest.
+All figures are **predicted**: nothing runs on AWS here.
 
-Assumed, since the thesis does not say: epochs, so that its own optimum costs under its own equations what table 5.2
-says; memory per sample, so that its own optimum just fits (c: 300 MB and three vectors); CoLA as 8,551 samples of 1 kB,
-CIFAR-10 as 50,000 of 3 kB; prices and transfers of the built-in profiles.
+Assumptions, because the thesis does not state these values: epochs, so that its own optimum costs under its own equations the
+costs of table 5.2; memory per sample, so that its own optimum just fits (c: 300 MB and three vectors); CoLA as 8,551 samples of
+1 kB, CIFAR-10 as 50,000 of 3 kB; prices and transfers of the built-in profiles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ephemeron.training.planner.search.pareto import SearchResult
 
 
 def search_rows(row: Published, platform: PlatformProfile, repeats: int) -> list[dict[str, Any]]:
-    """Exact at both steps and two-stage under our model; at 128 MB, the thesis's own step, under the published equations."""
+    """Searches: exact at both steps and two-stage under our model; both at 128 MB, the thesis's step, under its equations."""
     out = []
     n = epochs(row, platform)
     for model, patterns in (("honest", KREDUCE), ("published", [("k-reduce", "hap")])):
@@ -53,7 +53,7 @@ def search_rows(row: Published, platform: PlatformProfile, repeats: int) -> list
                 ("two-stage, 128 MB", 128, two_stage),
             ):
                 if step == 1 and model == "published":
-                    continue  # bounds are loose there: ResNet50 takes minutes
+                    continue  # bounds are loose there; ResNet50 takes minutes
                 space, limits = space_of(row, patterns, platform, n, step=step, model=model)
                 found[name] = search(space, limits)
                 seconds.setdefault(name, []).append(found[name].seconds)
@@ -117,7 +117,7 @@ def standalone_rows(row: Published, platforms: dict[str, PlatformProfile]) -> li
 
 
 def draw(result: dict[str, Any], out: Path) -> list[Path]:
-    """Bars of cost and time per figure."""
+    """Draws bars of cost and time per figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -168,7 +168,7 @@ def draw(result: dict[str, Any], out: Path) -> list[Path]:
 @click.option("--workloads", default=COUNT, show_default=True, help="Random workloads of which whole plans are timed.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each search; medians are reported.")
 def main(as_json: bool, out: Path | None, thesis: bool, workloads: int, repeats: int) -> None:
-    """Measures the searches, and draws what they find."""
+    """Measures the searches, and draws their results."""
     platforms = {name: builtin_platform(name) for name in ("aws-lambda-s3", "aws-lambda-cache", "aws-lambda-server")}
     objects, server = platforms["aws-lambda-s3"], platforms["aws-lambda-server"]
     result: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""FasDL's tables 5.1 to 5.3 as published, and the workloads and spaces that they make here.
+"""FasDL's tables 5.1 to 5.3 as published, and workloads and search spaces made from them.
 
-Assumed, since the thesis does not say: epochs, so that its own optimum costs under its own equations what table 5.2
-says; memory per sample, so that its own optimum just fits (c: 300 MB and three vectors); CoLA as 8,551 samples of 1 kB,
-CIFAR-10 as 50,000 of 3 kB.
+Assumptions, because the thesis does not state these values: epochs, so that its own optimum costs under its own equations the
+costs of table 5.2; memory per sample, so that its own optimum just fits (c: 300 MB and three vectors); CoLA as 8,551 samples of
+1 kB, CIFAR-10 as 50,000 of 3 kB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Published:
     best: tuple[int, int, int, int, int]
     """K-REDUCE's W, M, B^a, K and B^n."""
     scatter: tuple[int, int, int] | None
-    """ScatterReduce's W, M and B; None: no fit. So too AllReduce's and λDNN's."""
+    """ScatterReduce's W, M and B; None: no fit. AllReduce's and λDNN's likewise."""
     all_reduce: tuple[int, int, int] | None
     server: tuple[int, int, int] | None
     two_stage_usd: float
@@ -62,7 +62,7 @@ def workload(row: Published) -> Workload:
 
 
 def epochs(row: Published, platform: PlatformProfile) -> int:
-    """So many that the thesis's two-stage result costs what table 5.2 says."""
+    """Number of epochs with which the thesis's two-stage result costs as much as in table 5.2."""
     w, m, ba, k, bn = row.best
     one = published(
         workload(row), platform, ExecutionOptions(pattern="k-reduce", sync="hap"), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn

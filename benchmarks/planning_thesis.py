@@ -1,9 +1,9 @@
-"""Tables 5.1 to 5.3 of the FasDL thesis beside ours, and K-REDUCE against ScatterReduce and AllReduce on the same functions.
+"""Tables 5.1 to 5.3 of the FasDL thesis beside ours, and K-REDUCE compared with ScatterReduce and AllReduce on the same functions.
 
-At equal B^a the others have a smaller global batch, since K-REDUCE's non-aggregators compute B^n > B^a; so part of its gain is
-the larger global batch. At equal global batch the others' B is G/W. Both under the published equations and under ours, over two
-transfer profiles, since the mean is small and moves with them: the built-in one, and the one it replaced, whose uploads have one
-rate at any size. The thesis says, on average at equal resources, 16.8 % less time and 28.3 % less cost than ScatterReduce,
+At equal B^a the others have a smaller global batch, because K-REDUCE's non-aggregators compute B^n > B^a; so part of its gain is
+the larger global batch. At equal global batch the others' B is G/W. Both comparisons use the published equations and ours, over
+two transfer profiles, because the mean is small and depends on them: the built-in one, and its predecessor, whose uploads have
+one rate at any size. The thesis reports, on average at equal resources, 16.8 % less time and 28.3 % less cost than ScatterReduce,
 33.6 % and 31.4 % less than AllReduce.
 """
 
@@ -23,15 +23,15 @@ from ephemeron.training.planner.model.profile import PlatformProfile, parse_plat
 from ephemeron.training.planner.search.branch_and_bound import exact
 
 THESIS = {"scatter-reduce": {"saves_time": 0.168, "saves_cost": 0.283}, "all-reduce": {"saves_time": 0.336, "saves_cost": 0.314}}  # fmt: skip
-"""Mean saving of K-REDUCE over each at equal resources."""
+"""Mean saving of K-REDUCE over each pattern at equal resources."""
 THESIS_OPTIMA = {"BERT-Base": 0.390, "ResNet50": 0.267, "MobileNet": 0.258, "SqueezeNet": 0.532}
-"""Cost that K-REDUCE's optimum saves against that of ScatterReduce."""
+"""Cost saved by K-REDUCE's optimum compared with that of ScatterReduce."""
 BEFORE = Path(__file__).with_name("planning_transfer_before.json")
 MODELS = (("published", published), ("ours", predict))
 
 
 def before(platform: PlatformProfile) -> PlatformProfile:
-    """The same platform with the transfers that its profile had before."""
+    """Same platform with the earlier transfers of its profile."""
     old = parse_platform(json.loads(BEFORE.read_text()), where=BEFORE.name)
     return dataclasses.replace(platform, transfer=old.transfer, measured_mb=old.measured_mb)
 
@@ -39,7 +39,7 @@ def before(platform: PlatformProfile) -> PlatformProfile:
 def thesis(
     platforms: Mapping[str, PlatformProfile], searches: Callable[[Published], list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Everything that `--thesis` prints.
+    """All results that `--thesis` prints.
 
     Args:
         platforms: built-in ones by name.
@@ -58,7 +58,7 @@ def thesis(
 
 
 def _workload_row(row: Published, platform: PlatformProfile) -> dict[str, Any]:
-    """Table 5.1 is taken as it is; what has to be assumed besides stands beside it."""
+    """Table 5.1 as published, with the assumed values beside it."""
     what = workload(row)
     return {
         "workload": row.name, "model_mb": row.model_mb, "a": row.a, "b": row.b, "m": row.m, "samples": row.samples,
@@ -68,7 +68,7 @@ def _workload_row(row: Published, platform: PlatformProfile) -> dict[str, Any]:
 
 
 def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -> list[dict[str, Any]]:
-    """Table 5.3: the thesis's configuration of each pattern, what it takes, and our optimum."""
+    """Table 5.3: the thesis's configuration of each pattern, its predicted time and cost, and our optimum."""
     n, what = epochs(row, objects), workload(row)
     w, m, ba, k, bn = row.best
     patterns: tuple[tuple[str, list[tuple[str, str]], PlatformProfile, tuple[int, ...] | None], ...] = (
@@ -81,7 +81,7 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
     for label, terms, platform, theirs in patterns:
         for model, f in MODELS:
             if model == "published" and platform is server:
-                continue  # the thesis has no equations of a parameter server
+                continue  # the thesis has no equations for a parameter server
             named = terms[:1] if model == "published" else terms
             space, limits = space_of(row, named, platform, n, model="published" if model == "published" else "honest")
             best = exact(space, limits).best
@@ -105,7 +105,7 @@ def _predicted(
 
 
 def same_functions(platform: PlatformProfile) -> dict[str, Any]:
-    """Per workload and on average: what K-REDUCE saves. Negative: it takes more."""
+    """Savings of K-REDUCE per workload and on average. Negative: it takes more."""
     found = []
     for row in ROWS:
         w, m, ba, k, bn = row.best
@@ -136,8 +136,8 @@ def same_functions(platform: PlatformProfile) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
-    """All of it for people."""
-    yield "Table 5.1, taken as it is, and what is assumed besides (from epochs on the left to memory on the right)"
+    """Prints all results as tables."""
+    yield "Table 5.1 as published, and the assumed values (from epochs on the left to memory on the right)"
     for r in result["table_5_1"]:
         yield (
             f"{r['workload']:10} {r['model_mb']:7.2f} MB  a {r['a']:8.2f}  b {r['b']:5.2f}  m {r['m']:8.2f} | {r['epochs']:3d} epochs of "
@@ -158,7 +158,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
             f"{r['model']:9} {r['seconds']:7.3f} s {cost} decay {decay}"
         )
     yield ""
-    yield "Table 5.3: the thesis's configuration (W × M, K, B^a/B^n), what it is predicted to take here, and our optimum"
+    yield "Table 5.3: the thesis's configuration (W × M, K, B^a/B^n), its prediction here, and our optimum"
     for r in result["table_5_3"]:
         t, p, b = r["thesis"], r["thesis_predicted"], r["ours"]
         theirs = "no fit" if t is None else f"{t['W']:3d} × {t['M']:5d}, {t['K']}, {t['B^a']}/{t['B^n']}"
@@ -170,7 +170,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         )  # fmt: skip
         yield f"{r['workload']:10} {r['pattern']:13} {r['model']:9} thesis {theirs:27} {took:20} | ours {mine}"
     yield ""
-    yield "Cost that the optimum of K-REDUCE saves against that of ScatterReduce: the thesis's, then ours"
+    yield "Cost saved by K-REDUCE's optimum compared with ScatterReduce's: the thesis's, then ours"
     for name, saves in THESIS_OPTIMA.items():
         yield f"{name:10} thesis {saves:5.1%} | " + ", ".join(f"{m} {_saved(result, name, m)}" for m, _ in MODELS)
     for transfers, part in result["same_functions"].items():

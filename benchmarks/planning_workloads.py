@@ -1,8 +1,8 @@
-"""A hundred workloads and platforms drawn at random, and the CPU time of everything that `ephemeron plan` says of each.
+"""A hundred workloads and platforms drawn at random, and the CPU time of everything that `ephemeron plan` prints for each.
 
-Half of them leave the channel open over the built-in profiles of AWS Lambda, half have transfers whose throughput
-saturates (FasDL equations 3-5 and 3-6) at quotas of their own. Models from 0.5 to 500 MB, steps from 0.5 ms to 0.5 s per
-sample, 1,000 to 200,000 samples, quotas in steps of 128 MB; a third have a deadline, a sixth a budget.
+Half of them leave the channel open over the built-in profiles of AWS Lambda; half have transfers whose throughput
+saturates (FasDL equations 3-5 and 3-6) at quotas of their own. Models have 0.5 to 500 MB, steps take 0.5 ms to 0.5 s per
+sample, data sets have 1,000 to 200,000 samples, and quotas are in steps of 128 MB; a third have a deadline, a sixth a budget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNT = 100
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What one plan is made of."""
+    """Inputs of one plan."""
 
     profile: Profile
     wish: PlanRequest
@@ -32,7 +32,7 @@ class World:
 
 
 def world(seed: int) -> World:
-    """One random world; the same for the same seed."""
+    """Random workload and platform of a seed."""
     rng = np.random.default_rng([20, seed])
 
     def log(low: float, high: float) -> float:
@@ -71,7 +71,7 @@ def _saturating(rng: np.random.Generator) -> Saturating:
 
 
 def cpu_seconds(count: int = COUNT) -> dict[str, Any]:
-    """CPU seconds of whole plans: every search, the front, alternatives, advice and machines."""
+    """CPU seconds of whole plans: all searches, the front, alternatives, advice and machines."""
     make_plan(world(0).profile, world(0).wish, platforms=world(0).platforms)  # imports and caches
     rows = []
     for seed in range(count):

@@ -1,4 +1,4 @@
-"""What the functions of `benchmarks.platforms` run. Imports nothing but what a function has anyway."""
+"""Entry of the functions of `benchmarks.platforms`. It imports only modules that a function has loaded anyway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 async def dispatch(context: Any) -> dict[str, Any]:
-    """Says when its code began, to the channel too; starts the next attempt of itself where more are wanted."""
+    """Reports when its code began, also to the channel, and starts its next attempt if more are wanted."""
     began, call = time.time(), context.call
     if call.attempt + 1 < int(call.request.get("attempts", 1)):
         await context.invoke(replace(call, attempt=call.attempt + 1, reason="relay"))

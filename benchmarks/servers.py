@@ -19,19 +19,19 @@ class Server:
     durable: bool
 
     def stop(self) -> None:
-        """Ends it, whatever it does."""
+        """Ends the process in any state."""
         self.process.kill()
         self.process.wait()
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Unused port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
 
 
 def answers_on(port: int) -> bool:
-    """Whether somebody listens there."""
+    """True if a process listens there."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -69,5 +69,5 @@ def started_valkey(folder: Path, *, durable: bool, port: int | None = None) -> S
 
 
 def restarted_valkey(server: Server) -> Server:
-    """Another server in the place of one that has ended."""
+    """New server in the place of one that has ended."""
     return started_valkey(server.folder, durable=server.durable, port=server.port)

@@ -1,4 +1,4 @@
-"""Jobs that share a cache, in virtual time: who takes which samples when, as a story that any cache can be told."""
+"""Jobs that share a cache, in virtual time: the order of their accesses, which can be replayed on any cache."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Task:
     epochs: int = 1
     batch: int = 1
     leaves_s: float = math.inf
-    """When it is stopped, if it has not ended before."""
+    """Time of its stop, if it has not ended before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitRates:
-    """Parts of the accesses that hit, in per cent."""
+    """Shares of the accesses that hit, in per cent."""
 
     cold: float
     """Of the jobs' first epochs."""
@@ -46,21 +46,21 @@ class HitRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What happened, and for each access whose it was and in which of the job's epochs."""
+    """Accesses of a simulation, each with its job and the job's epoch."""
 
     events: Sequence[Event]
     jobs: Sequence[int]
     epochs: Sequence[int]
     waited: bool
-    """Whether a job was ever given less than it asked for before the end of an epoch."""
+    """True if a job was ever given less than it asked for before the end of an epoch."""
 
     @property
     def order(self) -> list[int]:
-        """The merged order of accesses."""
+        """Merged order of accesses."""
         return [e.key for e in self.events if isinstance(e, Accessed)]  # type: ignore[misc]
 
     def hit_rates(self, policy: CachePolicy, capacity: int) -> HitRates:
-        """What a cache of so many samples would have hit."""
+        """Hit rates of a cache of so many samples."""
         hits = replay(Cache(capacity, policy), self.events)
         cold = [hit for hit, epoch in zip(hits, self.epochs, strict=True) if epoch == 0]
         steady = [hit for hit, epoch in zip(hits, self.epochs, strict=True) if epoch > 0]
@@ -74,18 +74,18 @@ class Story:
 def story(
     sampler: CollaborativeSampler, tasks: Sequence[Task], *, seed: int, drift: float = 0.0, noise: float = 0.0
 ) -> Story:
-    """Lets jobs run as fast as they can, each taking its next batch when it has used the last one.
+    """Simulates jobs that run as fast as they can; each takes its next batch when it has used the last one.
 
     Args:
-        sampler: fresh.
+        sampler: a new one.
         tasks: the jobs; they are named by their position.
         seed: of the jitter.
-        drift: standard deviation of a job's log speed, which wanders (Ornstein-Uhlenbeck over a tenth of an epoch).
+        drift: standard deviation of a job's log speed, which drifts (Ornstein-Uhlenbeck over a tenth of an epoch).
         noise: standard deviation of the log time of a single batch.
     """
     rng = np.random.default_rng(seed)
     forecast = Forecast(sampler)
-    # Whoever starts at the same time joins before any of them takes a batch.
+    # Jobs that start at the same time join before any of them takes a batch.
     due = [(task.starts_s, takes, at) for at, task in enumerate(tasks) for takes in (False, True)]
     heapq.heapify(due)
     speed = rng.normal(0.0, drift, len(tasks)) if drift else np.zeros(len(tasks))
@@ -121,12 +121,12 @@ def story(
 
 
 def merged(path: Path | None, result: dict[str, Any], identity: Sequence[str]) -> dict[str, Any]:
-    """The result, with the rows of an earlier file that it does not measure again; what is too long runs in parts.
+    """Result with the rows of an earlier file that it does not measure again, so that a long benchmark can be run in parts.
 
     Args:
-        path: the earlier result, if any. Its rows keep the commit that they were measured at.
+        path: the earlier result, if any. Its rows keep the commit at which they were measured.
         result: has `rows`, each a dictionary.
-        identity: the names that say what a row measures.
+        identity: the names that identify the subject of a row.
     """
     rows = [{**row, "commit": result["commit"]} for row in result["rows"]]
     if path is not None and path.exists():

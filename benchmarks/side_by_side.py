@@ -1,11 +1,11 @@
 """Reductions side by side in one run: ours, bare transfers of the same bytes, and public peers, in turns.
 
-One process per worker, as functions are. Each process holds its worker of every side; in every turn each side does a few
-rounds, in rotating order, so that whatever else the machine does falls on all of them alike. The first round of a turn does
-not count: it comes after a pause that no training has. A round lasts from the moment
-when all workers are released to the moment when the last one has its vector. Deleting what a round leaves is not timed.
+One process per worker, as with functions. Each process has its worker of every side. In every turn each side does a few
+rounds, in rotating order, so that other load of the machine affects all of them alike. The first round of a turn does
+not count: it comes after a pause that training does not have. A round lasts from the
+release of all workers until the last one has its vector. Deleting the objects of a round is not timed.
 
-Bare transfers are what nothing can avoid that moves these objects over this store: each phase of the reduction (put
+Bare transfers are the part that no implementation over this store can avoid: each phase of the reduction (put
 contributions, get them, put merged shards, get them) as concurrent `obstore` calls of the same sizes, with a barrier
 between phases and no checksum, sum, poll or copy.
 """
@@ -37,10 +37,10 @@ from ephemeron.training.tensors import bounds
 
 _FORK = multiprocessing.get_context("fork")
 WARM_UP = 2
-"""Turns not counted: connections are made, and workers learn when to look."""
+"""Turns not counted: connections are made, and workers learn the poll schedule."""
 LARGE_MB = 20.0
 POLL_WORTH_S = 0.008
-"""What a run of four functions of 704 MB takes a poll to be worth (`worker.loop.poll_worth_s` at AWS's prices)."""
+"""Worth of a poll in a run of four functions of 704 MB (`worker.loop.poll_worth_s` at AWS's prices)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Comparison:
     """Ours: `plain`, `pipelined`."""
     peers: tuple[tuple[Peer, Path], ...] = ()
     chunk_bytes: int = CHUNK_BYTES
-    """Of our pipelined form, as a run would choose it; 0: it falls back to the plain one."""
+    """Chunk size of our pipelined form, as a run would choose it; 0: it falls back to the plain one."""
 
     @property
     def elements(self) -> int:
@@ -71,14 +71,14 @@ class _Side(Protocol):
         """One timed round."""
 
     def clean(self, t: int) -> None:
-        """Deletes what rounds before `t` left behind."""
+        """Deletes the objects of rounds before `t`."""
 
 
 def compare(comparison: Comparison, address: str, *, turns: int, limit_s: float = 400.0) -> dict[str, Any]:
     """Seconds per round of every side, and ratios within turns.
 
     Args:
-        comparison: what.
+        comparison: to run.
         address: an S3 address, whose endpoint and credentials are in the environment.
         turns: counted turns of every side, each of `Comparison.rounds` rounds.
         limit_s: seconds after which to give up.
@@ -109,7 +109,7 @@ def compare(comparison: Comparison, address: str, *, turns: int, limit_s: float 
 
 
 def request_cost(address: str) -> RequestCost:
-    """What requests take at a store, measured in a process of its own: obstore's threads do not survive a fork."""
+    """Request times of a store, measured in a process of its own, because obstore's threads do not survive a fork."""
     answers: Any = _FORK.SimpleQueue()
     process = _FORK.Process(target=lambda: answers.put(asyncio.run(_request_cost(address))))
     process.start()
@@ -211,7 +211,7 @@ class _Ours:
 
 
 class _Bare:
-    """The objects of a reduction, moved and nothing else."""
+    """Bare transfers of the objects of a reduction."""
 
     def __init__(self, comparison: Comparison, address: str, rank: int, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.rank, self.c = loop, rank, comparison
@@ -275,7 +275,7 @@ class _Peer:
         self.reduce(self.vector, t)
 
     def clean(self, t: int) -> None:
-        # One round back stays: FasDL's non-aggregators read it in the next one.
+        # The previous round stays, because FasDL's non-aggregators read it in the next one.
         if self.rank == 0:
             for bucket in buckets(self.prefix):
                 listed = self.client.list_objects_v2(Bucket=bucket).get("Contents", [])
@@ -285,6 +285,6 @@ class _Peer:
 
 
 def _of_round(key: str, t: int) -> bool:
-    """Whether a peer's key names round t: LambdaML counts from 0 at its end, FasDL from 1 at either end."""
+    """True if a peer's key names round t: LambdaML counts from 0 at its end, FasDL from 1 at either end."""
     parts = key.split("_")
     return parts[-1] == str(t) or str(t + 1) in (parts[0], parts[-1])

@@ -1,7 +1,7 @@
-"""How fast and how large the simulator is, and what relays cost in it: `python -m benchmarks.simulator`.
+"""Speed and size of the simulator, and the cost of hand-offs in it: `python -m benchmarks.simulator`.
 
-Four questions: channel operations per second of wall time; a run of 200 workers; the price of living in short
-functions (virtual time, so exact); and how many objects a long run keeps in its store.
+Four parts: channel operations per second of wall time; a run of 200 workers; the cost of short function timeouts
+(virtual time, so exact); and the number of objects that a long run keeps in its store.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """All four parts. Whole runs each have a process of their own, so that peak memory is theirs."""
+    """Runs all four parts. Each whole run has a process of its own, so that its peak memory is measured separately."""
     part = 10 if quick else 1
     return {
         "operations": [operations(w, k, 12_000 // part) for w, k in ((4, 2), (16, 4), (50, 4), (50, 16), (200, 4))],
@@ -106,7 +106,7 @@ async def _rounds(workers: int, aggregators: int, rounds: int, meters: list[Mete
 
 
 class CountingStore:
-    """The largest number of objects that a store held at once, seen from a task beside the run."""
+    """Largest number of objects that a store had at once, seen from a task beside the run."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self._objects = objects
@@ -164,7 +164,7 @@ def large_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]
 
 
 def relays(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
-    """A run whose functions live a tenth as long as it takes, against one whose functions live on."""
+    """Run with a function timeout of a tenth of its duration, compared with a run without a limit."""
     whole = run(simulate(workers, aggregators, iterations))
     lifetime_s = whole["virtual_s"] / 10
     parts = run(simulate(workers, aggregators, iterations, lifetime_s=lifetime_s))
@@ -176,7 +176,7 @@ def relays(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
 
 
 def long_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
-    """How many objects a long run keeps at once."""
+    """Largest number of objects that a long run keeps at once."""
     began = time.perf_counter()
     outcome = run(simulate(workers, aggregators, iterations, count=True))
     return {
@@ -186,7 +186,7 @@ def long_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
 
 
 def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Does it in a fresh process."""
+    """Runs a function in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 

@@ -1,12 +1,12 @@
-"""What a cold start costs on this machine: fresh processes, and processes forked from one that has made their imports.
+"""Cost of a cold start on this machine: fresh processes, and processes forked from one that has made their imports.
 
     python -m benchmarks.starts [--json] [--turns 15] [--together 4]
 
-A start lasts from the request to the function's hello: a process in its control group that has everything a worker imports
-(PyTorch, ephemeron). Its CPU seconds are those of the process, and of forks also what the server and the process between have
-spent on it. Beside it what nothing of the kind can avoid: a fork of a process with the same imports that ends at once, and
-`python -c 'import torch'`. All sides alternate. `together`: that many functions started at once where nothing runs yet, as a
-run starts; the fork server's own start is part of it.
+A start lasts from the request to the function's first message: a process in its control group that has imported everything that a
+worker needs (PyTorch, ephemeron). Its CPU seconds are those of the process and, for forks, also those that the server and the
+intermediate process have spent on it. Two lower bounds are measured beside it: a fork of a process with the same imports that ends
+at once, and `python -c 'import torch'`. All sides alternate. `together`: that many functions started at once without a running
+fork server, as at the start of a run; the fork server's own start is part of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ for _ in sys.stdin:
 
 
 class Starter:
-    """Starts functions as a host does.
+    """Starts functions as the local daemon does.
 
     Args:
         folder: for their logs.
@@ -67,7 +67,7 @@ class Starter:
         return forks
 
     async def start(self, forks: Forks | None) -> FunctionProcess:
-        """One that has said hello."""
+        """Starts a function and waits for its first message."""
         self._n += 1
         function = FunctionProcess(
             self._enforcement, self._n, memory_mb=MEMORY_MB, vcpus=VCPUS, env=ENV, folder=self._folder, forks=forks
@@ -89,7 +89,7 @@ class Starter:
         return seconds, cpu, private
 
     async def together(self, workers: int, forks: Forks | None) -> tuple[float, float]:
-        """Seconds until the last of so many has said hello, and CPU seconds of all of it."""
+        """Seconds until the last of so many functions has sent its first message, and CPU seconds of all of them."""
         began = time.perf_counter()
         functions = await asyncio.gather(*(self.start(forks) for _ in range(workers)))
         seconds = time.perf_counter() - began
@@ -101,7 +101,7 @@ class Starter:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds of a living process, to the nanosecond."""
+    """CPU seconds of a running process, to the nanosecond."""
     return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
@@ -134,7 +134,7 @@ def _bare_fork(bare: subprocess.Popen[str]) -> tuple[float, ...]:
 
 
 async def measure(turns: int, together: int, bare: subprocess.Popen[str]) -> dict[str, Any]:
-    """All sides, in turns; `bare` runs `_BARE`."""
+    """Measures all sides, in turns; `bare` runs `_BARE`."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
     private: dict[str, list[float]] = {"fresh": [], "forked": []}
@@ -147,7 +147,7 @@ async def measure(turns: int, together: int, bare: subprocess.Popen[str]) -> dic
     with tempfile.TemporaryDirectory() as folder:
         starter = Starter(Path(folder))
         forks = starter.forks()
-        await starter.one(forks)  # the server is there from now on
+        await starter.one(forks)  # the fork server runs from now on
         for _ in range(turns):
             for side in ("fresh", "forked"):
                 taken = await starter.one(forks if side == "forked" else None)

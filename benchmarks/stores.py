@@ -1,4 +1,4 @@
-"""Stores to measure on, each started for as long as a `with` block lasts."""
+"""Stores for measurements, each started for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BUCKET = "ephemeron-benchmarks"
 
 
 class Unavailable(Exception):
-    """This machine lacks what the store needs; the message says what."""
+    """A requirement of the store is missing on this machine; the message names it."""
 
 
 @contextmanager
 def store(name: str) -> Iterator[str]:
-    """The address of a fresh store for `open_channel`.
+    """Address of a new store for `open_channel`.
 
     Raises:
         Unavailable: a package is missing.
@@ -47,7 +47,7 @@ def store(name: str) -> Iterator[str]:
 
 @contextmanager
 def _moto() -> Iterator[str]:
-    """An S3 server written in Python, in a process of its own: what it costs is part of the figures."""
+    """S3 server written in Python, in a process of its own; its own time is part of the figures."""
     _need("moto", "pip install 'moto[server,s3]'")
     port = _free_port()
     url = f"http://127.0.0.1:{port}"

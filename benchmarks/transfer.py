@@ -1,15 +1,15 @@
-"""How well each form predicts transfers that it has not seen.
+"""Errors of each transfer form on held-out sizes.
 
     python -m benchmarks.transfer --table FILE --json
 
-FILE has the columns memory_mb, size_mb, upload_s and download_s, one row per quota and size. Every second size is kept
-out of the fit; errors are mean absolute relative errors over all quotas on the sizes kept out. `chosen` is what
-`ephemeron profile` does: the form is chosen by cross-validation within the sizes that it may see.
+FILE has the columns memory_mb, size_mb, upload_s and download_s, one row per quota and size. Every second size is held
+out of the fit; errors are mean absolute relative errors over all quotas on the held-out sizes. `chosen` is the method of
+`ephemeron profile`: the form is chosen by cross-validation within the sizes of the fit.
 
 The shipped profile is fitted to all rows (`--coefficients` prints it), and its errors are those of `all_rows`. `beyond`
-says how larger objects than were measured are predicted: by the form itself, or at the bandwidth of the largest.
+compares two predictions for objects larger than the measured ones: by the form itself, and at the bandwidth of the largest.
 
-Rows that repeat a value of their own quota to the last digit, or another quota's, for every large size are no
+For every large size, some rows repeat a value of their own quota, or of another quota, to the last digit. They are no
 measurements. `measured_rows_only` leaves them out, on both sides.
 """
 
@@ -31,7 +31,7 @@ from ephemeron.training.planner.model.builtin import builtin_platform
 from ephemeron.training.planner.model.fit import FORMS, TimingSample, fit_form, fit_transfers, rate_error
 
 LEAST_REPEATED = 4
-"""Sizes in a row that take the same to the last digit."""
+"""Number of successive sizes that take the same time to the last digit."""
 
 
 def read(path: Path) -> list[TimingSample]:
@@ -116,7 +116,7 @@ def beyond(timings: Sequence[TimingSample], largest_mb: float) -> dict[str, Any]
 
 
 def shipped(timings: Sequence[TimingSample]) -> dict[str, float]:
-    """Errors of the profile that comes with the library on all rows, which it was fitted to."""
+    """Errors of the shipped profile on all rows, to which it was fitted."""
     platform = builtin_platform("aws-lambda-s3")
     return {
         direction: round(

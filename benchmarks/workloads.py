@@ -1,16 +1,17 @@
 """Reader of the public workloads of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 
-Their files list nodes with times on an accelerator and on a CPU core, edges with the time that a node's output takes, how many of each
-device there are, and which nodes lie together (a colour). In training, backward nodes are nodes of their own, of the colour of their
-forward nodes. What becomes of it here:
+Their files list nodes with times on an accelerator and on a CPU core, edges with the time of a node's output, the number of
+devices of each kind, and nodes that belong together (a colour). In training, backward nodes are separate nodes, of the colour of
+their forward nodes. They are converted as follows:
 
-- Nodes of a colour, and whatever lies on a cycle with them, are one node, with the sum of times forwards and back.
-- An output is a tensor. What goes against the pipeline is a gradient: for each node that reads it, a tensor of no bytes the other way,
-  whose gradient has its bytes. Backward nodes without a forward node of their colour are ordered by their edges, mirrored.
+- Nodes of a colour, and all nodes on a cycle with them, are one node, with the sum of forward and backward times.
+- An output is a tensor. An edge against the pipeline is a gradient: for each node that reads it, a tensor of no bytes in the
+  other direction, whose gradient has its bytes. Backward nodes without a forward node of their colour are ordered by their
+  edges, reversed.
 - One sample is one micro-batch. A link takes the time of the edge; there is one for each ordered pair of devices.
 
-What is measured differs: there, a device is busy for computing *and* its transfers, one after the other, and CPU cores transfer for
-nothing; here, devices and links work side by side, and CPU cores are no exception. `their_load` is theirs, of any placement.
+The cost models differ: there, a device is busy for computing *and* its transfers, one after the other, and CPU cores transfer for
+free; here, devices and links work concurrently, and CPU cores are no exception. `their_load` is their measure, for any placement.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from ephemeron.partition import Device, Graph, Node, Tensor, Topology, connected
 
 BYTES_S = 1e8
-"""Of a link: bytes are the edges' times at this rate, so low that tensors take next to no memory, as in their measure."""
+"""Bandwidth of a link. Bytes are the edges' times at this rate, so low that tensors need almost no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +37,10 @@ class Workload:
     topology: Topology
     raw: Mapping[str, Any]
     node_of: Mapping[int, str]
-    """The graph's node by their id."""
+    """Node of the graph by the id of the file."""
 
     def their_load(self, placement: Mapping[str, str]) -> float:
-        """The busiest device in milliseconds, by their measure: accelerators compute and transfer in turn."""
+        """Milliseconds of the busiest device by their measure: accelerators compute and transfer in turn."""
         where = {n["id"]: placement[self.node_of[n["id"]]] for n in self.raw["nodes"]}
         loads: dict[str, float] = {}
         for n in self.raw["nodes"]:
@@ -58,7 +59,7 @@ class Workload:
         return max(loads.values())
 
     def placement_of(self, result: Mapping[str, Any]) -> dict[str, str]:
-        """Devices for what their program prints."""
+        """Devices of a placement that their program prints."""
         made: dict[str, str] = {}
         for kind, key in (("accelerator", "fpgas"), ("cpu", "cpus")):
             for k, machine in enumerate(result[key]):
@@ -72,7 +73,7 @@ def workloads(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Workload:
-    """One file as graph and topology."""
+    """Graph and topology of one file."""
     raw = json.loads(path.read_text())
     nodes = {n["id"]: n for n in raw["nodes"]}
     back = {i for i, n in nodes.items() if n["isBackwardNode"]}
@@ -167,7 +168,7 @@ def _ancestors(edges: set[tuple[Any, Any]], keys: set[Any]) -> dict[Any, set[Any
 
 
 def _merged(keys: list[Any], edges: set[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A key for each cycle: nodes that reach one another are one."""
+    """Key of each node's cycle: nodes that reach one another are one."""
     readers: dict[Any, list[Any]] = {}
     sources: dict[Any, list[Any]] = {}
     for a, b in sorted(edges, key=str):
