@@ -17,7 +17,8 @@ import numpy as np
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.planner import PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
-from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Saturating, Transfer, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.rates import Saturating, Transfer
 
 COUNT = 100
 

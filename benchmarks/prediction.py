@@ -22,6 +22,7 @@ import click
 
 from benchmarks.common import environment, write
 from benchmarks.stores import Unavailable, store
+from ephemeron.config.typed import plain
 from ephemeron.events import Event, Progress, Started
 from ephemeron.training.driver import configure, train
 from ephemeron.training.job import Job, Simulation, load_job
@@ -149,7 +150,7 @@ def _local(job: Job, stores: dict[str, str], repeats: int) -> tuple[list[dict[st
     for found, (kind, values) in zip(runs, todo, strict=True):
         rows.append(compare(job, profiles[kind], "local", stores[kind], values, found))
         click.echo(line(rows[-1]), err=True)
-    fits = {kind: {"workload": dataclasses.asdict(p.workload), "fit": p.fit} for kind, p in profiles.items()}
+    fits = {kind: {"workload": plain(p.workload), "fit": plain(p.fit)} for kind, p in profiles.items()}
     return rows, fits
 
 

@@ -21,7 +21,7 @@ from ephemeron.training.planner.model.fit import (
     fit_transfers,
     rate_error,
 )
-from ephemeron.training.planner.model.profile import Affine, Knee, Power, Saturating
+from ephemeron.training.planner.model.rates import Affine, Knee, Power, Saturating
 
 GRID = [(b, m) for b in (8, 32, 128, 256) for m in (512, 1024, 1769)]
 

@@ -19,7 +19,8 @@ from ephemeron.training.planner.model.prediction import (
     predict,
     published,
 )
-from ephemeron.training.planner.model.profile import Affine, PlatformProfile, Saturating, Transfer, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Workload
+from ephemeron.training.planner.model.rates import Affine, Saturating, Transfer
 from ephemeron.training.profiling import profile_job
 
 PRICES = {"price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7}

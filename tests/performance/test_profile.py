@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -11,17 +12,9 @@ import pytest
 
 from ephemeron.errors import JobError
 from ephemeron.training.planner.model.builtin import BUILTIN, CACHE_LATENCY_S, builtin_platform
-from ephemeron.training.planner.model.profile import (
-    Affine,
-    Knee,
-    PlatformProfile,
-    Power,
-    Profile,
-    Saturating,
-    Transfer,
-    load_profile,
-    parse_profile,
-)
+from ephemeron.training.planner.model.profile import PlatformProfile, load_profile, parse_profile
+from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
+from ephemeron.training.planner.model.rates import Affine, Knee, Power, Saturating, Transfer
 from ephemeron.training.planner.prices import load_prices
 
 RAW: dict[str, Any] = {
@@ -47,7 +40,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     *parents, last = [int(p) if p.isdecimal() else p for p in path.split(".")]
     at: Any = raw
     for p in parents:
-        at = at[p]
+        at = at.setdefault(p, {}) if isinstance(at, dict) else at[p]
     if value is ...:
         del at[last]
     else:
@@ -62,37 +55,39 @@ def test_all_four_forms_are_told_apart_by_their_names():
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path):
-    profile = Profile(**{**_parts(parse_profile(RAW)), "fit": {"steps": {"half_width": 0.03}}})
+    profile = dataclasses.replace(parse_profile(RAW), fit=Provenance(steps=StepProvenance(half_width=0.03)))
     profile.save(tmp_path / "profile.json")
     assert load_profile(tmp_path / "profile.json") == profile
-
-
-def _parts(p: Profile) -> dict[str, Any]:
-    return {"workload": p.workload, "platform": p.platform}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("workload.a", ..., "workload.a is missing"),
-        ("workload.a", 0, "workload.a = 0"),
-        ("workload.b", -1, "workload.b = -1"),
+        ("workload.a", ..., "workload: missing key a"),
+        ("workload.a", 0, "workload: a = 0.0 should be more than 0"),
+        ("workload.b", -1, "workload: b = -1.0 should be at least 0"),
+        ("workload.m", float("-inf"), "workload: m = -inf"),
         ("workload.samples", 1.5, "whole number"),
-        ("workload.model_mb", "97", "workload.model_mb = '97'"),
-        ("workload.model_mb", float("nan"), "workload.model_mb = nan"),
+        ("workload.model_mb", "97", "workload: model_mb = '97'"),
+        ("workload.model_mb", float("nan"), "workload: model_mb = nan"),
         ("workload.colour", 1, "unknown key colour"),
-        ("platform.name", ..., "platform.name is missing"),
+        ("platform.name", ..., "platform: missing key name"),
+        ("platform.price_put", ..., "platform: missing key price_put"),
+        ("platform.memory_mb", ..., "platform: missing key memory_mb"),
         ("platform.channel", "pigeon", "channel = 'pigeon'"),
-        ("platform.memory_mb.step", 0, "memory_mb"),
+        ("platform.memory_mb.step", 0, "memory_mb: step = 0 should be at least 1"),
+        ("platform.memory_mb.min", 20480, "min ≤ max"),
         ("platform.price_put", -1, "price_put = -1"),
         ("platform.lifetime_s", 0, "lifetime_s"),
         ("platform.transfer", [], "transfer"),
         ("platform.transfer.0.memory_mb", 512, "two rows"),
-        ("platform.transfer.0.up", {"p_mb_s": 73}, "transfer[0].up has {p_mb_s}"),
-        ("platform.transfer.0.up.p_mb_s", 0, "transfer[0].up.p_mb_s = 0"),
+        ("platform.transfer.0.up", {"p_mb_s": 73}, "transfer[0]: up: missing key t_per_mb"),
+        ("platform.transfer.0.up", {"mb": 73}, "transfer[0]: up has {mb}"),
+        ("platform.transfer.0.up.p_mb_s", 0, "transfer[0]: up: p_mb_s = 0"),
         ("platform.transfer.1.down.s_per_mb_beyond", -1, "s_per_mb_beyond = -1"),
         ("platform.transfer.1.down.knee_mb", 0, "knee_mb = 0"),
-        ("platform", ..., "platform is missing"),
+        ("fit.steps.half_width", "wide", "fit: steps: half_width"),
+        ("platform", ..., "missing key platform"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(path, value, named):
@@ -102,7 +97,7 @@ def test_a_wrong_value_is_named_with_its_place(path, value, named):
     assert str(e.value).startswith("profile.json")
 
 
-@pytest.mark.parametrize(("text", "named"), [(None, "cannot be read"), ("{", "not JSON"), ("[]", "not a table")])
+@pytest.mark.parametrize(("text", "named"), [(None, "cannot be read"), ("{", "not JSON"), ("[]", "expected a table")])
 def test_a_file_that_is_no_profile_is_named(tmp_path, text, named):
     path = tmp_path / "profile.json"
     if text is not None:

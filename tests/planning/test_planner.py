@@ -14,6 +14,7 @@ from ephemeron.errors import PlanInfeasible
 from ephemeron.training.planner import PlanLimits, PlanRequest, load_plan, make_plan, overrides, rented
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
 from ephemeron.training.planner.model.vm_baseline import uncounted_words
 from ephemeron.training.planner.uncertainty import sentences
 
@@ -266,7 +267,7 @@ def test_a_plan_says_how_sure_its_profile_is():
     """The wider the interval of the steps, the wider those of time and cost, and the more often the choice changes."""
     found = []
     for half in (0.05, 2.74):
-        profile = dataclasses.replace(PROFILE, fit={"steps": {"half_width": half}})
+        profile = dataclasses.replace(PROFILE, fit=Provenance(steps=StepProvenance(half_width=half)))
         plan = make_plan(profile, wish())
         u = plan.uncertainty
         assert u["sources"]["compute"] == half

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from worlds import TERMS, platform, profiles, short_lives, workload
 
 from ephemeron.training.planner.model.prediction import ExecutionOptions, exchange
-from ephemeron.training.planner.model.profile import Power, Profile, Saturating, Transfer
+from ephemeron.training.planner.model.profile import Profile, QuotaRange
+from ephemeron.training.planner.model.rates import Power, Saturating, Transfer
 from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
 from ephemeron.training.planner.search.branch_and_bound import brute_force, exact, two_stage
 from ephemeron.training.planner.search.space import PlanLimits, Space, make_space
@@ -110,7 +111,9 @@ def test_bounds_are_below_everything_they_bound(profile, model, data):
 def test_few_functions_are_bounded_by_their_own_pace_where_more_of_them_take_no_longer():
     """Pipelined and bound by uplinks: from W = 4 on every W takes the same, W = 2 and W = 3 take less."""
     up, down = Saturating(p_mb_s=1.0, t_per_mb=1.0), Power(latency_s=0.0, s_per_mb=0.5, exponent=1.0)
-    where = platform(transfer=(Transfer(memory_mb=128, up=up, down=down),), poll_s=0.0, parallel=1, memory_max_mb=2048)
+    where = platform(
+        transfer=(Transfer(memory_mb=128, up=up, down=down),), poll_s=0.0, parallel=1, memory_mb=QuotaRange(max=2048)
+    )
     what = workload(
         model_mb=1.0, a=1.0, b=0.0, m=0.0, memory_slope_mb=0.0, memory_base_mb=0.0, dataset_mb=0.0, samples=18
     )

@@ -7,15 +7,8 @@ import dataclasses
 from hypothesis import strategies as st
 
 from ephemeron.training.planner.model.prediction import ExecutionOptions
-from ephemeron.training.planner.model.profile import (
-    Affine,
-    PlatformProfile,
-    Power,
-    Profile,
-    Saturating,
-    Transfer,
-    Workload,
-)
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.rates import Affine, Power, Saturating, Transfer
 
 PRICES = {"price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7}
 

@@ -13,14 +13,8 @@ from ephemeron.errors import JobError
 from ephemeron.events import Ended, Invoked, Progress, RunStarted, Started
 from ephemeron.functions.base import Limits
 from ephemeron.training.job import DataSpec, Job, JobLimits, Simulation, Target
-from ephemeron.training.planner.model.profile import (
-    Affine,
-    PlatformProfile,
-    Profile,
-    Transfer,
-    Workload,
-    load_profile,
-)
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload, load_profile
+from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.profiling import profile_job, refine, store
 from ephemeron.training.profiling.probe_design import (
     Measurement,
@@ -129,8 +123,8 @@ def test_a_world_without_a_compute_model_is_measured_and_scaled_by_the_share():
     profile = profile_job(job(), platform="simulated")
     assert profile.workload.m == 0
     assert profile.workload.a > 0
-    assert profile.fit["steps"]["fixed"] == ["m"]
-    assert profile.fit["steps"]["kept_out"]
+    assert profile.fit.steps.fixed == ("m",)
+    assert profile.fit.steps.kept_out
 
 
 # -- local --------------------------------------------------------------------------------------------------
@@ -146,20 +140,20 @@ def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     assert w.compute_s(16, 1769) > 0
     assert w.fold_s_per_mb > 0
     assert w.apply_s > 0
-    assert min(r["workers"] for r in fitted["company"]["rehearsals"]) == 2
+    assert min(r.workers for r in fitted.calibration.runs) == 2
     assert w.lockstep_cpu_s > 0
-    steps = fitted["steps"]
-    assert {c["batch"] for c in steps["probes"]} >= {8, 64}
-    assert len(steps["kept_out"]) == 2
-    assert steps["stopped"] in ("confident", "out of time")
-    peaks = [(c["batch"], c["peak_mb"]) for c in (*steps["probes"], *steps["kept_out"])]
+    steps = fitted.steps
+    assert {c.batch for c in steps.probes} >= {8, 64}
+    assert len(steps.kept_out) == 2
+    assert steps.stopped in ("confident", "out of time")
+    peaks = [(c.batch, c.peak_mb) for c in (*steps.probes, *steps.kept_out)]
     assert all(w.memory_needed_mb(b) >= peak - 0.06 for b, peak in peaks)
     assert p.cold_start_s > p.warm_start_s > 0
-    assert p.cold_start_s == pytest.approx(fitted["platform"]["cold_starts_s"][0], abs=1e-3)
+    assert p.cold_start_s == pytest.approx(fitted.platform.cold_starts_s[0], abs=1e-3)
     assert p.poll_s > 0
     assert len(p.transfer) == 2
     assert p.price_gb_s > 0
-    assert not fitted["platform"]["reused"]
+    assert not fitted.platform.reused
     assert not list((home / "profiling").iterdir())
 
     path = home / "profile.json"
@@ -237,12 +231,12 @@ def test_a_run_that_was_slower_makes_steps_slower_and_nothing_else():
     assert refined.workload.a == pytest.approx(2.6)
     assert (refined.workload.b, refined.workload.m) == (10.0, 0.0)
     assert refined.workload.apply_s == pytest.approx(0.007 * 512 / 1769)
-    note = refined.fit["refined"][0]
-    assert refined.workload.step_s == pytest.approx(max(0.0, note["unexplained_s"]), abs=1e-5)
+    note = refined.fit.refined[0]
+    assert refined.workload.step_s == pytest.approx(max(0.0, note.unexplained_s), abs=1e-5)
     assert refined.workload.memory_base_mb == 300.0
     assert refined.platform.cold_start_s == pytest.approx(1.8)
     assert refined.platform.transfer == PROFILE.platform.transfer
-    assert (note["run"], note["a_scaled_by"]) == ("run", 1.3)
+    assert (note.run, note.a_scaled_by) == ("run", 1.3)
 
 
 def test_a_cold_start_of_a_profile_is_one_of_the_launch():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,8 @@ from ephemeron.cli.terminal import make_console, text_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ephemeron.training.planner.model.profile import Profile, Rate
+    from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.model.rates import Rate
 
 
 @click.command()
@@ -97,8 +99,8 @@ def print_profile(profile: Profile, console: Console) -> None:
 def _print_workload(profile: Profile, console: Console) -> None:
     from rich.table import Table
 
-    w, steps = profile.workload, profile.fit.get("steps", {})
-    widths = steps.get("plus_minus", {})
+    w, steps = profile.workload, profile.fit.steps
+    widths = steps.plus_minus
     table = Table("workload", "value", "± 95 %", "", box=None, pad_edge=False)
     for name, text in (("a", "s·MB per sample: a step takes a·(B + b)/(M + m)"), ("b", "samples"), ("m", "MB")):
         half = widths.get(name)
@@ -110,16 +112,16 @@ def _print_workload(profile: Profile, console: Console) -> None:
     if w.apply_s:
         table.add_row("optimiser", f"{1000 * w.apply_s:.3g}", "", "ms of a whole vCPU per step")
     console.print(table)
-    if steps.get("given"):
+    if steps.given:
         console.print("a, b and m are the job's own ([simulation] compute)", style="dim")
         return
-    share = _percent(steps.get("half_width"))
-    kept = _percent(steps.get("kept_out_error"))
-    probes, held = len(steps.get("probes", ())), len(steps.get("kept_out", ()))
-    wanted = "" if steps.get("wanted") is None else f"wanted {_percent(steps['wanted'])}; stopped: "
+    share = _percent(steps.half_width)
+    kept = _percent(steps.kept_out_error)
+    probes, held = len(steps.probes), len(steps.kept_out)
+    wanted = "" if steps.wanted is None else f"wanted {_percent(steps.wanted)}; stopped: "
     console.print(
-        f"{probes} probes; any step of {_span(steps.get('batches'))} samples at {_span(steps.get('quotas_mb'))} MB: ± {share} "
-        f"({wanted}{steps.get('stopped')})"
+        f"{probes} probes; any step of {_span(steps.batches)} samples at {_span(steps.quotas_mb)} MB: ± {share} "
+        f"({wanted}{steps.stopped})"
     )
     if held:
         console.print(f"{held} probes kept out of the fit are predicted with a mean error of {kept}")
@@ -135,22 +137,24 @@ def _print_platform(profile: Profile, console: Console) -> None:
     console.print(
         f"{p.name}, {p.channel}: cold start {human_seconds(p.cold_start_s)}, warm {human_ms(p.warm_start_s)}, {poll}"
     )
-    known = profile.fit.get("platform", {})
-    errors = {row["memory_mb"]: row for row in known.get("transfer", {}).get("rows", ())}
+    known = profile.fit.platform
+    errors = {
+        (row.memory_mb, way): error
+        for row in known.transfer.rows
+        for way, error in (("up", row.up_error), ("down", row.down_error))
+    }
     table = Table("quota", "", "form", "0.1 MB", "1 MB", "10 MB", "error on sizes kept out", box=None, pad_edge=False)
     for transfer in p.transfer:
         for way, arrow in (("up", "↑"), ("down", "↓")):
             rate: Rate = getattr(transfer, way)
-            error = errors.get(transfer.memory_mb, {}).get(f"{way}_error")
+            error = errors.get((transfer.memory_mb, way))
             table.add_row(
                 f"{transfer.memory_mb:g} MB" if way == "up" else "", arrow, type(rate).__name__.lower(),
                 *(human_ms(float(rate.seconds(s))) for s in (0.1, 1.0, 10.0)), _percent(error) if error is not None else "",
             )  # fmt: skip
     console.print(table)
-    if known.get("reused"):
-        console.print(
-            f"platform measured on {known.get('measured_on')} and reused; --no-cache measures it again", style="dim"
-        )
+    if known.reused:
+        console.print(f"platform measured on {known.measured_on} and reused; --no-cache measures it again", style="dim")
 
 
 def human_ms(s: float) -> str:
@@ -160,9 +164,9 @@ def human_ms(s: float) -> str:
     return f"{1000 * s:.3g} ms" if s < 1 else human_seconds(s)
 
 
-def _percent(share: Any) -> str:
+def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
-def _span(values: Any) -> str:
+def _span(values: Sequence[int]) -> str:
     return "?" if not values else str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"

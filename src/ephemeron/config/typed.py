@@ -174,6 +174,19 @@ def _any_of(options: Sequence[Any], value: Any, where: str) -> Any:
         return convert(options[0], value, where)
     if type(value) in options:
         return convert(type(value), value, where)
+    if isinstance(
+        value, Mapping
+    ):  # a table is of the form that has its keys, so that a wrong value is named by that form
+        forms = [
+            o
+            for o in options
+            if dataclasses.is_dataclass(o) and _hints(typing.cast("type[Any]", o)).keys() >= value.keys()
+        ]
+        if len(forms) == 1:
+            return convert(forms[0], value, where)
+        if not forms and all(dataclasses.is_dataclass(o) for o in options):
+            known = " or ".join("{" + ", ".join(_hints(typing.cast("type[Any]", o))) + "}" for o in options)
+            raise JobError(f"{where} has {{{', '.join(map(str, value))}}}", remedy=f"give {known}")
     problems: list[JobError] = []
     for option in options:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.bounds import Blocks, Ranges
 from ephemeron.training.planner.search.pareto import ROUNDING, Best, Front, Points
 from ephemeron.training.planner.search.space import Space

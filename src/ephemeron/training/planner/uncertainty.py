@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.training.planner.model.profile import PlatformProfile
+from ephemeron.training.planner.model.provenance import Provenance
 from ephemeron.training.planner.plan import Choice
 from ephemeron.training.planner.search.space import PlanLimits
 from ephemeron.units import duration
@@ -31,19 +32,19 @@ SAME = 0.01
 SEED = 20
 
 
-def sources_of(fit: Mapping[str, Any], platform: PlatformProfile, *, measured: bool) -> dict[str, float | None]:
-    """Relative half widths of 95 % intervals, by what they are of. None: nobody has said.
+def sources_of(fit: Provenance, platform: PlatformProfile, *, measured: bool) -> dict[str, float | None]:
+    """Relative half widths of 95 % intervals, by what they are of. None: not known.
 
     Args:
-        fit: of the profile, how it was measured.
+        fit: how the profile was measured.
         platform: where the plan would run.
         measured: whether that is the platform that was profiled, not a built-in one.
     """
-    steps, transfer = _table(fit, "steps"), _table(fit, "platform", "transfer")
-    up = transfer.get("error_up") if measured else platform.error_up
-    down = transfer.get("error_down") if measured else platform.error_down
+    transfer = fit.platform.transfer
+    up = transfer.error_up if measured else platform.error_up
+    down = transfer.error_down if measured else platform.error_down
     return {
-        "compute": _number(steps.get("half_width")), "upload": _wide(up), "download": _wide(down),
+        "compute": fit.steps.half_width, "upload": _wide(up), "download": _wide(down),
         "cold start": COLD_START if platform.cold_start_s else None,
     }  # fmt: skip
 
@@ -164,19 +165,6 @@ def _words(c: Choice) -> str:
     return f"{c.workers} × {c.memory_mb:,} MB, {c.pattern}, {c.sync}"
 
 
-def _wide(error: Any) -> float | None:
+def _wide(error: float | None) -> float | None:
     """A 95 % half width from a mean absolute relative error."""
-    value = _number(error)
-    return value * 1.96 * math.sqrt(math.pi / 2) if value else None
-
-
-def _number(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
-
-
-def _table(fit: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    found: Any = fit
-    for name in names:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return error * 1.96 * math.sqrt(math.pi / 2) if error else None

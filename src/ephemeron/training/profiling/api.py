@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ephemeron import blocking
 from ephemeron.communication.channels.credentials import public_address
@@ -18,8 +17,18 @@ from ephemeron.training.driver.api import platform_limits
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.builtin import priced
-from ephemeron.training.planner.model.fit import StepFit, TimingSample, TransferFit, fit_memory, fit_transfers
-from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.fit import RateFit, StepFit, TimingSample, TransferFit, fit_memory, fit_transfers
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
+from ephemeron.training.planner.model.provenance import (
+    CalibrationProvenance,
+    MemoryProvenance,
+    PlatformProvenance,
+    Probe,
+    Provenance,
+    StepProvenance,
+    TransferProvenance,
+    TransferRow,
+)
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import calibration, live, probe_design, store
 from ephemeron.training.profiling.live import Prober
@@ -87,7 +96,9 @@ def profile_job(
             return await _measure(prober, prepared, public, known, confidence, began + within_s)
 
     profile = blocking.run(lambda _: measure())
-    return dataclasses.replace(profile, fit={**profile.fit, "seconds": round(time.monotonic() - began, 1)})
+    return dataclasses.replace(
+        profile, fit=dataclasses.replace(profile.fit, seconds=round(time.monotonic() - began, 1))
+    )
 
 
 def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: str) -> Prepared:
@@ -129,38 +140,40 @@ async def _measure(
         state_mb=raw.state_bytes / MB, vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
         fold_s_per_mb=per_mb, apply_s=statistics.median([p.apply_s for p in raw.steps]),
     )  # fmt: skip
-    workload, platform, company = await _rehearse(prober, prepared, workload, known.platform, over)
+    workload, platform, calibrated = await _calibrate(prober, prepared, workload, known.platform, over)
     if not known.reused:
         known = dataclasses.replace(known, platform=platform)
         store.save("local", channel, known)
-    fit = {
-        "company": company, "steps": steps_report(fitted, cells, kept_out, over, confidence, stopped),
-        "memory": {
-            "raised_mb": round(memory.raised_mb, 1), "probes": len(peaks),
-            "note": "holds the whole training set, one message of the whole vector and one checkpoint",
-        },
-        "second_vcpu_speedup": second, "too_small_quotas_mb": refused,
-        "platform": {**known.fit, "reused": known.reused},
-    }  # fmt: skip
+    fit = Provenance(
+        calibration=calibrated, steps=step_provenance(fitted, cells, kept_out, over, confidence, stopped),
+        memory=MemoryProvenance(
+            raised_mb=round(memory.raised_mb, 1), probes=len(peaks),
+            note="holds the whole training set, one message of the whole vector and one checkpoint",
+        ),
+        second_vcpu_speedup=second, too_small_quotas_mb=tuple(refused),
+        platform=dataclasses.replace(known.fit, reused=known.reused),
+    )  # fmt: skip
     return Profile(workload=workload, platform=known.platform, fit=fit)
 
 
-async def _rehearse(
+async def _calibrate(
     prober: Prober, prepared: Prepared, workload: Workload, platform: PlatformProfile, over: Range
-) -> tuple[Workload, PlatformProfile, dict[str, Any]]:
-    """Several functions at once, if this machine has room for them."""
+) -> tuple[Workload, PlatformProfile, CalibrationProvenance]:
+    """Runs several functions at once, if this machine has room for them, and corrects the coefficients."""
     ends = over.batches[0], over.batches[-1]
     todo = calibration.parts(workload, platform, batches=ends, cores=calibration.cores(), limits=prober.limits)
     done = []
     for part in todo:
-        prober.on_progress(f"rehearsal of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each")
-        rehearsed = await calibration.rehearse(
+        prober.on_progress(
+            f"calibration run of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each"
+        )
+        result = await calibration.run(
             prepared.job, part, workload, platform=prober.actors, channel=prober.store, address=prober.address,
             limits=prober.limits, prices=prepared.spec.prices,
         )  # fmt: skip
-        done.append(rehearsed)
+        done.append(result)
     if not done:
-        return workload, platform, {"rehearsals": [], "note": "this machine has no room for two functions"}
+        return workload, platform, CalibrationProvenance(note="this machine has no room for two functions")
     return calibration.calibrate(workload, platform, done)
 
 
@@ -268,32 +281,32 @@ async def _second_cpu(prober: Prober, cells: Sequence[Measurement], high: int, e
     return round(largest.seconds / cell.seconds, 3)
 
 
-def steps_report(
+def step_provenance(
     fitted: StepFit,
     cells: Sequence[Measurement],
     kept_out: Sequence[Measurement],
     over: Range,
     confidence: float | None,
     stopped: str,
-) -> dict[str, Any]:
-    """What the profile says of its own coefficients."""
+) -> StepProvenance:
+    """Intervals of the coefficients and errors on the probes."""
     errors = [abs(float(fitted.seconds(c.batch, c.memory_mb)) / c.seconds - 1) for c in kept_out]
 
-    def row(c: Measurement) -> dict[str, Any]:
-        return {
-            "batch": c.batch, "memory_mb": c.memory_mb, "seconds": round(c.seconds, 6), "spread": round(c.spread, 4),
-            "predicted_s": round(float(fitted.seconds(c.batch, c.memory_mb)), 6),
-            "half_width": finite(float(fitted.half_width(c.batch, c.memory_mb))), "peak_mb": round(c.peak_mb, 1),
-        }  # fmt: skip
+    def row(c: Measurement) -> Probe:
+        return Probe(
+            batch=c.batch, memory_mb=c.memory_mb, seconds=round(c.seconds, 6), spread=round(c.spread, 4),
+            predicted_s=round(float(fitted.seconds(c.batch, c.memory_mb)), 6),
+            half_width=finite(float(fitted.half_width(c.batch, c.memory_mb))), peak_mb=round(c.peak_mb, 1),
+        )  # fmt: skip
 
-    return {
-        "level": fitted.level, "plus_minus": {k: finite(v) for k, v in fitted.plus_minus.items()},
-        "half_width": finite(probe_design.widest(fitted, over)), "wanted": confidence, "stopped": stopped,
-        "residual": finite(fitted.residual), "left_out_error": finite(_mean(fitted.left_out)),
-        "kept_out_error": finite(_mean(errors)), "kept_out_worst": finite(max(errors, default=math.nan)),
-        "batches": list(over.batches), "quotas_mb": list(over.quotas), "fixed": list(fitted.fixed),
-        "probes": [row(c) for c in cells], "kept_out": [row(c) for c in kept_out],
-    }  # fmt: skip
+    return StepProvenance(
+        level=fitted.level, plus_minus={k: finite(v) for k, v in fitted.plus_minus.items()},
+        half_width=finite(probe_design.widest(fitted, over)), wanted=confidence, stopped=stopped,
+        residual=finite(fitted.residual), left_out_error=finite(_mean(fitted.left_out)),
+        kept_out_error=finite(_mean(errors)), kept_out_worst=finite(max(errors, default=math.nan)),
+        batches=tuple(over.batches), quotas_mb=tuple(over.quotas), fixed=tuple(fitted.fixed),
+        probes=tuple(map(row, cells)), kept_out=tuple(map(row, kept_out)),
+    )  # fmt: skip
 
 
 def finite(value: float) -> float | None:
@@ -327,8 +340,9 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     overlap = _overlap(together)
     service = prober.traits.service
     bare = PlatformProfile(
-        name="local", memory_min_mb=limits.memory_min_mb, memory_max_mb=limits.memory_max_mb,
-        memory_step_mb=max(limits.memory_step_mb, QUOTA_STEP_MB), lifetime_s=limits.lifetime_s,
+        name="local", memory_mb=QuotaRange(
+            min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, QUOTA_STEP_MB)
+        ), lifetime_s=limits.lifetime_s,
         cold_start_s=prober.cold_s[0], warm_start_s=statistics.median(prober.warm_s), price_gb_s=0.0,
         price_invocation=0.0, poll_s=0.0 if prober.traits.waits else statistics.median(polls),
         channel=service if service in ("cache", "server") else "objects", concurrency=limits.concurrency,
@@ -336,12 +350,11 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
         source=f"measured by functions of this machine ({store.this_machine()}), channel {channel}",
         notes=prober.platform.unenforced,
     )  # fmt: skip
-    fit = {
-        "transfer": transfer_report(fitted), "cold_starts_s": [round(s, 3) for s in prober.cold_s],
-        "warm_starts_s": [round(s, 4) for s in prober.warm_s], "polls_s": [round(s, 6) for s in polls],
-        "overlap": round(overlap, 2),
-        "measured_on": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    fit = PlatformProvenance(
+        transfer=transfer_provenance(fitted), cold_starts_s=tuple(round(s, 3) for s in prober.cold_s),
+        warm_starts_s=tuple(round(s, 4) for s in prober.warm_s), polls_s=tuple(round(s, 6) for s in polls),
+        overlap=round(overlap, 2), measured_on=time.strftime("%Y-%m-%d"),
+    )  # fmt: skip
     return store.Known(platform=priced(bare, prices), fit=fit)
 
 
@@ -354,15 +367,19 @@ def _overlap(rows: Sequence[ParallelTransferRow]) -> float:
     return live.PARALLEL * min(up, down)
 
 
-def transfer_report(fitted: TransferFit) -> dict[str, Any]:
+def transfer_provenance(fitted: TransferFit) -> TransferProvenance:
     """Form and error, per direction and quota."""
-    return {
-        "error_up": finite(fitted.error_up), "error_down": finite(fitted.error_down),
-        "rows": [
-            {
-                "memory_mb": quota, "up": type(fitted.up[quota].rate).__name__.lower(), "up_error": finite(fitted.up[quota].error),
-                "down": type(fitted.down[quota].rate).__name__.lower(), "down_error": finite(fitted.down[quota].error),
-            }
+
+    def form(fit: RateFit) -> str:
+        return type(fit.rate).__name__.lower()
+
+    return TransferProvenance(
+        error_up=finite(fitted.error_up), error_down=finite(fitted.error_down),
+        rows=tuple(
+            TransferRow(
+                memory_mb=quota, up=form(fitted.up[quota]), up_error=finite(fitted.up[quota].error),
+                down=form(fitted.down[quota]), down_error=finite(fitted.down[quota].error),
+            )
             for quota in fitted.up
-        ],
-    }  # fmt: skip
+        ),
+    )  # fmt: skip

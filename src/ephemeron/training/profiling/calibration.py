@@ -1,9 +1,9 @@
-"""Short real runs of several functions: what no function that runs alone can show.
+"""Calibration runs: short real runs of several functions, which show what no function that runs alone can.
 
-Functions that share a machine start more slowly together than alone; whoever goes in lockstep waits for the slowest; a
-CPU share that a step can use up in a burst makes it quicker than probes said, which compute without a pause. Three
-rehearsals (many functions with small and with large batches, and two functions) fix what stands for this: `start_each_s`,
-`lockstep_cpu_s`, `first_cpu_s`, `polls_per_get`, and a factor for the step's `a`.
+Functions that share a machine start more slowly together than alone; functions in lockstep wait for the slowest; a CPU
+share that a step can use up in a burst makes it quicker than probes said, which compute without a pause. Three
+calibration runs (many functions with small and with large batches, and two functions) determine the coefficients of these
+effects: `start_each_s`, `lockstep_cpu_s`, `first_cpu_s`, `polls_per_get`, and a factor for the step's `a`.
 
 What did not help: explaining lockstep by the scatter of steps (its standard deviation times the expected excess of the
 slowest of W). It predicts large batches too long and small ones too short, since much of what scatters is the phase of the
@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import PlatformError
@@ -34,6 +33,7 @@ from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
+from ephemeron.training.planner.model.provenance import CalibrationProvenance, CalibrationRow
 from ephemeron.training.planner.prices import Prices
 
 MOST_WORKERS = 4
@@ -50,7 +50,7 @@ STEP_MB = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRun:
-    """One rehearsal: BSP, K-REDUCE."""
+    """Configuration of one calibration run: BSP, K-REDUCE."""
 
     workers: int
     aggregators: int
@@ -60,7 +60,7 @@ class CalibrationRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
-    """What one rehearsal took."""
+    """Measurements of one calibration run."""
 
     part: CalibrationRun
     started_s: float
@@ -81,7 +81,7 @@ class CalibrationResult:
 def parts(
     workload: Workload, platform: PlatformProfile, *, batches: tuple[int, int], cores: int, limits: Limits
 ) -> list[CalibrationRun]:
-    """What to rehearse; nothing where the machine has no room for two functions.
+    """Calibration runs to do; none if the machine has no room for two functions.
 
     Args:
         workload, platform: as known so far.
@@ -123,11 +123,11 @@ def iterations_of(workload: Workload, part: CalibrationRun) -> int:
     return WARMING + round(min(max(LASTS_S / (1.4 * step_s + 0.01), LEAST_ITERATIONS), MOST_ITERATIONS))
 
 
-async def rehearse(
+async def run(
     job: Job, part: CalibrationRun, workload: Workload, *, platform: Platform, channel: Channel, address: str, limits: Limits,
     prices: Prices,
 ) -> CalibrationResult:  # fmt: skip
-    """Runs a part of the job, and forgets its weights.
+    """Trains a part of the job, and drops its weights.
 
     Raises:
         PlatformError: the run failed.
@@ -142,7 +142,7 @@ async def rehearse(
     ).resolved()  # fmt: skip
     prepared = await asyncio.to_thread(
         prepare, dataclasses.replace(job, limits=free, epochs=math.ceil(wanted / samples)), configuration,
-        run_id=run_dir.new_run_id(f"rehearsal-{job.name}"), limits=limits, prices=prices, only_first=samples,
+        run_id=run_dir.new_run_id(f"calibration-{job.name}"), limits=limits, prices=prices, only_first=samples,
     )  # fmt: skip
     events: list[Event] = []
     trigger = RunDriver(
@@ -152,7 +152,7 @@ async def rehearse(
     ending = await trigger.watch()
     await channel.delete(await channel.list(f"{prepared.spec.run_id}/"))
     if ending.status != "finished":
-        raise PlatformError(f"a rehearsal with {part.workers} functions failed: {'; '.join(ending.causes)}")
+        raise PlatformError(f"a calibration run with {part.workers} functions failed: {'; '.join(ending.causes)}")
     begins = next(i for i, e in enumerate(events) if isinstance(e, RunStarted) and e.run_id == prepared.spec.run_id)
     return measured(part, events[begins:])  # before it are those of earlier runs of this platform
 
@@ -192,38 +192,39 @@ def _polls_per_get(events: Sequence[Event]) -> float:
 
 
 def calibrate(
-    workload: Workload, platform: PlatformProfile, rehearsed: Sequence[CalibrationResult]
-) -> tuple[Workload, PlatformProfile, dict[str, Any]]:
-    """Both with the coefficients that only company shows, and what was measured.
+    workload: Workload, platform: PlatformProfile, results: Sequence[CalibrationResult]
+) -> tuple[Workload, PlatformProfile, CalibrationProvenance]:
+    """Both with the coefficients that calibration runs determine, and what was measured.
 
     Args:
         workload, platform: as single functions had it.
-        rehearsed: at least one.
+        results: at least one.
     """
-    ratios = [r.step_s / float(workload.compute_s(r.part.batch, r.part.memory_mb)) for r in rehearsed]
+    ratios = [r.step_s / float(workload.compute_s(r.part.batch, r.part.memory_mb)) for r in results]
     scale = statistics.median(ratios)
     bare = dataclasses.replace(workload, a=workload.a * scale, lockstep_cpu_s=0.0, first_cpu_s=0.0)
-    together = [r.started_s / r.part.workers for r in rehearsed if r.started_s > 0 and r.part.workers > 2]
+    together = [r.started_s / r.part.workers for r in results if r.started_s > 0 and r.part.workers > 2]
     placed = dataclasses.replace(
         platform,
         start_each_s=max(together, default=platform.start_each_s),
-        polls_per_get=statistics.median(r.polls_per_get for r in rehearsed),
+        polls_per_get=statistics.median(r.polls_per_get for r in results),
     )
     left, first = [], []
-    for r in rehearsed:
+    for r in results:
         share = min(r.part.memory_mb, (bare.vcpus or math.inf) * platform.mb_per_vcpu) / platform.mb_per_vcpu
         first.append(max(0.0, r.first_s - 2 * r.iteration_s) * share)
         left.append(max(0.0, r.iteration_s - _iteration_s(bare, placed, r.part)) * share)
     fitted = dataclasses.replace(bare, lockstep_cpu_s=statistics.fmean(left), first_cpu_s=statistics.median(first))
-    rows = [
-        {
-            **dataclasses.asdict(r.part), "iteration_s": round(r.iteration_s, 6), "scatter": round(r.scatter, 4),
-            "predicted_s": round(_iteration_s(fitted, placed, r.part), 6), "step_s": round(r.step_s, 6), "first_s": round(r.first_s, 6),
-            "started_s": round(r.started_s, 3), "cpu_s": round(r.cpu_s, 6), "polls_per_get": round(r.polls_per_get, 3),
-        }
-        for r in rehearsed
-    ]  # fmt: skip
-    return fitted, placed, {"a_scaled_by": round(scale, 4), "rehearsals": rows}
+    rows = tuple(
+        CalibrationRow(
+            workers=r.part.workers, aggregators=r.part.aggregators, memory_mb=r.part.memory_mb, batch=r.part.batch,
+            iteration_s=round(r.iteration_s, 6), scatter=round(r.scatter, 4), predicted_s=round(_iteration_s(fitted, placed, r.part), 6),
+            step_s=round(r.step_s, 6), first_s=round(r.first_s, 6), started_s=round(r.started_s, 3), cpu_s=round(r.cpu_s, 6),
+            polls_per_get=round(r.polls_per_get, 3),
+        )
+        for r in results
+    )  # fmt: skip
+    return fitted, placed, CalibrationProvenance(a_scaled_by=round(scale, 4), runs=rows)
 
 
 def _iteration_s(workload: Workload, platform: PlatformProfile, part: CalibrationRun) -> float:

@@ -62,7 +62,7 @@ class Prober:
     on_progress: Callable[[str], None]
     store: Channel
     actors: LocalPlatform
-    """For rehearsals: its functions are workers."""
+    """For calibration runs: its functions are workers."""
     cold_s: list[float] = field(default_factory=list)
     warm_s: list[float] = field(default_factory=list)
     calls: int = 0
@@ -161,8 +161,8 @@ async def probing(
         env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
         stack.push_async_callback(platform.shutdown)
-        (folder / "rehearsals").mkdir()
-        actors = await LocalPlatform.start(folder / "rehearsals", limits=limits, env=secrets)
+        (folder / "calibration").mkdir()
+        actors = await LocalPlatform.start(folder / "calibration", limits=limits, env=secrets)
         stack.push_async_callback(actors.shutdown)
         yield Prober(platform, run, address, store.traits, limits, on_progress, store, actors)
 

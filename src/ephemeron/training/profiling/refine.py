@@ -26,6 +26,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import Ended, Event, Invoked, Progress, RunStarted, Started
 from ephemeron.training.planner.model.prediction import PREDICTED, ExecutionOptions, predict
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.provenance import Refinement
 
 LEAST_ITERATIONS = 3
 
@@ -87,13 +88,14 @@ def refine(profile: Profile, events: Iterable[Event]) -> Profile:
         warm_start_s=statistics.median(warm) if warm else platform.warm_start_s,
     )  # fmt: skip
     low, high = (float(np.quantile(ratios, q)) for q in (0.1, 0.9))
-    note = {
-        "run": started.run_id, "iterations": len(ratios), "memory_mb": started.memory_mb, "a_scaled_by": round(scale, 4),
-        "a_scale_10_to_90_percent": [round(low, 4), round(high, 4)], "iteration_s": round(period, 6), "unexplained_s": None if explained is None else round(period - explained, 6),
-        "memory_raised_mb": round(max(0.0, short_mb), 1), "cold_starts": len(cold), "warm_starts": len(warm),
-    }  # fmt: skip
-    earlier = profile.fit.get("refined", [])
-    return Profile(workload=refined, platform=placed, fit={**profile.fit, "refined": [*earlier, note]})
+    note = Refinement(
+        run=started.run_id, iterations=len(ratios), memory_mb=started.memory_mb, a_scaled_by=round(scale, 4),
+        a_scale_10_to_90_percent=(round(low, 4), round(high, 4)), iteration_s=round(period, 6),
+        unexplained_s=None if explained is None else round(period - explained, 6),
+        memory_raised_mb=round(max(0.0, short_mb), 1), cold_starts=len(cold), warm_starts=len(warm),
+    )  # fmt: skip
+    fit = dataclasses.replace(profile.fit, refined=(*profile.fit.refined, note))
+    return Profile(workload=refined, platform=placed, fit=fit)
 
 
 def _starts(events: Iterable[Event]) -> tuple[list[float], list[float]]:

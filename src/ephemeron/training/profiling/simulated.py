@@ -22,7 +22,9 @@ from ephemeron.training.job import Job, Simulation
 from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.training.planner.model.builtin import priced
 from ephemeron.training.planner.model.fit import fit_steps
-from ephemeron.training.planner.model.profile import Affine, PlatformProfile, Profile, Transfer, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
+from ephemeron.training.planner.model.provenance import MemoryProvenance, Provenance, StepProvenance
+from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import live
 from ephemeron.training.profiling.probe_design import Measurement, Range, steps_of
@@ -37,6 +39,7 @@ USUAL = 0.25
 """Quantile that counts: whatever else runs on this machine only ever makes a step longer."""
 KEPT_TWICE = 2.0
 """Activations and their gradients."""
+MEMORY_NOTE = "estimated from what autograd keeps: the simulator enforces no memory quota"
 
 
 def simulated_profile(
@@ -58,14 +61,14 @@ def simulated_profile(
     on_progress(f"steps of {', '.join(map(str, batches))} samples in this process")
     state = sum(a.nbytes for a in trainer.state()[0].values())
     slope, saved = _memory(trainer, samples, batches[-1])
-    coefficients, applied, fit = _steps(trainer, samples, batches, world, limits)
+    coefficients, applied, steps = _steps(trainer, samples, batches, world, limits)
     base = RUNTIME_MB + saved + (4 * prepared.model_bytes + state) / MIB + live.data_mb(prepared)
     workload = Workload(
         name=job.name, model_mb=prepared.model_bytes / MB, **coefficients, memory_slope_mb=slope, memory_base_mb=base,
         dataset_mb=live.data_mb(prepared), samples=prepared.spec.samples, test_samples=prepared.test_samples,
         state_mb=state / MB, apply_s=applied,
     )  # fmt: skip
-    fit["memory"] = {"note": "estimated from what autograd keeps: the simulator enforces no memory quota"}
+    fit = Provenance(steps=steps, memory=MemoryProvenance(note=MEMORY_NOTE))
     return Profile(workload=workload, platform=world_profile(world, limits, server=server), fit=fit)
 
 
@@ -73,8 +76,9 @@ def world_profile(world: Simulation, limits: Limits, *, server: bool = False) ->
     """The simulator's constants as a platform."""
     link = Affine(latency_s=world.latency_s, mb_s=world.bandwidth_mb_s or UNLIMITED_MB_S)
     bare = PlatformProfile(
-        name="simulated", memory_min_mb=limits.memory_min_mb, memory_max_mb=limits.memory_max_mb,
-        memory_step_mb=max(limits.memory_step_mb, 64), lifetime_s=limits.lifetime_s, cold_start_s=world.cold_start_s,
+        name="simulated",
+        memory_mb=QuotaRange(min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, 64)),
+        lifetime_s=limits.lifetime_s, cold_start_s=world.cold_start_s,
         warm_start_s=world.warm_start_s, price_gb_s=0.0, price_invocation=0.0, poll_s=0.0, parallel=1_000_000,
         channel="server" if server else "objects", concurrency=limits.concurrency, mb_per_vcpu=limits.mb_per_vcpu,
         transfer=(Transfer(memory_mb=float(limits.memory_min_mb), up=link, down=link),),
@@ -119,12 +123,12 @@ def _memory(trainer: Any, samples: int, batch: int) -> tuple[float, float]:
 
 def _steps(
     trainer: Any, samples: int, batches: Sequence[int], world: Simulation, limits: Limits
-) -> tuple[dict[str, float], float, dict[str, Any]]:
+) -> tuple[dict[str, float], float, StepProvenance]:
     """a, b, m; CPU seconds of the optimiser's step; and how they came about."""
     if world.compute is not None:
         given = {k: float(world.compute[k]) for k in "abm"}
-        return given, 0.0, {"steps": {"given": True, "half_width": 0.0, "kept_out_error": 0.0}}
-    from ephemeron.training.profiling.api import steps_report
+        return given, 0.0, StepProvenance(given=True, half_width=0.0, kept_out_error=0.0)
+    from ephemeron.training.profiling.api import step_provenance
 
     one_vcpu = round(limits.mb_per_vcpu)
     applied: list[float] = []
@@ -152,5 +156,5 @@ def _steps(
     fitted = fit_steps([c.batch for c in used], [c.memory_mb for c in used], [c.seconds for c in used],
                        spread=[c.spread for c in used])  # fmt: skip
     over = Range(batches=tuple(batches), quotas=(one_vcpu,))
-    report = steps_report(fitted, used, kept_out, over, None, "measured in this process")
-    return {"a": fitted.a, "b": fitted.b, "m": fitted.m}, float(np.quantile(applied, USUAL)), {"steps": report}
+    report = step_provenance(fitted, used, kept_out, over, None, "measured in this process")
+    return {"a": fitted.a, "b": fitted.b, "m": fitted.m}, float(np.quantile(applied, USUAL)), report

@@ -6,18 +6,21 @@ that got other cores) is measured anew, never used silently.
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import logging
 import os
 import platform as machine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ephemeron.communication.channels.credentials import public_address
+from ephemeron.config import typed
 from ephemeron.errors import JobError
 from ephemeron.training.driver import run_dir
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
+from ephemeron.training.planner.model.provenance import PlatformProvenance
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class Known:
     """A platform's profile, and how it was measured."""
 
     platform: PlatformProfile
-    fit: dict[str, Any]
+    fit: PlatformProvenance
     reused: bool = False
 
 
@@ -48,10 +51,15 @@ def load(name: str, channel: str) -> Known | None:
     try:
         raw = json.loads(path.read_text())
         if raw["machine"] != this_machine():
+            _log.info("%s was measured on another machine, and is not reused", path)
             return None
-        return Known(platform=parse_platform(raw["platform"], where=str(path)), fit=raw["fit"], reused=True)
-    except (OSError, ValueError, KeyError, TypeError, JobError):
-        return None  # absent, or of another release: it is measured again
+        fit = typed.build(PlatformProvenance, raw["fit"], where=f"{path}: fit")
+        return Known(platform=parse_platform(raw["platform"], where=f"{path}: platform"), fit=fit, reused=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, JobError) as e:
+        _log.info("%s is not reused, the platform is measured again: %s", path, e)
+        return None
 
 
 def save(name: str, channel: str, known: Known) -> None:
@@ -61,13 +69,11 @@ def save(name: str, channel: str, known: Known) -> None:
         JobError: the home folder cannot be written.
     """
     path = path_of(name, channel)
-    table = dataclasses.asdict(known.platform)
-    table["memory_mb"] = {k: table.pop(f"memory_{k}_mb") for k in ("min", "max", "step")}
-    value = {"machine": this_machine(), "platform": table, "fit": known.fit}
+    value = {"machine": this_machine(), "platform": typed.plain(known.platform), "fit": typed.plain(known.fit)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(value, indent=2, default=list) + "\n")
+        part.write_text(json.dumps(value, indent=2) + "\n")
         part.replace(path)
     except OSError as e:
         raise JobError(

@@ -12,11 +12,12 @@ Prices are those of `ephemeron.training.planner.prices`, whose file carries thei
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.resources import files
 
 from ephemeron.errors import JobError
-from ephemeron.training.planner.model.profile import PlatformProfile, Rate, Transfer, parse_platform
+from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
+from ephemeron.training.planner.model.rates import Rate, Saturating, Transfer
 from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.units import MB
 
@@ -64,8 +65,6 @@ def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:
 
 def _with_latency(transfer: Transfer, latency_s: float) -> Transfer:
     def lower(rate: Rate) -> Rate:
-        if "latency_s" not in {f.name for f in fields(rate)}:
-            return rate
-        return replace(rate, latency_s=latency_s)  # type: ignore[arg-type]
+        return rate if isinstance(rate, Saturating) else replace(rate, latency_s=latency_s)
 
     return replace(transfer, up=lower(transfer.up), down=lower(transfer.down))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.errors import MissingExtra
-from ephemeron.training.planner.model.profile import Affine, Array, Knee, Power, Rate, Saturating, Transfer
+from ephemeron.training.planner.model.rates import Affine, Array, Knee, Power, Rate, Saturating, Transfer
 
 _TINY = 1e-9
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 
 LEAST_CLOSING_S = 0.5
 CLOSING_REQUESTS = 12

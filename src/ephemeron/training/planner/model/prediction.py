@@ -24,7 +24,8 @@ import numpy as np
 
 from ephemeron.errors import JobError
 from ephemeron.training.planner.model.lives import Handing, dies_too_early, lives_of
-from ephemeron.training.planner.model.profile import Array, PlatformProfile, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Workload
+from ephemeron.training.planner.model.rates import Array
 
 Numbers: TypeAlias = Array | float | int
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ephemeron.training.planner.model.lives import Handing, dies_too_early, least_lives
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.search.tables import FIRST, PLACE, Tables
 

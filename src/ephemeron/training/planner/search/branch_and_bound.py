@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ephemeron.training.planner.model.prediction import Prediction
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
 from ephemeron.training.planner.search.heuristics import brute_force, two_stage
 from ephemeron.training.planner.search.pareto import NONE, Best, Candidate, Front, Points, SearchResult, joined

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.space import Option, PlanLimits
 
 ROUNDING = 1e-12

@@ -22,7 +22,8 @@ from ephemeron.training.planner.model.prediction import (
     predict,
     published,
 )
-from ephemeron.training.planner.model.profile import Array, PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.rates import Array
 
 MOST_WORKERS = 256
 LARGEST_GLOBAL_BATCH = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.bounds import Blocks, Ranges
 from ephemeron.training.planner.search.tables import Tables
 

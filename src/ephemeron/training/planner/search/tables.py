@@ -32,7 +32,7 @@ from ephemeron.training.planner.model.prediction import (
     state_mb,
     usable_mb,
 )
-from ephemeron.training.planner.model.profile import Array
+from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.search.space import Option, Space
 
 FIRST = 4

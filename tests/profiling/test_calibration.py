@@ -1,4 +1,4 @@
-"""Rehearsals: what is rehearsed, what their events say, and the coefficients that come of it."""
+"""Calibration runs: which are chosen, what their events say, and the coefficients that they determine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from ephemeron.events import Progress, Started, Traffic
 from ephemeron.functions.base import Limits
 from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
-from ephemeron.training.planner.model.profile import Affine, PlatformProfile, Transfer, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Workload
+from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.profiling.calibration import (
     WARMING,
     CalibrationResult,
@@ -45,12 +46,12 @@ def test_many_with_small_and_large_batches_and_two():
 
 
 @pytest.mark.parametrize(("cores", "concurrency"), [(1, 1), (1, 100)])
-def test_a_machine_without_room_for_two_rehearses_nothing(cores, concurrency):
+def test_a_machine_without_room_for_two_functions_calibrates_nothing(cores, concurrency):
     large = dataclasses.replace(WORK, memory_base_mb=900.0)
     assert parts(large, PLACE, batches=(8, 64), cores=cores, limits=Limits(concurrency=concurrency)) == []
 
 
-def test_slow_steps_are_rehearsed_less_often():
+def test_slow_steps_have_fewer_calibration_iterations():
     part = CalibrationRun(workers=2, aggregators=1, memory_mb=1408, batch=32)
     slow = dataclasses.replace(WORK, a=200.0)
     assert iterations_of(slow, part) < iterations_of(WORK, part)
@@ -98,14 +99,14 @@ def test_coefficients_are_found_again(lockstep_cpu_s):
             batch=part.batch, other_batch=part.batch,
         )  # fmt: skip
         iteration_s, share = float(p.iteration_s), part.memory_mb / PLACE.mb_per_vcpu
-        rehearsed = CalibrationResult(
+        result = CalibrationResult(
             part=part, started_s=1.5 * part.workers, first_s=2 * iteration_s + 0.05 / share, iteration_s=iteration_s,
             step_s=float(truth.compute_s(part.batch, part.memory_mb)), scatter=0.1, cpu_s=0.0, polls_per_get=PLACE.polls_per_get,
         )  # fmt: skip
-        done.append(rehearsed)
+        done.append(result)
     found, place, note = calibrate(WORK, PLACE, done)
     assert found.a == pytest.approx(truth.a)
     assert found.lockstep_cpu_s == pytest.approx(lockstep_cpu_s, abs=1e-8)
     assert found.first_cpu_s == pytest.approx(0.05)
     assert (place.start_each_s, place.polls_per_get) == (pytest.approx(1.5), PLACE.polls_per_get)
-    assert [row["predicted_s"] for row in note["rehearsals"]] == pytest.approx([r.iteration_s for r in done], abs=1e-5)
+    assert [row.predicted_s for row in note.runs] == pytest.approx([r.iteration_s for r in done], abs=1e-5)
