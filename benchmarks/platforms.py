@@ -109,7 +109,7 @@ def main(rounds: int, only: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         write(out)
         return
-    click.echo(f"{'':10} {'cold':>8} {'warm':>8} {'8 at once':>10} {'relay':>8}   seconds, medians")
+    click.echo(f"{'':10} {'cold':>8} {'warm':>8} {'8 at once':>10} {'hand-off':>8}   seconds, medians")
     for row in rows:
         a, b, c, d = (row[m]["median"] for m in MEASURES)
         click.echo(f"{row['platform']:10} {a:8.3f} {b:8.3f} {c:10.3f} {d:8.3f}   {row['what']}")

@@ -1,6 +1,6 @@
 """Cost of hand-offs on this machine: the same run with a function timeout of a tenth of its duration, and without a limit.
 
-    python -m benchmarks.relays [--json] [--epochs 200] [--pairs 2]
+    python -m benchmarks.handoffs [--json] [--epochs 200] [--pairs 2]
 
 Functions are real processes with quotas. At the first hand-off of a run successors start cold. Later ones reuse the warm
 environments of their predecessors' predecessors. Both sides alternate; seconds are from launch to end, less
