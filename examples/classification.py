@@ -2,7 +2,8 @@
 
     python examples/classification.py --samples 400 --epochs 5 --loaders 2
 
-The images are made: discs, squares, crosses and stripes in noise. For your own: ephemeron data import images FOLDER me/shapes
+The images are generated: discs, squares, crosses and stripes in noise. For your own images:
+ephemeron data import images FOLDER me/shapes
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ephemeron.data.flow import Flow
 NAME = "example/shapes"
 CLASSES = ("cross", "disc", "square", "stripes")
 SIZE = 40
-"""Of the images, pixels."""
+"""Width and height of the images in pixels."""
 CROP = 32
 
 
@@ -54,12 +55,12 @@ def draw(name: str, rng: np.random.Generator) -> Any:
 
 
 def train(path: Path) -> Flow:
-    """The flow to train on, with random crops and flips."""
+    """Flow for training, with random crops and flips."""
     return plain(path).map_data("crop", crop).map_data("flip", flip).map_data("planes", planes)
 
 
 def held_out(path: Path) -> Flow:
-    """The flow to test with: the same samples, none of them changed at random."""
+    """Flow for tests: the same samples without random changes."""
     return plain(path).map_data("centre", centre).map_data("planes", planes)
 
 

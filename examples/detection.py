@@ -1,9 +1,9 @@
-"""Object detection: a single-shot multibox detector (SSD, Liu et al. 2016) on images annotated as COCO's are.
+"""Object detection: a single-shot multibox detector (SSD, Liu et al. 2016) on images annotated in COCO's format.
 
     python examples/detection.py --samples 300 --epochs 5 --loaders 2
 
-Images have different sizes and different numbers of objects, so a step sees image and boxes together, and `collate` keeps
-targets as a list. The images are made: bright and dark rectangles in noise. For your own:
+Images have different sizes and different numbers of objects, so a step gets image and boxes together, and `collate` keeps
+targets as a list. The images are generated: bright and dark rectangles in noise. For your own images:
 ephemeron data import coco IMAGES me/things -o annotations=instances.json
 """
 
@@ -25,17 +25,17 @@ from ephemeron.data.flow import Flow
 NAME = "example/things"
 CLASSES = ("bright", "dark")
 SIZE = 64
-"""Images are brought to SIZE × SIZE pixels."""
+"""Images are resized to SIZE × SIZE pixels."""
 SCALES = (0.2, 0.45)
-"""Of default boxes, one per feature map (SSD, section 2.2)."""
+"""Sizes of default boxes, one per feature map (SSD, section 2.2)."""
 RATIOS = (1.0, 2.0, 0.5)
-"""Width to height of the default boxes at each place."""
+"""Ratios of width to height of the default boxes at each position."""
 NEGATIVES = 3
-"""For each matched box, those of the unmatched ones that are worst (SSD, section 2.2: hard negative mining)."""
+"""Number of unmatched boxes with the greatest loss that count per matched box (SSD, section 2.2: hard negative mining)."""
 MATCHED = 0.5
 """Overlap from which a default box is matched."""
 SPREAD = (0.1, 0.2)
-"""By which offsets of centres and of sizes are scaled."""
+"""Scales of the offsets of centres and of sizes."""
 
 
 def make(folder: Path, *, samples: int, seed: int = 0) -> None:
@@ -65,20 +65,20 @@ def make(folder: Path, *, samples: int, seed: int = 0) -> None:
 
 
 def train(path: Path) -> Flow:
-    """The flow to train on, with random flips of image and boxes together."""
+    """Flow for training, with random flips of image and boxes together."""
     return Flow("example/things").dataset(NAME, variant="train", store=str(path)).map(
         "relative", relative, cache_control="can-cache"
     ).map("flip", flip).map_data("resize", resize)  # fmt: skip
 
 
 def held_out(path: Path) -> Flow:
-    """The flow to test with."""
+    """Flow for tests."""
     flow = Flow("example/things-held-out").dataset(NAME, variant="train", store=str(path))
     return flow.map("relative", relative).map_data("resize", resize)
 
 
 def relative(sample: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Boxes from COCO's [x, y, width, height] in pixels to centre, width and height as parts of the image."""
+    """Converts boxes from COCO's [x, y, width, height] in pixels to centre, width and height relative to the image."""
     image, target = sample
     height, width = image.shape[:2]
     boxes = np.array(target["boxes"], dtype=np.float32).reshape(-1, 4)
@@ -97,13 +97,13 @@ def flip(sample: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def resize(image: Any) -> Any:
-    """To float32, 3 × SIZE × SIZE, by the nearest pixel."""
+    """Converts an image to float32, 3 × SIZE × SIZE, by the nearest pixel."""
     rows, columns = (np.arange(SIZE) * n // SIZE for n in image.shape[:2])
     return np.ascontiguousarray(image[rows][:, columns].transpose(2, 0, 1)).astype(np.float32) / 127.5 - 1
 
 
 def collate(samples: list[Any]) -> tuple[Any, list[dict[str, Any]]]:
-    """Images as one tensor; targets as a list, for images differ in their numbers of boxes."""
+    """Collates images into one tensor, and targets into a list, because images differ in their numbers of boxes."""
     images = torch.from_numpy(np.stack([image for image, _ in samples]))
     return images, [{name: torch.from_numpy(part) for name, part in target.items()} for _, target in samples]
 
@@ -117,14 +117,14 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def default_boxes(cells: int, scale: float) -> torch.Tensor:
-    """Those of a feature map of cells × cells, as (cells·cells·ratios, 4)."""
+    """Default boxes of a feature map of cells × cells, as (cells·cells·ratios, 4)."""
     at = (torch.arange(cells) + 0.5) / cells
     boxes = [torch.tensor([x, y, scale * ratio**0.5, scale / ratio**0.5]) for y in at for x in at for ratio in RATIOS]
     return torch.stack(boxes)
 
 
 class Detector(nn.Module):
-    """A small backbone, and on two of its feature maps scores and offsets for default boxes."""
+    """Small backbone, with scores and offsets for default boxes on two of its feature maps."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -153,9 +153,9 @@ def build(width: int = 16) -> nn.Module:
 
 
 def match(boxes: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """For every default box its class (0: background) and the object that it answers for (SSD, section 2.2).
+    """Class of every default box (0: background) and its matched object (SSD, section 2.2).
 
-    Each object gets the default box that overlaps it most, and every one that overlaps it by half.
+    Each object is matched to the default box that overlaps it most, and to every box that overlaps it by half.
     """
     if len(target["boxes"]) == 0:
         nothing = torch.zeros(len(boxes), dtype=torch.long)
@@ -169,21 +169,21 @@ def match(boxes: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch.T
 
 
 def encoded(objects: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Offsets that would turn default boxes into these objects (SSD, equation 2)."""
+    """Offsets from default boxes to these objects (SSD, equation 2)."""
     centres = (objects[:, :2] - boxes[:, :2]) / boxes[:, 2:] / SPREAD[0]
     return torch.cat([centres, (objects[:, 2:] / boxes[:, 2:]).log() / SPREAD[1]], dim=1)
 
 
 def decoded(offsets: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """The inverse of `encoded`."""
+    """Inverse of `encoded`."""
     centres = offsets[:, :2] * SPREAD[0] * boxes[:, 2:] + boxes[:, :2]
     return torch.cat([centres, (offsets[:, 2:] * SPREAD[1]).exp() * boxes[:, 2:]], dim=1)
 
 
 def loss(output: tuple[torch.Tensor, ...], targets: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """The multibox loss (SSD, equation 1), per image divided by its matches, and averaged over images.
+    """Multibox loss (SSD, equation 1), per image divided by its matches, and averaged over images.
 
-    SSD divides by the matches of the whole batch. Then the loss of a batch is not the mean of its images', and gradients of
+    SSD divides by the matches of the whole batch. The loss of a batch would then not be the mean over its images, and gradients of
     workers with equally many images could not be added up.
     """
     scores, offsets, boxes = output

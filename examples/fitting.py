@@ -1,4 +1,4 @@
-"""What the three examples share: a training loop of a dozen lines, and their command line.
+"""Training loop and command line that the three examples share.
 
 Each example is a module of functions with the same names (`make`, `train`, `collate`, `build`, `loss`), which a job can name, too:
 
@@ -27,7 +27,7 @@ from ephemeron.data.flow import LocalReader
 def fit(
     model: nn.Module, loss: Callable[[Any, Any], torch.Tensor], batches: Iterable[Any], optimizer: torch.optim.Optimizer
 ) -> list[float]:
-    """One pass over the batches. Returns the loss of each."""
+    """Makes one pass over the batches. Returns the loss of each."""
     losses = []
     model.train()
     for inputs, targets in batches:
@@ -40,19 +40,19 @@ def fit(
 
 
 def main(module: str) -> None:
-    """The command line of an example."""
+    """Runs the command line of an example."""
     example = importlib.import_module(module)
     parser = argparse.ArgumentParser(
         prog=f"{module}.py", description=example.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--folder", type=Path, help="where the data is made, or was made before; a temporary one by default"
+        "--folder", type=Path, help="folder of the generated data, new or from an earlier run; temporary by default"
     )
-    parser.add_argument("--samples", type=int, default=400, help="that are made (%(default)s)")
+    parser.add_argument("--samples", type=int, default=400, help="number of generated samples (%(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=16, help="(%(default)s)")
-    parser.add_argument("--loaders", type=int, default=2, help="processes that load; 0: none (%(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="of Adam (%(default)s)")
+    parser.add_argument("--loaders", type=int, default=2, help="loader processes; 0: none (%(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of Adam (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix=f"{module}-"))

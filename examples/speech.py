@@ -1,9 +1,10 @@
-"""Speech recognition: an RNN transducer (Graves 2012; Rao et al. 2017) on recordings laid out as LibriSpeech's are.
+"""Speech recognition: an RNN transducer (Graves 2012; Rao et al. 2017) on recordings in LibriSpeech's layout.
 
     python examples/speech.py --samples 200 --epochs 5 --loaders 2
 
-Log-mel features are a step of the flow; recordings and texts differ in length, so `collate` pads them and hands lengths on. The
-recordings are made: a tone for every letter. For your own: ephemeron data import librispeech FOLDER me/speech
+Log-mel features are a step of the flow. Recordings and texts differ in length, so `collate` pads them and passes their lengths
+on. The recordings are generated: a tone for every letter. For your own recordings:
+ephemeron data import librispeech FOLDER me/speech
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ephemeron.data.flow import Flow
 
 NAME = "example/speech"
 LETTERS = " ABCDEFGH"
-"""What texts consist of. Number 0 is the blank, the i-th letter i + 1."""
+"""Symbols of the texts. Number 0 is the blank, the i-th letter i + 1."""
 RATE_HZ = 8000
 WINDOW, HOP = 200, 80
-"""25 ms and 10 ms, in samples."""
+"""Window and hop of the features: 25 ms and 10 ms, in samples."""
 MELS = 24
 STACK = 4
-"""Frames of features that the encoder takes as one."""
+"""Number of feature frames that the encoder joins into one."""
 
 
 def make(folder: Path, *, samples: int, seed: int = 0) -> None:
@@ -49,7 +50,7 @@ def make(folder: Path, *, samples: int, seed: int = 0) -> None:
 
 
 def spoken(text: str, rng: np.random.Generator) -> Any:
-    """A tone of about 80 ms for each letter, in noise: float64 samples in [-1, 1]."""
+    """Recording of a text, a tone of about 80 ms for each letter, in noise: float64 samples in [-1, 1]."""
     tones = []
     for letter in text:
         t = np.arange(int(RATE_HZ * rng.uniform(0.06, 0.1))) / RATE_HZ
@@ -59,12 +60,12 @@ def spoken(text: str, rng: np.random.Generator) -> Any:
 
 
 def train(path: Path) -> Flow:
-    """The flow to train on, with SpecAugment's frequency masks (Park et al. 2019, section 2)."""
+    """Flow for training, with SpecAugment's frequency masks (Park et al. 2019, section 2)."""
     return plain(path).map_data("mask", mask)
 
 
 def plain(path: Path) -> Flow:
-    """The flow to test with."""
+    """Flow for tests."""
     flow = Flow("example/speech").dataset(NAME, variant="train", store=str(path))
     return flow.map_data("log_mel", log_mel, cache_control="can-cache").map_target("letters", letters)
 
@@ -88,7 +89,7 @@ def mel_bands() -> Any:
 
 
 def mask(features: Any) -> Any:
-    """Hides a few neighbouring bands."""
+    """Masks a few neighbouring bands."""
     width = np.random.randint(0, 4)
     first = np.random.randint(0, MELS - width + 1)
     out = features.copy()
@@ -97,7 +98,7 @@ def mask(features: Any) -> Any:
 
 
 def letters(text: str) -> Any:
-    """The numbers of a text's letters, from 1."""
+    """Numbers of a text's letters, from 1."""
     return np.array([LETTERS.index(letter) + 1 for letter in text], dtype=np.int64)
 
 
@@ -114,7 +115,7 @@ def collate(samples: list[Any]) -> tuple[Any, Any]:
 
 
 class Transducer(nn.Module):
-    """Encoder of sounds, predictor of letters, and a joiner of both (Graves 2012, section 2)."""
+    """Network of an encoder of sounds, a predictor of letters, and a joiner of both (Graves 2012, section 2)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -124,12 +125,12 @@ class Transducer(nn.Module):
         self.joiner = nn.Sequential(nn.Tanh(), nn.Linear(hidden, len(LETTERS) + 1))
 
     def forward(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log probabilities (N, T, U + 1, letters + 1) and, of each utterance, how many of the T count."""
+        """Log probabilities (N, T, U + 1, letters + 1), and the number of valid frames of each utterance."""
         features, frames, texts = inputs
         steps = -(-features.shape[1] // STACK)
         padded = nn.functional.pad(features, (0, 0, 0, steps * STACK - features.shape[1]))
         sounds, _ = self.encoder(padded.reshape(len(features), steps, STACK * MELS) / 10)
-        before = nn.functional.pad(texts, (1, 0))  # the blank stands for the beginning
+        before = nn.functional.pad(texts, (1, 0))  # the blank represents the beginning
         words, _ = self.predictor(self.embedding(before))
         joint = self.joiner(sounds[:, :, None] + words[:, None])
         return joint.log_softmax(dim=3), (frames + STACK - 1) // STACK
@@ -152,12 +153,12 @@ def transducer_loss(
 
         α(t, u) = α(t-1, u) ∅(t-1, u) + α(t, u-1) y(t, u-1)
 
-    Along u this is a sum that a cumulative one gives at once: with c(t, u) = Σ_{k<u} ln y(t, k),
+    Along u this sum is computed for all u at once by a cumulative sum: with c(t, u) = Σ_{k<u} ln y(t, k),
     ln α(t, u) = c(t, u) + ln Σ_{k≤u} exp(ln α(t-1, k) + ln ∅(t-1, k) - c(t, k)). So there are T steps instead of T·U.
 
     Args:
         scores: log probabilities, (N, T, U + 1, symbols); symbol 0 is the blank ∅.
-        texts: (N, U), padded with anything that is a symbol.
+        texts: (N, U), padded with any symbol.
         frames: of each utterance, 1 to T.
         lengths: of each text, 0 to U.
 

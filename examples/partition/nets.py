@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """A transformer block: attention and a feed-forward network, each with its residual."""
+    """Transformer block: attention and a feed-forward network, each with its residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ class ConvNet(nn.Module):
 
 
 def transformer(batch_size: int, width: int = 128, layers: int = 6, length: int = 64) -> tuple[nn.Module, torch.Tensor]:
-    """Six causal blocks over 1,000 words: 1.5 million parameters."""
+    """Transformer of six causal blocks over 1,000 words: 1.5 million parameters."""
     model = Transformer(1000, width, layers, heads=4, length=length)
     return model, torch.randint(0, 1000, (batch_size, length))
 
 
 def convnet(batch_size: int, width: int = 16, size: int = 32) -> tuple[nn.Module, torch.Tensor]:
-    """Residual blocks at three scales over images of 32 × 32."""
+    """Convolutional network of residual blocks at three scales over images of 32 × 32."""
     return ConvNet(width, 10), torch.randn(batch_size, 3, size, size)

@@ -1,7 +1,7 @@
-"""Twice the resolution for photographs: a residual network with sub-pixel convolution, 170,000 parameters.
+"""Doubling the resolution of photographs: a residual network with sub-pixel convolution, 170,000 parameters.
 
-Every parameter is used at each of 1,024 positions, so a step computes long for a gradient of 0.7 MB: computing divides among
-functions, and what they exchange is small beside it.
+Every parameter is used at each of 1,024 positions, so a step computes long for a gradient of 0.7 MB. Computing is divided among
+functions, and the exchanged data is small in comparison.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 class Block(nn.Module):
-    """Two convolutions beside the identity."""
+    """Residual block of two convolutions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 def build(width: int = 48, blocks: int = 4) -> nn.Module:
-    """From (N, 3, H, W) to (N, 3, 2·H, 2·W)."""
+    """Network from (N, 3, H, W) to (N, 3, 2·H, 2·W)."""
     return nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1),
         *(Block(width) for _ in range(blocks)),
