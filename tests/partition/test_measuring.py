@@ -24,7 +24,7 @@ from ephemeron.partition import (
     topology_to_json,
 )
 from ephemeron.partition.costs import Throttle, fit_link, measure_here
-from ephemeron.partition.costs.peer import LinkPeer, wait_s
+from ephemeron.partition.costs.peer import LinkPeer
 
 
 @given(st.floats(1e-6, 0.5), st.floats(1e4, 1e11), st.booleans())
@@ -80,13 +80,13 @@ def test_a_throttle_of_no_pair_is_refused():
 
 
 def test_a_throttle_holds_back_by_size():
-    assert wait_s(0, 0.5, None) == 0.5
-    assert wait_s(1000, 0.5, 100.0) == 10.5
+    assert Throttle(latency_s=0.5).wait_s(0) == 0.5
+    assert Throttle(latency_s=0.5, bandwidth_bytes_s=100.0).wait_s(1000) == 10.5
 
 
 def test_a_peer_refuses_what_it_does_not_know():
-    with pytest.raises(ValueError, match="a peer knows no steal"):
-        asyncio.run(LinkPeer("t").answer("steal", {}, []))
+    with pytest.raises(ValueError, match="unknown method steal"):
+        asyncio.run(LinkPeer("t").handle("steal", {}, []))
 
 
 def test_links_are_measured_without_pytorch():

@@ -129,16 +129,19 @@ GOOD = graph_to_json(Graph(nodes=(node("a"), node("b")), tensors=(edge("a", "b")
         (lambda g: g.update(version=2), "has version 2; this release reads version 1"),
         (lambda g: g.update(format="onnx"), "is no graph"),
         (lambda g: g.update(colour=1), "unknown key colour"),
-        (lambda g: g.pop("nodes"), "nodes is missing, or is not a list"),
-        (lambda g: g["nodes"][0].pop("name"), r"nodes\[0\]: name is missing"),
-        (lambda g: g["nodes"][1].update(forward_s=3), r"nodes\[1\].forward_s is missing, or is not a table"),
+        (lambda g: g.pop("nodes"), "graph: missing key nodes"),
+        (lambda g: g["nodes"][0].pop("name"), r"graph: nodes\[0\]: missing key name"),
+        (lambda g: g["nodes"][1].update(forward_s=3), r"graph: nodes\[1\]: forward_s = 3 should be a table"),
         (
             lambda g: g["nodes"][1].update(parameter_bytes="4"),
-            r"nodes\[1\].parameter_bytes = '4' should be a whole number",
+            r"nodes\[1\]: parameter_bytes = '4' should be a whole number",
         ),
-        (lambda g: g["nodes"][1].update(forward_s={"gpu": True}), "should be a number"),
-        (lambda g: g["tensors"][0].update(consumers=[1]), r"tensors\[0\].consumers\[0\] = 1 should be text"),
-        (lambda g: g["tensors"][0].update(nbyte=1), "unknown key nbyte"),
+        (
+            lambda g: g["nodes"][1].update(forward_s={"gpu": True}),
+            r"nodes\[1\]: forward_s.gpu = True should be a number",
+        ),
+        (lambda g: g["tensors"][0].update(consumers=[1]), r"tensors\[0\]: consumers\[0\] = 1 should be text"),
+        (lambda g: g["tensors"][0].update(nbyte=1), r"tensors\[0\]: unknown key nbyte; did you mean nbytes"),
     ],
 )
 def test_wrong_json_is_refused_with_the_place(change, message):

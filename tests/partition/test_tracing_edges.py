@@ -159,7 +159,9 @@ def test_memory_that_is_written_stays_together():
     assert tracing.checked.largest_difference == 0
     found = {o.name: o for o in operators(tracing.model)}
     (zeros,) = [o for o in found.values() if o.name.startswith("zeros")]
-    writers = [o for o in found.values() if any(tracing.model.observation.deeds[s.name].changed for s in o.steps)]
+    writers = [
+        o for o in found.values() if any(tracing.model.observation.side_effects[s.name].changed for s in o.steps)
+    ]
     assert len(writers) >= 3
     assert {o.group for o in writers if o.group == zeros.group}, "who writes into the table is where the table is"
     order = graph_of(tracing.model).topological_order()

@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 
 from torch import nn  # noqa: E402
 
+from ephemeron.config.typed import build, plain  # noqa: E402
 from ephemeron.config.user_code import resolve  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.partition import Schedule  # noqa: E402
 from ephemeron.partition.runtime import Pipeline  # noqa: E402
-from ephemeron.partition.serialization.stage_bundle import joined, part_of  # noqa: E402
+from ephemeron.partition.serialization.stage_bundle import BundleDocument, StageBundle, load_bundle, make_bundle  # noqa: E402
 from ephemeron.partition.tracing import mean_square, operators, split, trace  # noqa: E402
 
 
@@ -117,14 +118,16 @@ def test_dataclasses_are_nests_of_tensors():
 
 def test_dataclasses_are_known_where_stages_are_joined():
     parts = in_two(trace(Structured(), (Input(drawn(4, 4)),), steps=1).model)
-    part = part_of(parts, "d1")
-    document = json.loads(json.dumps(part.document))
-    assert sorted(document["program"]["dataclasses"]) == sorted(f"{__name__}:{k}" for k in ("Input", "Output", "Inner"))
+    bundle = make_bundle(parts, "d1")
+    document = build(BundleDocument, json.loads(json.dumps(plain(bundle.document))), where="d1")
+    assert sorted(document.program.dataclasses) == sorted(f"{__name__}:{k}" for k in ("Input", "Output", "Inner"))
     found = []
-    there = joined(
-        document, part.constants, resolve=lambda name: found.append(name) or resolve(name, []), build=Structured
+    there = load_bundle(
+        StageBundle(document=document, constants=bundle.constants),
+        resolve=lambda name: found.append(name) or resolve(name, []),
+        build_model=Structured,
     )
-    assert sorted(found) == sorted(document["program"]["dataclasses"])
+    assert sorted(found) == sorted(document.program.dataclasses)
     assert there.traced.program.out_spec == parts.traced.program.out_spec
 
 
@@ -139,7 +142,7 @@ def test_a_dataclass_of_a_function_does_not_travel():
 
     parts = in_two(trace(Model(), (drawn(4, 4),), steps=1).model)
     with pytest.raises(JobError, match=r"Local.* has no name .*define it at the top of a module"):
-        part_of(parts, "d0")
+        make_bundle(parts, "d0")
 
 
 def test_a_dataclass_that_cannot_be_made_again_is_named():

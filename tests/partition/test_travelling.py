@@ -8,9 +8,10 @@ import pytest
 import torch
 from models import MODELS
 
+from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
-from ephemeron.partition.serialization.stage_bundle import joined, owners, part_of
+from ephemeron.partition.serialization.stage_bundle import BundleDocument, StageBundle, load_bundle, make_bundle, owners
 from ephemeron.partition.tracing import ModelSplit, mean_square, operators, split, trace, train_step
 
 KINDS = ["resnet", "bert", "t5", "lstm", "multiple-outputs", "data-dependent-branch", "custom-autograd-function"]
@@ -47,9 +48,10 @@ def test_stages_come_back(kind):
     find = lambda target: resolve(target, [])  # noqa: E731
     parts = {}
     for device in sent.devices:
-        part = part_of(sent, device)
-        document = json.loads(json.dumps(part.document))
-        parts[device] = joined(document, part.constants, resolve=find, build=lambda: MODELS[kind]().model)
+        bundle = make_bundle(sent, device)
+        document = build(BundleDocument, json.loads(json.dumps(plain(bundle.document))), where=device)
+        received = StageBundle(document=document, constants=bundle.constants)
+        parts[device] = load_bundle(received, resolve=find, build_model=lambda: MODELS[kind]().model)
         for stage in parts[device].stages:
             assert (stage.spec.device == device) or not named(stage)  # a function holds its own stages only
     stages = [parts[s.spec.device].stages[s.spec.index] for s in sent.stages]
@@ -105,4 +107,4 @@ def test_a_function_in_a_function_cannot_be_sent():
     calls = {step.name for step in traced.program.steps if step.opaque}
     home = next(s.spec.device for s in parts.stages if calls & {step.name for step, _ in s._box.steps[True]})
     with pytest.raises(JobError, match="cannot be sent to another function"):
-        part_of(parts, home)
+        make_bundle(parts, home)

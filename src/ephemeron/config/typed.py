@@ -225,7 +225,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, frozenset)):
-        return [plain(v) for v in value]
+        return [plain(v) for v in (sorted(value) if isinstance(value, frozenset) else value)]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -4,6 +4,7 @@
 """
 
 from ephemeron.partition.costs.fitting import Fitted, fit_link
-from ephemeron.partition.costs.links import Measured, Throttle, measure_here, measure_links
+from ephemeron.partition.costs.links import Measured, measure_here, measure_links
+from ephemeron.partition.costs.peer import Throttle
 
 __all__ = ["Fitted", "Measured", "Throttle", "fit_link", "measure_here", "measure_links"]

@@ -31,7 +31,7 @@ def estimated_s(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any] |
     seconds: dict[str, float] = {}
     plain = twin.call_step
 
-    def seen(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def seen(step: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         with FlopCounterMode(display=False) as counter:
             made = plain(step, args, kwargs)
         touched = sum(t.nbytes for t in tree_leaves((args, kwargs, made)) if isinstance(t, torch.Tensor))

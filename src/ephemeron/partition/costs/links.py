@@ -8,29 +8,24 @@ unequal in a known way. Peers elsewhere are measured by the same calls.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from ephemeron.communication.rpc import Client
+from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.partition.costs.fitting import Fitted, fit_link
+from ephemeron.partition.costs.peer import Throttle, TimingReply, TimingRequest
 from ephemeron.partition.graph.topology import Device, Link, Topology
 
 SIZES = (0, 4096, 65536, 1 << 20, 8 << 20)
 Pair = tuple[str, str]
 _TRIALS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throttle:
-    """What a link is slowed down by, on top of what it is."""
-
-    latency_s: float = 0.0
-    bandwidth_bytes_s: float | None = None
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,37 +68,32 @@ async def measure_links(
             )
     made = {}
     for a, b in pairs:
-        limit = (throttles or {}).get((a, b), Throttle())
+        throttle = (throttles or {}).get((a, b), Throttle())
         client = await Client.connect_tcp(*peers[a], token=token)
         try:
             host, port = peers[b]
-            order = {
-                "host": host,
-                "port": port,
-                "sizes": list(sizes),
-                "repeats": repeats,
-                "latency_s": limit.latency_s,
-                "bandwidth_bytes_s": limit.bandwidth_bytes_s,
-            }
+            request = TimingRequest(host=host, port=port, sizes=tuple(sizes), repeats=repeats, throttle=throttle)
             async with asyncio.timeout(timeout_s):
-                made[a, b] = await _one_link(client, order, limit, f"{a} → {b}")
+                made[a, b] = await _one_link(client, request, f"{a} → {b}")
+            _log.debug("measured link %s → %s: %s", a, b, made[a, b])
         finally:
             await client.close()
     return made
 
 
-async def _one_link(client: Client, order: Mapping[str, Any], limit: Throttle, where: str) -> Fitted:
-    """Measures again, up to `_TRIALS` times, where the machine was too busy for a line to be seen."""
+async def _one_link(client: Client, request: TimingRequest, where: str) -> Fitted:
+    """Latency and bandwidth of one link; measured up to `_TRIALS` times if the machine was too busy for a line to fit."""
     samples: dict[int, list[float]] = {}
     for trial in range(1, _TRIALS + 1):
-        reply, _ = await client.call("send", order)
-        for nbytes, times in zip(order["sizes"], reply["samples"], strict=True):
+        reply, _ = await client.call("send", plain(request))
+        for nbytes, times in zip(request.sizes, build(TimingReply, reply, where=where).samples, strict=True):
             samples.setdefault(nbytes, []).extend(times)
         try:
-            return _fitted(samples, limit, where)
-        except JobError:
+            return _fitted(samples, request.throttle, where)
+        except JobError as e:
             if trial == _TRIALS:
                 raise
+            _log.info("measuring again: %s", e)
     raise AssertionError("the last trial returns or raises")
 
 

@@ -35,7 +35,7 @@ def optimizer_bytes(model: nn.Module, make: MakeOptimizer) -> dict[str, int]:
     trained = {n: copy.deepcopy(p.detach()).requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
     if not trained:
         return {}
-    parameters: dict[str, Any] = {n: nn.Parameter(p) for n, p in trained.items()}
+    parameters = {n: nn.Parameter(p) for n, p in trained.items()}
     for p in parameters.values():
         p.grad = torch.full_like(p, 1e-3)
     try:

@@ -1,7 +1,7 @@
-"""A process that stands for a device while links are measured: `python -m ephemeron.partition.costs.peer_process`.
+"""A process in place of a device while links are measured: `python -m ephemeron.partition.costs.peer_process`.
 
-Reads the token from the first line of its standard input, prints host and port, and ends when its standard input does, so it never
-outlives who started it.
+Reads the token from the first line of its standard input, prints host and port, and ends when its standard input ends, so it never
+outlives the process that started it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ephemeron.partition.costs.peer import LinkPeer
 
 async def _main() -> None:
     token = sys.stdin.readline().strip()
-    server = Server(LinkPeer(token).answer, token=token)
+    server = Server(LinkPeer(token).handle, token=token)
     host, port = await server.listen_tcp()
     sys.stdout.write(f"{host} {port}\n")
     sys.stdout.flush()

@@ -133,7 +133,7 @@ class _Bench:
             o.name: self._piece([s for s in o.steps if s.name not in known], set(o.outputs)) for o in self.operators
         }
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TimeRow:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> _TimeRow:
         row = _TimeRow(forward={}, backward={})
         args, kwargs = tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
         begun = self._now()
@@ -141,7 +141,7 @@ class _Bench:
         row.whole_forward = self._now() - begun
         value = self.loss(result)
         begun = self._now()
-        value.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward([value])
         row.whole_backward = self._now() - begun
         self.traced.zero_grad(set_to_none=True)
         self._apart(self.traced.named_inputs(args, kwargs), row)
@@ -155,7 +155,7 @@ class _Bench:
         torch.autograd.grad([made], [leaf], [gradient])
         return self._now() - begun
 
-    def _apart(self, store: dict[str, Any], row: _TimeRow) -> None:
+    def _apart(self, store: dict[str, object], row: _TimeRow) -> None:
         self.front.run_steps(store)
         entered: dict[str, dict[str, torch.Tensor]] = {}
         left: dict[str, dict[str, torch.Tensor]] = {}
@@ -179,7 +179,7 @@ class _Bench:
 
     def _back(self, store: Any, entered: Any, left: Any, row: _TimeRow) -> None:
         ends = {r.name: _leaf(store[r.name]) for r in leaves(list(self.traced.program.outputs)) if isinstance(r, Ref)}
-        self.loss(self.traced.result({**store, **ends})).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward([self.loss(self.traced.result({**store, **ends}))])
         gradients = {n: t.grad for n, t in ends.items() if isinstance(t, torch.Tensor) and t.grad is not None}
         for o in reversed(self.operators):
             out = [(t, gradients[n]) for n, t in left[o.name].items() if n in gradients]
@@ -215,7 +215,7 @@ class _Bench:
 
     def _changed(self, o: Operator) -> set[str]:
         seen = self.traced.observation
-        storages = {x for s in o.steps for x in seen.deeds[s.name].changed}
+        storages = {x for s in o.steps for x in seen.side_effects[s.name].changed}
         return {n for n in o.inputs if seen.values[n].storage in storages}
 
     def _now(self) -> float:

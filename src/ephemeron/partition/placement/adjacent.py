@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class AdjacentSearch:
                     if cells > MOST_CELLS or states > MOST_STATES:
                         return ChainSearchResult(chain=self._traced(rows, best), complete=False)
                 if found:
-                    rows[more, x] = {k: tuple(map(np.array, zip(*own, strict=True))) for k, own in found.items()}  # type: ignore[misc]
+                    rows[more, x] = {k: _columns(own) for k, own in found.items()}
         return ChainSearchResult(chain=self._traced(rows, best), complete=True)
 
     def _lower(self, j: int, x: int, more: tuple[int, ...], least: float) -> tuple[Any, Any]:
@@ -144,3 +145,8 @@ class AdjacentSearch:
             at, end, x = end, int(nexts[n]), int(after[n])
             if x < 0:
                 return DownsetChain(value_s=value, classes=tuple(classes), stage=self.search.stages(ends))
+
+
+def _columns(rows: Sequence[tuple[int, float, int, int]]) -> tuple[Any, Any, Any, Any]:
+    ends, values, nexts, after = (np.array(column) for column in zip(*rows, strict=True))
+    return ends, values, nexts, after

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ephemeron.partition.graph.graph import Graph
 from ephemeron.partition.graph.topology import Topology
@@ -55,7 +56,7 @@ def _graph(graph: Graph, unit_s: float) -> Graph:
     count = 0
     while len(set(colours)) > count:
         count = len(set(colours))
-        around: list[list[Hashable]] = [[] for _ in colours]
+        around: list[list[tuple[Any, ...]]] = [[] for _ in colours]
         for t, (u, readers) in zip(graph.tensors, made, strict=True):
             size = (t.nbytes, t.gradient_bytes)
             around[u].append((0, size, tuple(sorted(colours[v] for v in readers))))
@@ -65,7 +66,7 @@ def _graph(graph: Graph, unit_s: float) -> Graph:
             together = tuple(sorted(colours[i] for i in own))
             for i in own:
                 around[i].append((2, (0, 0), together))
-        colours = _numbered([(c, tuple(sorted(a))) for c, a in zip(colours, around, strict=True)])  # type: ignore[type-var]
+        colours = _numbered([(c, tuple(sorted(a))) for c, a in zip(colours, around, strict=True)])
     place = _topological(made, colours)
     nodes = sorted(graph.nodes, key=lambda n: place[number[n.name]])
     tensors = [replace(t, consumers=tuple(sorted(t.consumers, key=lambda c: place[number[c]]))) for t in graph.tensors]
@@ -136,7 +137,7 @@ def _topological(made: Sequence[tuple[int, list[int]]], colours: Sequence[int]) 
                 waits[v] += 1
     sources: list[list[int]] = [[] for _ in colours]
     place = [-1] * len(colours)
-    free = [(0, colours[i], (), i) for i, w in enumerate(waits) if w == 0]
+    free: list[tuple[int, int, tuple[int, ...], int]] = [(0, colours[i], (), i) for i, w in enumerate(waits) if w == 0]
     heapq.heapify(free)
     count = 0
     while free:
@@ -147,7 +148,7 @@ def _topological(made: Sequence[tuple[int, list[int]]], colours: Sequence[int]) 
             sources[v].append(place[u])
             waits[v] -= 1
             if waits[v] == 0:
-                heapq.heappush(free, (-max(sources[v]), colours[v], tuple(sorted(sources[v])), v))  # type: ignore[misc]
+                heapq.heappush(free, (-max(sources[v]), colours[v], tuple(sorted(sources[v])), v))
     return place
 
 
@@ -170,9 +171,9 @@ def _ranks(values: Iterable[float]) -> dict[float, int]:
     return made
 
 
-def _numbered(keys: Sequence[Hashable]) -> list[int]:
+def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
     """Equal keys get one number, in the order of the keys."""
-    number = {key: k for k, key in enumerate(sorted(set(keys)))}  # type: ignore[type-var]
+    number = {key: k for k, key in enumerate(sorted(set(keys)))}
     return [number[key] for key in keys]
 
 

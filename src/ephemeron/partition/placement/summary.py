@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ephemeron.partition.graph.graph import Graph
 from ephemeron.partition.graph.topology import Topology
@@ -110,7 +109,7 @@ class PlacementSummary:
         shares = ", ".join(f"within {x:.0%} in {share:.0%}" for x, share in r.within)
         return f"{told}, and is proved to be {shares} of them of the best for them."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON; keys as above and in `PlacementPlan`."""
         p = self.plan
         return {
@@ -134,7 +133,7 @@ class PlacementSummary:
         }
 
 
-def _robustness(r: Robustness | None) -> dict[str, Any] | None:
+def _robustness(r: Robustness | None) -> dict[str, object] | None:
     if r is None:
         return None
     return {**dataclasses.asdict(r), "within": [{"of_the_best": x, "draws": share} for x, share in r.within]}

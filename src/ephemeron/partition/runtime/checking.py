@@ -65,7 +65,7 @@ def check_stages(
     Raises:
         TraceMismatch: they differ; names value, step and difference.
     """
-    random = any(deed.random for deed in split.traced.observation.deeds.values())
+    random = any(effect.random for effect in split.traced.observation.side_effects.values())
     reference = split.traced if original is None or random else original
     for count in dict.fromkeys((schedule.micro_batches, 1)):
         parts = _parts(split, count)
@@ -139,7 +139,7 @@ class _Comparison:
             value = self.training.loss(result, None) * part.weight
             total += float(value.detach())
             if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward([value])
             found |= _outputs(result, m)
         trained = [p for p in model.parameters() if p.requires_grad]
         if trained:
@@ -222,7 +222,7 @@ def _states(model: nn.Module) -> Values:
 def _load(whole: nn.Module, stages: ModelSplit) -> None:
     """What the stages hold now: they may have been trained since they were cut."""
     own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-    changing = {n for deed in stages.traced.observation.deeds.values() for n in deed.changed_states}
+    changing = {n for effect in stages.traced.observation.side_effects.values() for n in effect.changed_states}
     seen: set[str] = set()
     with torch.no_grad():
         for stage in stages.stages:

@@ -53,7 +53,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = {"format": _FORMAT, "iteration": str(checkpoint.iteration), "seed": str(checkpoint.seed)}
     tensors: dict[str, torch.Tensor] = {}
-    plain: dict[str, dict[str, Any]] = {}
+    plain: dict[str, dict[str, object]] = {}
     for name, state in checkpoint.optimizer.states.items():
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
@@ -78,7 +78,7 @@ def load(folder: Path) -> Checkpoint:
             f"{folder}: the model is of iteration {about['iteration']}, its optimiser of {of_optimizer['iteration']}",
             remedy="load an older checkpoint that is whole",
         )
-    states: dict[str, dict[str, Any]] = {n: dict(s) for n, s in json.loads(of_optimizer["plain"]).items()}
+    states: dict[str, dict[str, object]] = {n: dict(s) for n, s in json.loads(of_optimizer["plain"]).items()}
     for key, t in tensors.items():
         name, what = json.loads(key)
         states.setdefault(name, {})[what] = t

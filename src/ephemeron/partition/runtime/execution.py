@@ -51,9 +51,9 @@ class MicroBatchLoss:
 class _Kept:
     """A micro-batch between its passes."""
 
-    values: dict[str, Any]
+    values: dict[str, object]
     """Inputs; leaves that collect gradients."""
-    made: dict[str, Any]
+    made: dict[str, object]
     """Outputs with their graph; empty if they are to be computed again."""
     loss: torch.Tensor | None = None
     """Times its weight."""
@@ -111,7 +111,7 @@ class StageRun:
 
     def forward(
         self, iteration: int, micro_batch: int, values: Mapping[str, Any], *, targets: Any = None, weight: float = 1.0
-    ) -> tuple[dict[str, Any], MicroBatchLoss | None]:
+    ) -> tuple[dict[str, object], MicroBatchLoss | None]:
         """Computes, and keeps what the backward pass needs.
 
         Args:
@@ -154,7 +154,11 @@ class StageRun:
         made, loss = kept.made, kept.loss
         if self.recompute:
             made, loss = self._again(kept)
-        roots = [(t, gradients[n]) for n, t in made.items() if n in gradients and t.requires_grad]
+        roots = [
+            (t, gradients[n])
+            for n, t in made.items()
+            if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad
+        ]
         tensors, given = [t for t, _ in roots], [g for _, g in roots]
         if loss is not None and loss.requires_grad:
             tensors, given = [*tensors, loss], [*given, torch.ones_like(loss)]
@@ -177,12 +181,15 @@ class StageRun:
     def _entered(self, name: str, value: Any) -> Any:
         return leaf(value, name in self.border.differentiable)
 
-    def _run(self, kept: _Kept, *, score: bool) -> tuple[dict[str, Any], torch.Tensor | None, MicroBatchLoss | None]:
+    def _run(self, kept: _Kept, *, score: bool) -> tuple[dict[str, object], torch.Tensor | None, MicroBatchLoss | None]:
         iteration, micro_batch = kept.key
         self.stage.draw_from(self.seed, iteration=iteration, micro_batch=micro_batch)
         given = kept.values
         if self.recompute and self.changed_inputs:
-            given = {n: v.clone() if n in self.changed_inputs else v for n, v in given.items()}
+            given = {
+                n: v.clone() if n in self.changed_inputs and isinstance(v, torch.Tensor) else v
+                for n, v in given.items()
+            }
         made = self.stage(given)
         if self.goal is None:
             return made, None, None
@@ -205,7 +212,7 @@ class StageRun:
             ),
         )
 
-    def _again(self, kept: _Kept) -> tuple[dict[str, Any], torch.Tensor | None]:
+    def _again(self, kept: _Kept) -> tuple[dict[str, object], torch.Tensor | None]:
         now = self._now()
         self._set(kept.buffers)
         try:
@@ -232,8 +239,8 @@ class StageRun:
 def written_inputs(stage: Stage, traced: Traced) -> frozenset[str]:
     """Inputs that a stage writes into."""
     seen = traced.observation
-    deeds = [seen.deeds[step.name] for step, _ in stage._box.steps[True] if step.name in seen.deeds]
-    storages = {x for d in deeds for x in d.changed}
+    effects = [seen.side_effects[step.name] for step, _ in stage._box.steps[True] if step.name in seen.side_effects]
+    storages = {x for d in effects for x in d.changed}
     return frozenset(
         p.name for p in stage.spec.inputs if p.kind == "tensor" and seen.values[p.name].storage in storages
     )

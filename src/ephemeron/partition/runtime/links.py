@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 from ephemeron.communication.rpc import BlockingClient
-from ephemeron.partition.costs.links import Throttle
-from ephemeron.partition.costs.peer import wait_s
+from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.schedule_simulator.replay import ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import Pass
 
@@ -27,7 +25,7 @@ class LinkMessage:
     """One call at the other end."""
 
     method: str
-    params: dict[str, Any]
+    params: Mapping[str, object]
     buffers: Sequence[memoryview]
     what: str
     """For the span."""
@@ -87,7 +85,7 @@ class SendingLink:
             nbytes = sum(b.nbytes for b in message.buffers)
             try:
                 if nbytes:
-                    self._hold(begun_s + wait_s(nbytes, self._throttle.latency_s, self._throttle.bandwidth_bytes_s))
+                    self._hold(begun_s + self._throttle.wait_s(nbytes))
                 self._client.call(message.method, message.params, message.buffers, timeout_s=self._timeout_s)
             except Exception as e:  # noqa: BLE001 - whatever it is, the device that waits for it has to know
                 self._failed(self.target, e)

@@ -7,7 +7,7 @@ everywhere, so all copies stay equal to the last bit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from ephemeron.errors import JobError
 from ephemeron.partition.costs.optimizer import MakeOptimizer
 
-Options = dict[str, Any]
+Options: TypeAlias = Mapping[str, object]
 """Learning rate and the like."""
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -107,12 +107,12 @@ class OptimizerShard:
                     raise JobError(f"the optimiser has no option {name!r}", remedy=f"use one of {known}")
                 group[name] = value
 
-    def state(self) -> tuple[dict[str, dict[str, Any]], dict[str, Options]]:
+    def state(self) -> tuple[dict[str, dict[str, object]], dict[str, Options]]:
         """State and options, both by parameter."""
         if self.optimizer is None:
             return {}, {}
         states = {self._names[p]: dict(s) for p, s in self.optimizer.state.items() if p in self._names}
-        options = {}
+        options: dict[str, Options] = {}
         for group in self.optimizer.param_groups:
             own = {k: _plain(v) for k, v in group.items() if k != "params"}
             options.update({self._names[p]: own for p in group["params"] if p in self._names})
@@ -127,7 +127,7 @@ class OptimizerShard:
         if self.optimizer is None:
             return
         document = self.optimizer.state_dict()
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, dict[str, object]] = {}
         for group, numbered in zip(self.optimizer.param_groups, document["param_groups"], strict=True):
             for p, number in zip(group["params"], numbered["params"], strict=True):
                 name = self._names[p]

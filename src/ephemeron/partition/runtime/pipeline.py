@@ -24,8 +24,9 @@ from typing import Any, Literal, Self
 import torch
 
 from ephemeron.errors import JobError
-from ephemeron.partition.costs.links import Pair, Throttle
+from ephemeron.partition.costs.links import Pair
 from ephemeron.partition.costs.optimizer import MakeOptimizer
+from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import Backend, DeviceState, InProcessBackend, StepResult, load_stage
 from ephemeron.partition.runtime.boundaries import borders
 from ephemeron.partition.runtime.checking import check_stages
@@ -33,6 +34,7 @@ from ephemeron.partition.runtime.checkpoint import Checkpoint, OptimizerState, l
 from ephemeron.partition.runtime.device import MicroBatchInput
 from ephemeron.partition.runtime.execution import MicroBatchLoss
 from ephemeron.partition.runtime.micro_batches import MicroBatch, Weigh, cut
+from ephemeron.partition.runtime.optimizer_step import Options
 from ephemeron.partition.runtime.training import Loss, Metrics, Training
 from ephemeron.partition.schedule_simulator.replay import ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import Schedule
@@ -204,7 +206,7 @@ class Pipeline:
         """Model, optimisers and iteration; see `checkpoint`."""
         states = self._gather()
         optimizer: dict[str, Mapping[str, Any]] = {}
-        options: dict[str, Any] = {}
+        options: dict[str, Options] = {}
         for s in states.values():
             optimizer |= {n: v for n, v in s.optimizer.items() if n not in optimizer}
             options |= {n: v for n, v in s.options.items() if n not in options}
@@ -253,7 +255,7 @@ class Pipeline:
             self._ended = self._ended or "was closed"
         self.close()
 
-    def _feeds(self, parts: Sequence[MicroBatch]) -> tuple[dict[str, list[MicroBatchInput]], list[dict[str, Any]]]:
+    def _feeds(self, parts: Sequence[MicroBatch]) -> tuple[dict[str, list[MicroBatchInput]], list[dict[str, object]]]:
         wanted: dict[str, set[str]] = {}
         for b in self._borders:
             wanted.setdefault(b.device, set()).update(b.given)

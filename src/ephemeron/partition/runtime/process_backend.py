@@ -23,16 +23,26 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import torch
 
 from ephemeron.communication.rpc import BlockingClient
+from ephemeron.config.typed import plain
 from ephemeron.errors import CallTimedOut, ConnectionLost, JobError, StageFailed
-from ephemeron.partition.costs.links import Pair, Throttle
+from ephemeron.partition.costs.links import Pair
+from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import Backend, DeviceState, StepResult
 from ephemeron.partition.runtime.boundaries import borders
-from ephemeron.partition.runtime.codec import Letter, done_of, failure_of, of_feed, of_state, state_of_letter
+from ephemeron.partition.runtime.codec import (
+    Message,
+    PeersRequest,
+    StepRequest,
+    decode_problem,
+    decode_result,
+    decode_state,
+    encode_input,
+    encode_state,
+)
 from ephemeron.partition.runtime.device import MicroBatchInput, devices_of
 from ephemeron.partition.runtime.stage_worker import StageProcessConfig, connected, main
 from ephemeron.partition.runtime.training import Training
@@ -78,7 +88,7 @@ class ProcessBackend(Backend):
         self._processes: dict[str, BaseProcess] = {}
         self._end = weakref.finalize(self, _kill, self._processes, os.getpid())  # also of a pipeline that is forgotten
         self._folder = Path(tempfile.mkdtemp(prefix="ephemeron-"))
-        self._alive = os.pipe()
+        self._alive: tuple[int, int] | None = os.pipe()
         token = secrets.token_hex(16)
         try:
             ready: dict[str, Connection] = {}
@@ -98,7 +108,8 @@ class ProcessBackend(Backend):
             places = {name: self._address(name, ready[name]) for name in self._names}
             for name, (place, port) in places.items():
                 self._clients[name] = connected(place, port, token=token, shared=transport == "shared")
-            self._all("meet", {n: ({"peers": {p: a for p, a in places.items() if p != n}}, []) for n in self._names})
+            others = {n: {p: address for p, address in places.items() if p != n} for n in self._names}
+            self._all("connect", {n: (plain(PeersRequest(peers=peers)), []) for n, peers in others.items()})
         except BaseException:
             self.close()
             raise
@@ -112,22 +123,23 @@ class ProcessBackend(Backend):
         self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool
     ) -> dict[str, StepResult]:
         self._iteration = iteration
-        letters = {d: [of_feed(f) for f in own if f.wanted] for d, own in feeds.items()}
-        order: dict[str, Letter] = {
-            d: ({"iteration": iteration, "micro_batches": len(own), "results": results}, []) for d, own in feeds.items()
+        inputs = {d: [encode_input(f) for f in own if f.wanted] for d, own in feeds.items()}
+        requests: dict[str, Message] = {
+            d: (plain(StepRequest(iteration=iteration, micro_batches=len(own), results=results)), [])
+            for d, own in feeds.items()
         }
-        longest = max(map(len, letters.values()))
-        rest = [(d, letters[d][m]) for m in range(longest) for d in letters if m < len(letters[d])]
-        done = self._all("step", order, then=rest)
-        return {d: done_of(*reply) for d, reply in done.items()}
+        longest = max(map(len, inputs.values()))
+        rest = [(d, inputs[d][m]) for m in range(longest) for d in inputs if m < len(inputs[d])]
+        replies = self._all("step", requests, then=rest)
+        return {d: decode_result(*reply) for d, reply in replies.items()}
 
     def fetch(self) -> dict[str, DeviceState]:
-        return {d: state_of_letter(*reply) for d, reply in self._all("fetch", _to_all(self._names)).items()}
+        return {d: decode_state(*reply) for d, reply in self._all("fetch", _to_all(self._names)).items()}
 
     def put(self, states: Mapping[str, DeviceState]) -> None:
-        self._all("put", {d: of_state(s) for d, s in states.items()})
+        self._all("put", {d: encode_state(s) for d, s in states.items()})
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
+    def set_options(self, options: Mapping[str, object]) -> None:
         self._all("options", {d: (dict(options), []) for d in self._names})
 
     def close(self) -> None:
@@ -135,15 +147,16 @@ class ProcessBackend(Backend):
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        for end in self._alive:
+        ends, self._alive = self._alive, None
+        for end in ends or ():
             with suppress(OSError):
                 os.close(end)
-        self._alive = ()  # type: ignore[assignment]
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _started(self, orders: StageProcessConfig) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("fork")
         mine, theirs = context.Pipe(duplex=False)
+        assert self._alive is not None, "processes are started before `close`"
         reading, writing = self._alive
         process = context.Process(
             target=main, args=(orders, theirs, reading, writing), name=f"stage {orders.device}", daemon=True
@@ -167,30 +180,30 @@ class ProcessBackend(Backend):
         return place, port
 
     def _all(
-        self, method: str, letters: Mapping[str, Letter], *, then: Sequence[tuple[str, Letter]] = ()
-    ) -> dict[str, Letter]:
+        self, method: str, messages: Mapping[str, Message], *, then: Sequence[tuple[str, Message]] = ()
+    ) -> dict[str, Message]:
         """Calls all at once; meanwhile sends what is to follow. The first true failure is raised."""
-        replies: SimpleQueue[tuple[str, Letter | Exception]] = SimpleQueue()
+        replies: SimpleQueue[tuple[str, Message | Exception]] = SimpleQueue()
         clients = dict(self._clients)
 
         def call(name: str) -> None:
             try:
-                said, buffers = letters[name]
-                replies.put((name, clients[name].call(method, said, buffers, timeout_s=self._timeout_s)))
-            except Exception as e:  # noqa: BLE001 - raised by whoever waits for the reply
+                params, buffers = messages[name]
+                replies.put((name, clients[name].call(method, params, buffers, timeout_s=self._timeout_s)))
+            except Exception as e:  # noqa: BLE001 - raised where the reply is awaited
                 replies.put((name, e))
 
-        for name in letters:
+        for name in messages:
             threading.Thread(target=call, args=(name,), name=f"{method} {name}", daemon=True).start()
-        for name, (said, buffers) in then:
+        for name, (params, buffers) in then:
             try:
-                clients[name].call("feed", said, buffers, timeout_s=self._timeout_s)
+                clients[name].call("input", params, buffers, timeout_s=self._timeout_s)
             except (ConnectionLost, CallTimedOut):
-                break  # whoever waits for its reply hears of it
-        found: dict[str, Letter] = {}
+                break  # the call above fails, too
+        found: dict[str, Message] = {}
         end_s = time.monotonic() + self._timeout_s + _GRACE_S
-        while len(found) < len(letters):
-            name, reply = self._next(replies, end_s, [n for n in letters if n not in found])
+        while len(found) < len(messages):
+            name, reply = self._next(replies, end_s, [n for n in messages if n not in found])
             problem = _problem(reply)
             if problem is not None:
                 raise self._cause(name, problem, replies)
@@ -199,14 +212,14 @@ class ProcessBackend(Backend):
         return found
 
     def _next(
-        self, replies: SimpleQueue[tuple[str, Letter | Exception]], end_s: float, missing: Sequence[str]
-    ) -> tuple[str, Letter | Exception]:
+        self, replies: SimpleQueue[tuple[str, Message | Exception]], end_s: float, missing: Sequence[str]
+    ) -> tuple[str, Message | Exception]:
         try:
             return replies.get(timeout=max(0.0, end_s - time.monotonic()))
         except Empty:
             return missing[0], CallTimedOut(f"no reply within {self._timeout_s:g} s")
 
-    def _cause(self, name: str, problem: Exception, replies: SimpleQueue[tuple[str, Letter | Exception]]) -> Exception:
+    def _cause(self, name: str, problem: Exception, replies: SimpleQueue[tuple[str, Message | Exception]]) -> Exception:
         """What was first: whoever raised, then whoever died, then whoever lost somebody."""
         end_s = time.monotonic() + _GRACE_S
         while not isinstance(problem, (StageFailed, JobError, CallTimedOut)):
@@ -250,18 +263,13 @@ def _kill(processes: Mapping[str, BaseProcess], leader: int) -> None:
         process.join()
 
 
-def _problem(reply: Letter | Exception) -> Exception | None:
+def _problem(reply: Message | Exception) -> Exception | None:
     if isinstance(reply, Exception):
         return reply
-    said = reply[0]
-    if "failed" in said:
-        return failure_of(said["failed"])
-    if "refused" in said:
-        return JobError(said["refused"][0], remedy=said["refused"][1])
-    return ConnectionError(said["lost"]) if "lost" in said else None
+    return decode_problem(reply[0])
 
 
-def _to_all(names: Sequence[str]) -> dict[str, Letter]:
+def _to_all(names: Sequence[str]) -> dict[str, Message]:
     return {d: ({}, []) for d in names}
 
 

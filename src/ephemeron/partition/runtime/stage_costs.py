@@ -160,7 +160,7 @@ def _staged(
     split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, loss: Loss
 ) -> list[_StageInput]:
     """One pass through all stages tells each its inputs and gradients."""
-    store: dict[str, Any] = dict(split.traced.named_inputs(tuple(args), kwargs))
+    store: dict[str, object] = dict(split.traced.named_inputs(tuple(args), kwargs))
     store |= split.numbers(store)
     every = borders(split)
     goal = LossSpec(traced=split.traced, results=results_of(split), loss=loss, metrics=None)
@@ -197,8 +197,9 @@ def _work(staged: _StageInput, flight: int, targets: Any, make: MakeOptimizer, c
         if trained and not optimizers:
             optimizers.append(make(trained))
         for m in range(flight - 1):
-            run.forward(0, m, _arrived(staged.values), targets=targets)
-        values, gradients = _arrived(staged.values), _arrived(staged.gradients)
+            run.forward(0, m, _cloned(staged.values), targets=targets)
+        values = _cloned(staged.values)
+        gradients = {n: g.clone() for n, g in staged.gradients.items()}
         begun = clock()
         run.forward(0, flight - 1, values, targets=targets)
         forward_s = clock() - begun
@@ -206,7 +207,7 @@ def _work(staged: _StageInput, flight: int, targets: Any, make: MakeOptimizer, c
         run.backward(0, gradients)
         backward_s = clock() - begun
         for m in range(1, flight):
-            run.backward(m, _arrived(staged.gradients))
+            run.backward(m, {n: g.clone() for n, g in staged.gradients.items()})
         begun = clock()
         for o in optimizers:
             o.step()
@@ -215,8 +216,8 @@ def _work(staged: _StageInput, flight: int, targets: Any, make: MakeOptimizer, c
     return work
 
 
-def _arrived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Elsewhere in memory."""
+def _cloned(values: Mapping[str, object]) -> dict[str, object]:
+    """Copies at other addresses, as received values have."""
     return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
 
 

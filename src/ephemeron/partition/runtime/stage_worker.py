@@ -12,33 +12,41 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import torch
 
 from ephemeron.communication.rpc import BlockingClient, BlockingServer, FrameLimits, Options
-from ephemeron.errors import EphemeronError, JobError, StageFailed
-from ephemeron.partition.costs.links import Pair, Throttle
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError, StageFailed
+from ephemeron.partition.costs.links import Pair
+from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import StepResult, load_state, state_of
 from ephemeron.partition.runtime.boundaries import borders
 from ephemeron.partition.runtime.codec import (
-    Letter,
-    feed_of,
-    of_done,
-    of_failure,
-    of_parcel,
-    of_state,
-    parcel_of,
-    state_of_letter,
+    Buffers,
+    Header,
+    Message,
+    PeerLoss,
+    PeersRequest,
+    SharedGradients,
+    StepRequest,
+    decode_activation,
+    decode_gradients,
+    decode_input,
+    decode_state,
+    encode_activation,
+    encode_gradients,
+    encode_problem,
+    encode_result,
+    encode_state,
 )
 from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, StageMessage
 from ephemeron.partition.runtime.links import LinkMessage, SendingLink
 from ephemeron.partition.runtime.training import Training
-from ephemeron.partition.runtime.wire import packed, unpacked
 from ephemeron.partition.tracing.split import ModelSplit
 
 OPTIONS = Options(limits=FrameLimits(max_frame=1 << 40), compress=False)
@@ -68,19 +76,10 @@ class _StageJob:
     """Something that the leader waits for."""
 
     method: str
-    params: dict[str, Any]
-    buffers: Sequence[Any]
+    params: Header
+    buffers: Buffers
     over: threading.Event = field(default_factory=threading.Event)
-    reply: Letter = field(default_factory=lambda: ({}, []))
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """Gradients of shared parameters from another device."""
-
-    iteration: int
-    device: str
-    gradients: dict[str, torch.Tensor]
+    reply: Message = field(default_factory=lambda: ({}, []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class _Lost:
     error: Exception
 
 
-class _PeerLost(EphemeronError):
+class _PeerLost(Exception):
     """Another device does not take messages any more; most likely it is that one which failed."""
 
 
@@ -132,10 +131,10 @@ class _StageProcess:
         self._device = DeviceRun(
             orders.split, orders.device, orders.training, send=self._send, clock=time.monotonic, at=orders.at
         )
-        self._inbox: SimpleQueue[_StageJob | StageMessage | MicroBatchInput | _Shares | _Lost] = SimpleQueue()
-        self._early: list[StageMessage | MicroBatchInput | _Shares] = []
+        self._inbox: SimpleQueue[_StageJob | StageMessage | MicroBatchInput | SharedGradients | _Lost] = SimpleQueue()
+        self._early: list[StageMessage | MicroBatchInput | SharedGradients] = []
         self._links: dict[str, SendingLink] = {}
-        self._shares: dict[str, dict[str, torch.Tensor]] = {}
+        self._shares: dict[str, Mapping[str, torch.Tensor]] = {}
         self._server = BlockingServer(self._answer, token=orders.token, options=OPTIONS)
 
     def listen(self) -> tuple[str, int]:
@@ -150,19 +149,19 @@ class _StageProcess:
         while True:
             item = self._inbox.get()
             if isinstance(item, _StageJob):
-                item.reply = self._done(item)
+                item.reply = self._execute(item)
                 item.over.set()
             elif not isinstance(item, _Lost):  # a link that broke while nothing was to be done breaks again
                 self._early.append(item)
 
-    def _answer(self, method: str, params: dict[str, Any], buffers: list[Any]) -> Letter:
-        """In a thread of `rpc`."""
-        if method == "parcel":
-            self._inbox.put(parcel_of(params, buffers))
-        elif method == "feed":
-            self._inbox.put(feed_of(params, buffers))
-        elif method == "shares":
-            self._inbox.put(_Shares(params["iteration"], params["device"], unpacked(params, buffers)))
+    def _answer(self, method: str, params: Header, buffers: Buffers) -> Message:
+        """Reply to a call; runs in a thread of `rpc`."""
+        if method == "activation":
+            self._inbox.put(decode_activation(params, buffers))
+        elif method == "input":
+            self._inbox.put(decode_input(params, buffers))
+        elif method == "gradients":
+            self._inbox.put(decode_gradients(params, buffers))
         else:
             job = _StageJob(method, params, buffers)
             self._inbox.put(job)
@@ -170,33 +169,33 @@ class _StageProcess:
             return job.reply
         return {}, []
 
-    def _done(self, job: _StageJob) -> Letter:
+    def _execute(self, job: _StageJob) -> Message:
         try:
             match job.method:
-                case "meet":
-                    self._meet(job.params["peers"])
+                case "connect":
+                    self._connect(build(PeersRequest, job.params, where="connect").peers)
                 case "step":
-                    return self._step(**job.params)
+                    return self._step(build(StepRequest, job.params, where="step"))
                 case "fetch":
-                    return of_state(state_of(self._device, self._orders.split.stages))
+                    return encode_state(state_of(self._device, self._orders.split.stages))
                 case "put":
-                    state = state_of_letter(job.params, job.buffers)
+                    state = decode_state(job.params, job.buffers)
                     load_state(self._device, self._orders.split.stages, state)
                 case "options":
                     self._device.updates.set_options(job.params)
                 case _:
                     raise ValueError(f"a stage process knows no {job.method}")
         except StageFailed as e:
-            return {"failed": of_failure(e)}, []
+            return encode_problem(e)
         except JobError as e:
-            return {"refused": [e.problem, e.remedy]}, []
+            return encode_problem(e)
         except _PeerLost as e:
-            return {"lost": str(e)}, []
+            return encode_problem(PeerLoss(message=str(e)))
         except Exception as e:  # noqa: BLE001 - the leader raises it
-            return {"failed": of_failure(self._device.failure(e, None))}, []
+            return encode_problem(self._device.failure(e, None))
         return {}, []
 
-    def _meet(self, peers: Mapping[str, Sequence[Any]]) -> None:
+    def _connect(self, peers: Mapping[str, tuple[str, int]]) -> None:
         for name, (place, port) in peers.items():
             self._links[name] = SendingLink(
                 self._orders.device,
@@ -208,22 +207,23 @@ class _StageProcess:
                 timeout_s=self._orders.timeout_s,
             )
 
-    def _step(self, iteration: int, micro_batches: int, results: bool) -> Letter:
+    def _step(self, request: StepRequest) -> Message:
         device = self._device
         self._shares.clear()
-        device.begin(iteration, micro_batches)
+        device.begin(request.iteration, request.micro_batches)
         early, self._early = self._early, []
         for item in early:
             self._take(item)
         while not device.computed:
             self._take_all(wait=not device.turn())
         for partner, gradients in device.shares().items():
-            said, buffers = packed(gradients)
-            said |= {"iteration": iteration, "device": self._orders.device}
+            params, buffers = encode_gradients(
+                SharedGradients(iteration=request.iteration, device=self._orders.device, gradients=gradients)
+            )
             self._links[partner].send(
                 LinkMessage(
-                    method="shares",
-                    params=said,
+                    method="gradients",
+                    params=params,
                     buffers=buffers,
                     what="shared gradients",
                     direction="backward",
@@ -234,7 +234,8 @@ class _StageProcess:
             self._take_all(wait=True)
         device.update(self._shares)
         sent = [span for link in self._links.values() for span in link.taken_spans()]
-        return of_done(StepResult(scored=device.scored, spans=[*device.spans, *sent]), results=results)
+        result = StepResult(scored=device.scored, spans=[*device.spans, *sent])
+        return encode_result(result, results=request.results)
 
     def _take_all(self, *, wait: bool) -> None:
         try:
@@ -244,7 +245,7 @@ class _StageProcess:
         except Empty:
             pass
 
-    def _take(self, item: _StageJob | StageMessage | MicroBatchInput | _Shares | _Lost) -> None:
+    def _take(self, item: _StageJob | StageMessage | MicroBatchInput | SharedGradients | _Lost) -> None:
         if isinstance(item, _Lost):
             raise _PeerLost(f"{self._orders.device} cannot reach {item.peer}: {item.error}")
         if isinstance(item, _StageJob):
@@ -258,16 +259,16 @@ class _StageProcess:
         else:
             self._shares[item.device] = item.gradients
 
-    def _send(self, parcel: StageMessage) -> None:
-        said, buffers = of_parcel(parcel)
-        self._links[self._home[parcel.target]].send(
+    def _send(self, message: StageMessage) -> None:
+        params, buffers = encode_activation(message)
+        self._links[self._home[message.target]].send(
             LinkMessage(
-                method="parcel",
-                params=said,
+                method="activation",
+                params=params,
                 buffers=buffers,
-                what=f"stage {parcel.source} → stage {parcel.target}",
-                direction=parcel.direction,
-                micro_batch=parcel.micro_batch,
+                what=f"stage {message.source} → stage {message.target}",
+                direction=message.direction,
+                micro_batch=message.micro_batch,
             )
         )
 

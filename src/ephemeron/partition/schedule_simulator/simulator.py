@@ -186,10 +186,12 @@ def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], sched
             if t.gradient_bytes:
                 add((away, home), t.name, "backward", links[away, home].seconds(t.gradient_bytes / parts), away)
                 order((t.name, "backward", away), (t.producer, "backward", ""))
+            returned: tuple[str, Pass, str] = (t.producer, "backward", "")
+            if t.gradient_bytes:
+                returned = (t.name, "backward", away)
             for c in readers:
                 order((t.name, "forward", away), (c, "forward", ""))
-                sent = (t.name, "backward", away) if t.gradient_bytes else (t.producer, "backward", "")
-                order((c, "backward", ""), sent)  # type: ignore[arg-type]
+                order((c, "backward", ""), returned)
     _rank(jobs)
     return jobs
 

@@ -1,14 +1,15 @@
-"""Steps of a traced model as JSON, and back: calls by name, never by pickle, so that what arrives can be read and checked.
+"""Steps of a traced model as JSON, and back: calls by name, never by pickle, so that documents can be read and checked.
 
-PyTorch's operators go by schema and overload, other functions by module and name. What has no name that leads back to
-it (a function in a function, a graph within the graph) cannot travel, and is refused where the stages are made.
+PyTorch's operators are named by schema and overload, other functions by module and name. A function without an importable name
+(a function in a function, a graph within the graph) cannot be serialised; it is refused where the stages are made.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import TreeSpec, treespec_dumps, treespec_loads
@@ -24,59 +25,80 @@ _NAMED: tuple[tuple[str, type], ...] = (
     ("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format),
 )  # fmt: skip
 _HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "torch.linalg", "torch.fft", "torch.special")
-"""Where functions live that do not say so."""
+"""Modules of functions whose `__module__` is wrong."""
 
 
-def step_to_json(step: TracedStep) -> dict[str, Any]:
-    """What `step_from_json` reads.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeDocument:
+    """`OpaqueShape`."""
+
+    arguments: object
+    holes: tuple[bool, ...]
+    spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDocument:
+    """`TracedStep`; arguments as in `to_json`."""
+
+    name: str
+    target: str | None
+    args: object
+    kwargs: object
+    module: str | None
+    origin: str
+    shape: ShapeDocument | None
+
+
+def step_to_json(step: TracedStep) -> StepDocument:
+    """Document of a step.
 
     Raises:
-        JobError: it cannot travel; names the step.
+        JobError: the step cannot be serialised; names it.
     """
     try:
-        shape = step.shape
-        return {
-            "name": step.name,
-            "target": None if step.target is None else _name_of(step.target),
-            "args": to_json(step.args),
-            "kwargs": to_json(dict(step.kwargs)),
-            "module": step.module,
-            "origin": step.origin,
-            "shape": None
-            if shape is None
-            else {"arguments": to_json(shape.arguments), "holes": list(shape.holes), "spec": spec_to_json(shape.spec)},
-        }
-    except _CannotTravel as e:
+        shape = None
+        if step.shape is not None:
+            arguments = to_json(step.shape.arguments)
+            shape = ShapeDocument(arguments=arguments, holes=step.shape.holes, spec=spec_to_json(step.shape.spec))
+        return StepDocument(
+            name=step.name,
+            target=None if step.target is None else _name_of(step.target),
+            args=to_json(step.args),
+            kwargs=to_json(dict(step.kwargs)),
+            module=step.module,
+            origin=step.origin,
+            shape=shape,
+        )
+    except _NotSerializable as e:
         raise JobError(
             f"{step.name} ({step.operator}) cannot be sent to another function: {e}",
             remedy="train this model on one function: stages = 1",
         ) from None
 
 
-def step_from_json(raw: Mapping[str, Any], resolve: Resolve) -> TracedStep:
-    """As it was."""
-    shape = raw["shape"]
+def step_from_json(read: StepDocument, resolve: Resolve) -> TracedStep:
+    """The inverse of `step_to_json`."""
+    shape = read.shape
     return TracedStep(
-        name=raw["name"],
-        target=None if raw["target"] is None else _named(raw["target"], resolve),
-        args=from_json(raw["args"]),
-        kwargs=from_json(raw["kwargs"]),
-        module=raw["module"],
-        origin=raw["origin"],
+        name=read.name,
+        target=None if read.target is None else _named(read.target, resolve),
+        args=from_json(read.args),
+        kwargs=from_json(read.kwargs),
+        module=read.module,
+        origin=read.origin,
         shape=None
         if shape is None
-        else OpaqueShape(
-            arguments=from_json(shape["arguments"]), holes=tuple(shape["holes"]), spec=treespec_loads(shape["spec"])
-        ),
+        else OpaqueShape(arguments=from_json(shape.arguments), holes=shape.holes, spec=treespec_loads(shape.spec)),
     )
 
 
-class _CannotTravel(Exception):
+class _NotSerializable(Exception):
     pass
 
 
 def to_json(tree: Any) -> Any:
-    """Nested arguments; everything but plain values and lists is a table of one entry."""
+    """Nested arguments as JSON; everything but plain values and lists is a table of one entry."""
     if isinstance(tree, _PLAIN):
         return tree
     if isinstance(tree, list):
@@ -99,7 +121,7 @@ def to_json(tree: Any) -> Any:
         return {"complex": [tree.real, tree.imag]}
     if tree is Ellipsis:
         return {"ellipsis": True}
-    raise _CannotTravel(f"an argument is {type(tree).__name__}")
+    raise _NotSerializable(f"an argument is {type(tree).__name__}")
 
 
 def from_json(raw: Any) -> Any:
@@ -129,10 +151,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def spec_to_json(spec: TreeSpec) -> str:
-    """How values are nested.
+    """Nesting of values.
 
     Raises:
-        JobError: in classes of the user's that cannot be named.
+        JobError: values are nested in classes that cannot be named.
     """
     try:
         return treespec_dumps(spec)
@@ -162,7 +184,7 @@ def _name_of(target: Callable[..., Any]) -> str:
                 return f"function {name}"
         except (ImportError, AttributeError):
             continue
-    raise _CannotTravel(f"{target} has no name by which it could be found again")
+    raise _NotSerializable(f"{target} has no name by which it could be found again")
 
 
 def _named(text: str, resolve: Resolve) -> Callable[..., Any]:
@@ -173,10 +195,10 @@ def _named(text: str, resolve: Resolve) -> Callable[..., Any]:
         found: Any = torch.ops
         for part in name.split("."):
             found = getattr(found, part)
-        return found  # type: ignore[no-any-return]
+        return cast("Callable[..., Any]", found)
     home = name.partition(":")[0].partition(".")[0]
     known = home in ("torch", "_operator", "operator", "math", "builtins")
-    return (_found if known else resolve)(name)  # type: ignore[no-any-return]
+    return cast("Callable[..., Any]", (_found if known else resolve)(name))
 
 
 def _found(name: str) -> Any:

@@ -51,7 +51,7 @@ def check(
     original: nn.Module,
     traced: Traced,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     *,
     loss: Loss | None = None,
     steps: int = 3,
@@ -148,7 +148,7 @@ def one_step(model: nn.Module, args: Any, kwargs: Any, loss: Loss, seed: int) ->
         result = model(*args, **kwargs)
         value = loss(result)
         if value.requires_grad:
-            value.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward([value])
     found = {f"output {i}": t for i, t in enumerate(tree_leaves(result)) if isinstance(t, torch.Tensor)}
     found["loss"] = value
     given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]

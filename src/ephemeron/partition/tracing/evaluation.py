@@ -55,7 +55,7 @@ def _evaluated(step: TracedStep) -> TracedStep:
     return _with(step, tuple(args), kwargs)
 
 
-def _with(step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedStep:
+def _with(step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> TracedStep:
     return TracedStep(
         name=step.name, target=step.target, args=args, kwargs=kwargs, module=step.module, origin=step.origin
     )

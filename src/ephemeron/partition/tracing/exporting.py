@@ -43,7 +43,7 @@ class CannotTrace(Exception):
 def export_program(
     model: nn.Module,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     *,
     opaque: Sequence[str] = (),
     open_batch: bool = True,
@@ -96,17 +96,18 @@ def batched(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tens
     return [t for t in tensors if t.shape[0] == tensors[0].shape[0]]
 
 
-def with_less(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def with_less(args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, object]] | None:
     """The batch without its last sample; None where it has one or two."""
     found = batched(args, kwargs)
     if not found or found[0].shape[0] < 3:
         return None
     ids = {id(t) for t in found}
-    return tree_map(lambda t: t[:-1] if id(t) in ids else t, (args, kwargs))  # type: ignore[no-any-return]
+    less: tuple[tuple[Any, ...], dict[str, object]] = tree_map(lambda t: t[:-1] if id(t) in ids else t, (args, kwargs))
+    return less
 
 
 def _smaller_calls(
-    interceptor: Interceptor, args: tuple[Any, ...], kwargs: dict[str, Any], calls: Sequence[OpaqueCall]
+    interceptor: Interceptor, args: tuple[Any, ...], kwargs: dict[str, object], calls: Sequence[OpaqueCall]
 ) -> tuple[OpaqueCall, ...] | None:
     less = with_less(args, kwargs)
     if less is None or not calls:
@@ -139,7 +140,7 @@ def _program(
     signature = made.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     tensors = dict(signature.inputs_to_lifted_tensor_constants)
-    constants: dict[str, Any] = {}
+    constants: dict[str, object] = {}
     found: dict[torch.fx.Node, Leaf] = {}
     inputs: list[Input] = []
     steps: list[TracedStep] = []

@@ -42,7 +42,7 @@ class _Tracer(fx.Tracer):
 
 
 def symbolic_program(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, opaque: Sequence[str] = ()
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], *, opaque: Sequence[str] = ()
 ) -> TracedProgram:
     """Traces a model whose arguments are tensors or plain values, each an argument of its own.
 
@@ -65,7 +65,7 @@ def symbolic_program(
         raise CannotTrace("an argument is a nest of several tensors")
     found: dict[fx.Node, Any] = {}
     taken = iter(bound.arguments.items())
-    constants: dict[str, Any] = {}
+    constants: dict[str, object] = {}
     inputs = [_given(key, value) for key, value in zip(keys, flat, strict=True)]
     steps: list[TracedStep] = []
     outputs: tuple[Any, ...] = ()
@@ -100,7 +100,7 @@ def symbolic_program(
     )
 
 
-def opaque_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedProgram:
+def opaque_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> TracedProgram:
     """The whole model as one opaque node.
 
     Raises:

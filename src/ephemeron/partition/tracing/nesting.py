@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def registered_names(*specs: TreeSpec) -> list[str]:
     return [_name(kind) for kind in kinds]
 
 
-def register_names(names: list[str], resolve: Callable[[str], Any]) -> None:
+def register_names(names: Iterable[str], resolve: Callable[[str], Any]) -> None:
     """The other end of `registered_names`."""
     for name in names:
         register(resolve(name))

@@ -62,12 +62,12 @@ class Interceptor:
     def __init__(self, model: nn.Module, paths: Sequence[str]) -> None:
         self.model, self.paths = model, tuple(paths)
         self.calls: list[OpaqueCall] = []
-        self._replace: Callable[[OpaqueCall | None, str | None, Any, tuple[Any, ...], dict[str, Any]], Any] | None = (
-            None
-        )
+        self._replace: (
+            Callable[[OpaqueCall | None, str | None, Any, tuple[Any, ...], dict[str, object]], Any] | None
+        ) = None
         self._inside = 0
 
-    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OpaqueCall, ...]:
+    def record(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[OpaqueCall, ...]:
         """Calls of one real run of a copy of the model, whose state does not change for it."""
         twin = Interceptor(copy.deepcopy(self.model), self.paths)
         with torch.random.fork_rng(), twin.watching(), _python_random_kept():

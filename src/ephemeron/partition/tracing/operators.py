@@ -99,7 +99,7 @@ def last_writers(traced: Traced, found: Sequence[Operator]) -> dict[int, tuple[i
     home = {s.name: o.name for o in found for s in o.steps}
     made = {}
     for i, step in enumerate(traced.program.steps):
-        for storage in traced.observation.deeds[step.name].changed:
+        for storage in traced.observation.side_effects[step.name].changed:
             made[storage] = (i, home[step.name])
     return made
 
@@ -134,8 +134,8 @@ def _homes(traced: Traced) -> dict[str, str]:
 
 def _is_free(step: TracedStep, seen: Observation, read: Sequence[str]) -> bool:
     """Whether it only takes apart or looks differently at what another step made."""
-    value, deed = seen.values[step.name], seen.deeds[step.name]
-    if deed.changed or deed.changed_states or step.opaque:
+    value, effect = seen.values[step.name], seen.side_effects[step.name]
+    if effect.changed or effect.changed_states or step.opaque:
         return False
     if any(seen.values[n].kind == "other" for n in read):
         return getattr(step.target, "__name__", "") == "getitem"
@@ -149,9 +149,9 @@ def _groups(traced: Traced, home: Mapping[str, str], ties: Ties) -> dict[str, st
     together: dict[object, list[str]] = {}
     last_change: dict[int, int] = {}
     for i, step in enumerate(program.steps):
-        for storage in seen.deeds[step.name].changed:
+        for storage in seen.side_effects[step.name].changed:
             last_change[storage] = i
-    changed_states = {n for d in seen.deeds.values() for n in d.changed_states}
+    changed_states = {n for d in seen.side_effects.values() for n in d.changed_states}
     parameters = {n for n, _ in traced.named_parameters()}
     numbers = {s.name for s in front_numbers(traced)}
     for i, step in enumerate(program.steps):

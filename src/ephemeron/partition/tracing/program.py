@@ -84,7 +84,7 @@ class OpaqueShape:
     spec: TreeSpec
     """Of (args, kwargs)."""
 
-    def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
         """Arguments and keyword arguments with these tensors in them."""
         given = iter(tensors)
         flat = [next(given) if hole else a for a, hole in zip(self.arguments, self.holes, strict=True)]

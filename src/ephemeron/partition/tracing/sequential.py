@@ -26,9 +26,9 @@ class Pass:
         self.split = split
         traced = split.traced
         given = traced.named_inputs(tuple(args), kwargs)
-        store: dict[str, Any] = {**given, **split.numbers(given)}
+        store: dict[str, object] = {**given, **split.numbers(given)}
         self._entered: list[dict[str, torch.Tensor]] = []
-        self._left: list[dict[str, Any]] = []
+        self._left: list[dict[str, object]] = []
         for stage in split.stages:
             own = {p.name: leaf(store[p.name], p.needs_gradient and p.name not in given) for p in stage.spec.inputs}
             made = stage(own)
@@ -43,7 +43,11 @@ class Pass:
         """After `backward` of a loss of the result: through all stages, last first; then sums gradients of shared parameters."""
         gradients: dict[str, torch.Tensor] = {n: t.grad for n, t in self._ends.items() if t.grad is not None}
         for entered, left in zip(reversed(self._entered), reversed(self._left), strict=True):
-            ready = [(t, gradients[n]) for n, t in left.items() if n in gradients and t.requires_grad]
+            ready = [
+                (t, gradients[n])
+                for n, t in left.items()
+                if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad
+            ]
             if ready:
                 torch.autograd.backward([t for t, _ in ready], [g for _, g in ready])
             for name, t in entered.items():

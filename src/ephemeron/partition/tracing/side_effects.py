@@ -54,7 +54,7 @@ class Observation:
     """One training pass, forwards."""
 
     values: Mapping[str, Value]
-    deeds: Mapping[str, SideEffects]
+    side_effects: Mapping[str, SideEffects]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Observation:
         return self
@@ -73,14 +73,14 @@ def observe(piece: TracedModule, values: Mapping[str, Any]) -> Observation:
     watcher.keep(given)
     with torch.random.fork_rng(), watcher.watching():
         twin.run_steps(given)
-    return Observation(values=watcher.finished(), deeds=watcher.deeds)
+    return Observation(values=watcher.finished(), side_effects=watcher.side_effects)
 
 
 class _Watcher:
     def __init__(self, piece: TracedModule) -> None:
         self.piece = piece
         self.values: dict[str, Value] = {}
-        self.deeds: dict[str, SideEffects] = {}
+        self.side_effects: dict[str, SideEffects] = {}
         self._alive: list[torch.Tensor] = []  # or a storage's address would be given out again
         self._tensors: dict[str, torch.Tensor] = {}
         self._numbers: dict[int, int] = {}
@@ -105,7 +105,7 @@ class _Watcher:
         finally:
             del self.piece.__dict__["call_step"]
 
-    def _seen(self, plain: Any, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _seen(self, plain: Any, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         states = self._states(step)
         before = [t._version for t in tensors]
@@ -114,7 +114,7 @@ class _Watcher:
         buffers_before = {n: t.clone() for n, t in states.items() if not isinstance(t, nn.Parameter)}
         drawn = torch.random.get_rng_state()
         made = plain(step, args, kwargs)
-        self.deeds[step.name] = SideEffects(
+        self.side_effects[step.name] = SideEffects(
             changed=frozenset(self._storage(t) for t, v in zip(tensors, before, strict=True) if t._version != v),
             changed_states=frozenset(
                 n

@@ -63,7 +63,7 @@ class Stage(TracedModule):
 
     spec: StageSpec
 
-    def forward(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def forward(self, values: Mapping[str, Any]) -> dict[str, object]:
         """Outputs by name from inputs by name; more inputs than needed do no harm.
 
         Raises:
@@ -86,7 +86,7 @@ class ModelSplit:
         self.shared = dict(shared)
         """Devices by parameter, for those that lie on several."""
 
-    def numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def numbers(self, values: Mapping[str, Any]) -> dict[str, object]:
         """Sizes that follow from the model's inputs alone."""
         steps = front_numbers(self.traced)
         front = TracedModule(
@@ -130,7 +130,7 @@ class ModelSplit:
     def state(self) -> dict[str, torch.Tensor]:
         """A state that the original model loads strictly."""
         made: dict[str, torch.Tensor] = {}
-        changing = {n for d in self.traced.observation.deeds.values() for n in d.changed_states}
+        changing = {n for d in self.traced.observation.side_effects.values() for n in d.changed_states}
         for stage in self.stages:
             for name, t in stage.state_dict().items():
                 if name not in made or name in changing:

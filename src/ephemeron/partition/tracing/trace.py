@@ -107,7 +107,7 @@ def trace(
 def _attempts(
     model: nn.Module,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     kept: list[str],
     note: Callable[[CannotTrace], None],
 ) -> Sequence[Callable[[], TracedProgram]]:
@@ -122,7 +122,7 @@ def _attempts(
 def _with_opaque(
     model: nn.Module,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     kept: list[str],
     note: Callable[[CannotTrace], None],
     *,
@@ -139,7 +139,7 @@ def _with_opaque(
             kept[:] = [k for k in kept if not k.startswith(f"{e.module}.")] + [e.module]
 
 
-def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss) -> None:
+def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], loss: Loss) -> None:
     try:
         one_step(copy.deepcopy(model), args, kwargs, loss, 0)
     except JobError:
@@ -151,7 +151,7 @@ def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         ) from e
 
 
-def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> list[str]:
     """Dataclasses that the model returns become nests of tensors; says what it returns that cannot be looked into."""
     twin = copy.deepcopy(model)
     given, named = fresh((args, kwargs))

@@ -53,7 +53,7 @@ class Traced(TracedModule):
         program: TracedProgram,
         model: nn.Module,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         *,
         loss: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Traced(TracedModule):
         for path in modules:
             self.hold_module(path, twin.get_submodule(path))
         self.__dict__["observation"] = observe(self, self.named_inputs(args, kwargs))
-        self._box.random = frozenset(name for name, deed in self.observation.deeds.items() if deed.random)
+        self._box.random = frozenset(name for name, effect in self.observation.side_effects.items() if effect.random)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the original.
@@ -86,7 +86,7 @@ class Traced(TracedModule):
         self.run_steps(values)
         return self.result(values)
 
-    def named_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def named_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
         """Arguments by the names of the program's inputs.
 
         Raises:

@@ -33,7 +33,7 @@ class _Box:
         self.random = frozenset(random)
         self.key: tuple[int, int, int] | None = None
         self.root: nn.Module | None = None
-        self.constants: dict[str, Any] = {}
+        self.constants: dict[str, object] = {}
 
 
 class TracedModule(nn.Module):
@@ -104,7 +104,7 @@ class TracedModule(nn.Module):
             made.hold_module("", made._box.root)
         return made
 
-    def run_steps(self, values: dict[str, Any]) -> None:
+    def run_steps(self, values: dict[str, object]) -> None:
         """Does the steps. `values` holds the inputs, and at the end the outputs too."""
         box = self._box
         if self.training not in box.steps:
@@ -120,7 +120,7 @@ class TracedModule(nn.Module):
             for name in over:
                 del values[name]
 
-    def call_step(self, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_step(self, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         """One call, with arguments in place."""
         if self._box.key is not None and step.name in self._box.random:
             text = f"{self._box.key}/{step.name}"
@@ -129,7 +129,7 @@ class TracedModule(nn.Module):
                 return self._call(step, args, kwargs)
         return self._call(step, args, kwargs)
 
-    def _call(self, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         target: Any = step.target if step.module is None else self.module_at(step.module)
         if step.shape is None:
             return target(*args, **kwargs)
@@ -141,17 +141,22 @@ class TracedModule(nn.Module):
         """A parameter or buffer by its original name."""
         path, _, leaf = name.rpartition(".")
         home = self.module_at(path)
-        found = home._parameters.get(leaf)
-        return home._buffers[leaf] if found is None else found  # type: ignore[return-value]
+        found: torch.Tensor | None = home._parameters.get(leaf)
+        if found is None:
+            found = home._buffers[leaf]
+        assert found is not None, f"{name} is registered with a value"
+        return found
 
     def module_at(self, path: str) -> nn.Module:
         """A module by its original path."""
         if not path:
             return self if self._box.root is None else self._box.root
-        at: Any = self
+        at: nn.Module = self
         for part in path.split("."):
-            at = at._modules[part]
-        return at  # type: ignore[no-any-return]
+            child = at._modules[part]
+            assert child is not None, f"{path} is registered with a module"
+            at = child
+        return at
 
 
 def _home(piece: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -162,17 +162,15 @@ def objects(job: Job, spec: RunSpec, data: TrainingData, divided: PartitionedMod
     Raises:
         JobError: something in the model cannot be sent.
     """
-    from ephemeron.partition.serialization.stage_bundle import part_of
+    from ephemeron.partition.serialization.stage_bundle import make_bundle
     from ephemeron.training.worker.pipeline.factory import stage_object
     from ephemeron.training.worker.torch_trainer import to_arrays
 
     keys, stages = Keys(spec.run_id), divided.stages
     made: dict[str, list[Buffer]] = {}
     for k, device in enumerate(divided.split.devices):
-        part = part_of(divided.split, device)
-        owned = set(part.document["owned"])
-        saved = {key: name for key, name in divided.names.items() if name in owned}
-        made[keys.stage(k)] = [stage_object({**part.document, "saved": saved}, part.constants, dtype=divided.dtype)]
+        bundle = make_bundle(divided.split, device, saved=divided.names)
+        made[keys.stage(k)] = [stage_object(bundle, dtype=divided.dtype)]
         own = [s for s in divided.split.stages if s.spec.device == device]
         states = {n: t.detach() for s in own for n, t in (*s.named_parameters(), *s.named_buffers())}
         arrays, bf16 = to_arrays(states)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.training.collectives import StalledPeers, wait_for_object
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
-from ephemeron.training.worker.pipeline.activation_codec import ActivationHeader, Value, opened, sealed
+from ephemeron.training.worker.pipeline.activation_codec import ActivationHeader, opened, sealed
 from ephemeron.training.worker.spec import Stages
 
 
@@ -61,7 +62,9 @@ class ActivationChannel:
         """
         self.flags, self._reference = flags, self._lifecycle.now()
 
-    async def send(self, message: MessageKey, values: Mapping[str, Value], *, loss: float | None = None) -> None:
+    async def send(
+        self, message: MessageKey, values: Mapping[str, BoundaryValue], *, loss: float | None = None
+    ) -> None:
         """Puts one message.
 
         Args:
@@ -79,7 +82,7 @@ class ActivationChannel:
         await lifecycle.channel.put(self._key(message), sealed(values, header))
         self._invocation.trace.record("upload", began, lifecycle.now())
 
-    async def receive(self, message: MessageKey) -> tuple[ActivationHeader, dict[str, Value]]:
+    async def receive(self, message: MessageKey) -> tuple[ActivationHeader, dict[str, BoundaryValue]]:
         """Waits for one message.
 
         Raises:

@@ -14,18 +14,15 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import torch
 import xxhash
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.errors import CorruptMessage
-from ephemeron.partition.runtime.wire import packed, unpacked
+from ephemeron.partition.runtime.value_codec import BoundaryValue, decode_values, encode_values
 
 MAGIC = b"EPHSTG1\n"
 ALIGNED = 64
-Value: TypeAlias = torch.Tensor | bool | int | float | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +39,16 @@ class ActivationHeader:
     """Mean loss of the micro-batch; None: not known to the sender."""
 
 
-def sealed(values: Mapping[str, Value], header: ActivationHeader) -> list[Buffer]:
+def sealed(values: Mapping[str, BoundaryValue], header: ActivationHeader) -> list[Buffer]:
     """Buffers to put.
 
     Raises:
         JobError: a value is neither a dense tensor nor a plain one; names it.
     """
-    table, buffers = packed(values)
+    rows, buffers = encode_values(values)
     sizes = [b.nbytes for b in buffers]
     said = dataclasses.asdict(header)
-    head = json.dumps({**said, **table, "sizes": sizes, "checksum": _checksum(buffers)}).encode()
+    head = json.dumps({**said, "values": rows, "sizes": sizes, "checksum": _checksum(buffers)}).encode()
     start = len(MAGIC) + 8 + len(head)
     made: list[Buffer] = [MAGIC, len(head).to_bytes(8, "little"), head, bytes(-start % ALIGNED)]
     for b in buffers:
@@ -59,7 +56,7 @@ def sealed(values: Mapping[str, Value], header: ActivationHeader) -> list[Buffer
     return made
 
 
-def opened(data: memoryview, *, key: str) -> tuple[ActivationHeader, dict[str, Value]]:
+def opened(data: memoryview, *, key: str) -> tuple[ActivationHeader, dict[str, BoundaryValue]]:
     """Header and values.
 
     Raises:
@@ -85,7 +82,7 @@ def opened(data: memoryview, *, key: str) -> tuple[ActivationHeader, dict[str, V
             flags=int(head["flags"]), sent_at=float(head["sent_at"]), busy_s=float(head["busy_s"]),
             loss=None if loss is None else float(loss),
         )  # fmt: skip
-        return header, unpacked(head, buffers)
+        return header, decode_values(head["values"], buffers)
     except (ValueError, KeyError, TypeError, StopIteration) as e:
         raise CorruptMessage(f"not a message between stages: {e}", key=key) from None
 

@@ -11,10 +11,11 @@ import torch
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.config.code_bundle import unbundle
+from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import resolve
 from ephemeron.data import Sampler
 from ephemeron.partition.schedule_simulator.schedule import Schedule
-from ephemeron.partition.serialization.stage_bundle import joined
+from ephemeron.partition.serialization.stage_bundle import BundleDocument, StageBundle, load_bundle
 from ephemeron.training.tensors import decode_state, encode_state
 from ephemeron.training.worker.factory import open_feed, rank_seed
 from ephemeron.training.worker.invocation import InvocationContext
@@ -26,10 +27,10 @@ from ephemeron.training.worker.torch_trainer import make_model, to_arrays, to_te
 Get = Callable[[str], Awaitable[memoryview]]
 
 
-def stage_object(document: dict[str, Any], constants: dict[str, torch.Tensor], *, dtype: torch.dtype) -> bytes:
-    """What lies in the channel for a stage; `stage_trainer` reads it."""
-    arrays, bf16 = to_arrays(constants)
-    meta = {"document": document, "bf16": bf16, "dtype": str(dtype).removeprefix("torch.")}
+def stage_object(bundle: StageBundle, *, dtype: torch.dtype) -> bytes:
+    """Object in the channel for the stages of a device; `stage_trainer` reads it."""
+    arrays, bf16 = to_arrays(bundle.constants)
+    meta = {"document": plain(bundle.document), "bf16": bf16, "dtype": str(dtype).removeprefix("torch.")}
     return encode_state(arrays, meta)
 
 
@@ -49,16 +50,15 @@ async def stage_trainer(invocation: InvocationContext, spec: RunSpec, get: Get) 
     folders = [] if invocation.ctx.scratch is None else unbundle(bytes(code), invocation.ctx.scratch / "code")
     find = partial(resolve, folders=folders)
     arrays, meta = decode_state(raw, key=keys.stage(stage))
-    document = meta["document"]
-    split = joined(
-        document,
-        {n: to_tensor(a, n in meta["bf16"]) for n, a in arrays.items()},
+    document = build(BundleDocument, meta["document"], where=keys.stage(stage))
+    split = load_bundle(
+        StageBundle(document=document, constants={n: to_tensor(a, n in meta["bf16"]) for n, a in arrays.items()}),
         resolve=find,
-        build=lambda: make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype),
+        build_model=lambda: make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype),
     )
     feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=invocation.ctx.own_process)
     return StageTrainer(
-        split, document["device"], saved=document["saved"], optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
+        split, document.device, saved=document.saved, optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
         schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches, recompute=stages.recompute), feed=feed,  # type: ignore[arg-type]
         sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta["dtype"]),
         seed=rank_seed(spec.seed, replica),
