@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections import Counter
@@ -92,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="schedules and failures of each kind, in one line")
     parser.add_argument("--details", type=Path, help="file for machine, versions, commit and failures")
     args = parser.parse_args(argv)
+    logging.getLogger("ephemeron").setLevel(logging.ERROR)  # every fault is a warning
     said = environment()
     share = 60 * args.minutes / (1 if args.only else 2)
     found: dict[str, dict[str, Any]] = {}

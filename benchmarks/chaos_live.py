@@ -136,7 +136,7 @@ def spec_of(s: Schedule, address: str) -> RunSpec:
         run_id=f"chaos-{s.seed}", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
         configuration=configuration, epochs=1, seed=s.seed, dtype="float32", samples=4 * s.workers * s.iterations,
         prices=load_prices("objects"), faults=s.faults, trainer="synthetic", trainer_options={"elements": 600},
-        patience_s=3.0, cold_start_s=1.0,
+        peer_timeout_s=3.0, cold_start_s=1.0,
     )  # fmt: skip
 
 

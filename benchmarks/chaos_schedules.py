@@ -37,7 +37,7 @@ class Schedule:
         return self.configuration.sync.startswith(("ssp", "asp"))
 
     @property
-    def patience_s(self) -> float:
+    def peer_timeout_s(self) -> float:
         """Shortest peer timeout."""
         return min(20.0, 0.2 * self.configuration.function_timeout_s)
 

@@ -1,29 +1,31 @@
-"""Random schedules of faults in virtual time, with invariants that have to hold for every schedule.
+"""Random schedules of faults in virtual time: kills, duplicate calls, lost puts, late puts, slow ranks, failing requests.
 
-    python -m benchmarks.chaos_simulated --seeds 10000 [--first N] [--json FILE]
+    python -m benchmarks.chaos_simulated --seeds 10000 [--first N] [--json]
 
-A schedule is a pure function of its seed: a pattern, a protocol, a world of functions, and faults. Invariants:
+A schedule is a pure function of its seed: a pattern, a protocol, a number of functions and the faults. Invariants:
 
-- the run ends, with a client that watches and without one;
-- every contribution is used exactly once by every rank (ASP, SSP), or the weights are those of the undisturbed run (BSP, HAP);
-- invocations are at most the ranks, one for each invocation that reaches its timeout, and one for each fault;
-- nothing is left in the channel but the result and the specification.
+- the run ends, with a client that supervises and without one;
+- every rank uses each contribution exactly once (ASP, SSP), or the weights are those of the undisturbed run (BSP, HAP);
+- the number of invocations is at most the number of ranks, plus one for each invocation that reaches its function timeout, plus
+  one for each fault;
+- no object is left in the channel except the result and the specification.
 
-Derivation of one invocation per fault. An attempt is launched only by the holder of its lease, and only one process can hold
-it, so several peers that suspect a rank cost one replacement. A rank that waits looks for the missing object. It replaces
-the rank that has not sent the object, whose object was lost, or that has had all its inputs for a while without sending: never a
-rank that itself waits for another. A replacement has twice the timeout of its peers before it is replaced in turn. So
-only a rank costs a replacement that
+Derivation of "one for each fault". Only the process that has created the claim of an attempt launches it, so several ranks that
+suspect the same peer cause one replacement. A rank whose wait times out looks for the missing object and replaces the rank that
+has not sent it, whose object was lost, or that has had all its inputs for some time without an output. It does not replace a rank
+that itself waits for another one. A replacement gets twice the timeout before it is replaced in turn. Waits of earlier
+invocations count only for the same iteration and while the peer makes no progress; a rank that gives its peers more time goes on
+waiting, so it is not late itself. So a rank costs a replacement only if it
 
 - was killed;
 - has lost a put (acknowledged and gone, or damaged for good), which only another attempt sends again;
-- is slower than the peer timeout: requests, or arithmetic, that take longer than expected by half of the least peer timeout
-  within that time. No peer can distinguish that from death (half, because a wait contains an iteration's usual time as well).
-  The least peer timeout is 20 s, or a fifth of the function timeout. A rank that is always slow counts once: its messages tell all
-  its readers how long its iterations take.
+- is slower than the timeout: its requests or its arithmetic take longer than expected by more than half of the shortest timeout
+  within that time. Such a rank cannot be told from a dead one (half, because a wait also contains an iteration of usual length).
+  The shortest timeout is 20 s, or a fifth of the function timeout. A rank that is always slow counts once: its messages, or the
+  first observation of its progress, make its pace known.
 
-An invocation that reaches its timeout has one successor: the one that it prepared, the one that it starts when it ends in the
-middle of a wait, or the one that others start if faults of the store prevented its last messages.
+An invocation that reaches its function timeout has one successor: the one that it prepared, the one that it starts when it ends
+in the middle of a wait, or the one that others start if the store accepted nothing in its last moments.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -188,7 +191,7 @@ def check(s: Schedule) -> list[str]:
 def faults_of(s: Schedule, outcome: Outcome) -> int:
     """Number of faults that may cost an invocation: see above."""
     factors = [float(f.rpartition("factor=")[2]) for f in s.faults if f.startswith("delay")]
-    slow = sum(factor * s.step_s > s.patience_s for factor in factors)
+    slow = sum(factor * s.step_s > s.peer_timeout_s for factor in factors)
     return len(outcome.of(FaultFired)) + slow + outcome.store_faults
 
 
@@ -223,6 +226,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    logging.getLogger("ephemeron").setLevel(logging.ERROR)  # every fault is a warning
     seeds = range(options.first, options.first + options.seeds)
     failures: dict[int, list[str]] = {}
     with ProcessPoolExecutor(options.processes) as pool:

@@ -55,8 +55,8 @@ class Troubles:
         for lost in self._lost.values():
             recent: list[tuple[float, float]] = []
             for now, seconds in lost:
-                recent = [(t, x) for t, x in recent if now - t < self.s.patience_s] + [(now, seconds)]
-                if sum(x for _, x in recent) > 0.5 * self.s.patience_s:
+                recent = [(t, x) for t, x in recent if now - t < self.s.peer_timeout_s] + [(now, seconds)]
+                if sum(x for _, x in recent) > 0.5 * self.s.peer_timeout_s:
                     found, recent = found + 1, []
         return found
 

@@ -30,5 +30,5 @@ def test_a_silent_peer_is_late_once_in_a_timeout():
     assert pace.is_late(20.1, 20.0)
     assert not pace.is_late(30.0, 20.0)
     assert pace.is_late(40.2, 20.0)
-    pace.came(42.0)
+    pace.record(42.0)
     assert not pace.is_late(61.0, 20.0)

@@ -20,7 +20,7 @@ def test_what_a_predecessor_has_seen_of_a_peer_counts():
     assert not {seed: found for seed in (2052, 2338) if (found := check(without_store_faults(seed)))}
 
 
-def test_whoever_is_done_leaves_somebody_behind():
+def test_a_rank_that_is_done_waits_until_another_can_replace_rank_0():
     """Ranks 0 and 1 are dead when rank 2 is done, nobody waits for them, and no client watches."""
     assert not check(without_store_faults(1611))
 
@@ -97,7 +97,7 @@ def test_no_rank_leaves_because_rank_0_lives_while_rank_1_is_dead():
 
 @pytest.mark.parametrize("seed", [40104, 20783, 21042, 11351])
 def test_waits_that_outlast_a_life_are_added_up(seed):
-    """What a life leaves for a wait is shorter than the patience: every life waited in vain, to its end, for ever."""
+    """The time that an invocation leaves for a wait is shorter than the timeout: without the sum every invocation waits to its end."""
     assert not check(without_store_faults(seed))
 
 

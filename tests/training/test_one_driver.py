@@ -48,12 +48,12 @@ def light() -> None:
 def start(slow: bool, **options: Any) -> Result:
     """Trains through the front door what only tests train."""
 
-    def prepared(job, configuration, *, run_id, faults, patience_s, **rest):
+    def prepared(job, configuration, *, run_id, faults, peer_timeout_s, **rest):
         spec = RunSpec(
             run_id=run_id, model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
             configuration=configuration, epochs=6, seed=1, dtype="float32", samples=128,
             prices=load_prices("objects"), faults=tuple(map(str, faults)), trainer="synthetic",
-            trainer_options={"elements": 64}, patience_s=patience_s, cold_start_s=0.2,
+            trainer_options={"elements": 64}, peer_timeout_s=peer_timeout_s, cold_start_s=0.2,
         )  # fmt: skip
         objects = {Keys(run_id).spec: [spec.to_bytes()]}
         return Prepared(job=job, spec=spec, objects=objects, model_bytes=0)

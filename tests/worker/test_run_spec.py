@@ -24,7 +24,7 @@ def make(**overrides):
         "prices": load_prices("objects"),
         "budget_usd": 0.25,
         "faults": ("kill:rank=1,iteration=2,phase=upload", "delay:rank=0,factor=3"),
-        "patience_s": 7.5,
+        "peer_timeout_s": 7.5,
         "cold_start_s": 1.25,
         "trainer": "synthetic",
         "trainer_options": {"elements": 9},

@@ -47,7 +47,7 @@ class TrainingWorld:
     """A short life, which is still longer than a cold start and a first iteration, which takes ten times as long as others:
     the run passes it with `relay_faults`."""
     relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
-    patience_s: float = 8.0
+    peer_timeout_s: float = 8.0
     """Shortest wait before a silent peer is replaced, in runs that lose a put: longer than a function takes to start beside
     others, since a needless replacement changes which attempt a fault hits."""
     slow_relays: bool = False
@@ -55,7 +55,7 @@ class TrainingWorld:
 
     def go(
         self, *, faults: Sequence[str] = (), on_event: Callable[[Event], None] = lambda event: None, channel: str = "",
-        job: Job | None = None, patience_s: float = 20.0, **how: Any,
+        job: Job | None = None, peer_timeout_s: float = 20.0, **how: Any,
     ) -> tuple[Result, list[Any]]:  # fmt: skip
         """Trains to the end.
 
@@ -64,7 +64,7 @@ class TrainingWorld:
             on_event: sees everything that happens.
             channel: one of the names in `channels`, or an address.
             job: another one.
-            patience_s: see `train`.
+            peer_timeout_s: see `train`.
             how: of the configuration, instead of the world's own.
 
         Returns:
@@ -84,7 +84,7 @@ class TrainingWorld:
             faults=[parse_fault(f) for f in faults],
             on_event=see,
             cloud=self.settings,
-            patience_s=patience_s,
+            peer_timeout_s=peer_timeout_s,
             check=False,
         )
         return result, events

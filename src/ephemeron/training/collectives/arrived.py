@@ -67,7 +67,7 @@ class ArrivedReduce(KReduce):
         pace = self._pace(f"c.{rank}")
         if wait:
             found = await self._contribution(iteration, rank, piece)
-            pace.came(loop.time())
+            pace.record(loop.time())
             return found
         key = self.g.keys.contribution(iteration, rank, piece.label)
         began = loop.time()
@@ -76,7 +76,7 @@ class ArrivedReduce(KReduce):
             if pace.is_late(loop.time(), self.g.silence_timeout_s()):
                 await self.g.suspect(StalledPeers(iteration, [rank], [key]))
             return None
-        pace.came(loop.time())
+        pace.record(loop.time())
         self._record("aggregate", began)
         envelope, part = unpack(data, key=key)
         return part, envelope
@@ -110,7 +110,7 @@ class ArrivedReduce(KReduce):
             return False
         self._next[piece.label] = marks.after
         self.g.on_message(piece.owner, envelope.busy_s)
-        self._pace(f"m.{piece.owner}").came(asyncio.get_running_loop().time())
+        self._pace(f"m.{piece.owner}").record(asyncio.get_running_loop().time())
         return True
 
     async def _glance(self, vector: np.ndarray, version: int, piece: Chunk) -> int | None:

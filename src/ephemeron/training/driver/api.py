@@ -140,7 +140,7 @@ def platform_limits(name: str, world: Simulation | None = None) -> Limits:
 
 def train(
     job: Job | str | Path, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    on_event: OnEvent = lambda event: None, out: Path | None = None, patience_s: float = 20.0, plan: Plan | None = None,
+    on_event: OnEvent = lambda event: None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
     profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for its end. Also where an event loop runs, as in notebooks.
@@ -152,7 +152,7 @@ def train(
         prices_file: instead of the built-in prices.
         on_event: sees everything that happens.
         out: folder into which result, weights and report are copied.
-        patience_s: shortest wait before a silent peer is replaced.
+        peer_timeout_s: shortest wait before a silent peer is replaced.
         plan: that the configuration is from; kept beside the run and compared with it in the report.
         profile: that the plan is from; kept so that it can be refined by what the run took.
         cloud: where on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's own defaults.
@@ -180,7 +180,7 @@ def train(
         raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
     prepared = prepare(
         job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
-        faults=faults, patience_s=patience_s, cold_start_s=cold_start_s,
+        faults=faults, peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
     )  # fmt: skip
     run_platform.sweep(run_dir.runs_folder())

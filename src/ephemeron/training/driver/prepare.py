@@ -103,7 +103,7 @@ def _refuse_with_stages(c: Configuration, sync: str) -> None:
 
 def prepare(
     job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, faults: Sequence[Fault] = (),
-    patience_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
+    peer_timeout_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
     only_first: int | None = None,
 ) -> Prepared:  # fmt: skip
     """Checks and builds everything.
@@ -127,7 +127,7 @@ def prepare(
     spec = RunSpec(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
-        budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), patience_s=patience_s, cold_start_s=cold_start_s,
+        budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
         flow=data.flow, last_batch=job.data.last_batch,
     )  # fmt: skip
     idle = [r for r, n in enumerate(spec.split.counts) if n == 0]

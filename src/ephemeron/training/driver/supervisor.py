@@ -1,7 +1,7 @@
-"""Decides what to do when functions end: events in, actions out, no I/O.
+"""Supervisor of a run: events in, actions out, no I/O.
 
-The supervisor only hastens what the workers would do by themselves when they had waited long enough. Its one
-privilege is to call a run failed, because it alone learns how a function ended.
+The supervisor replaces lost functions sooner than the workers would, whose waits have to time out first. Only the supervisor
+can declare a run failed, because only the platform knows how a function ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_LOSSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Launch another attempt of a rank, unless somebody else has claimed it."""
+    """Launch another attempt of a rank, unless it is claimed already."""
 
     rank: int
     attempt: int
@@ -46,26 +46,26 @@ Action: TypeAlias = Replace | Finish | Stopped | Fail
 
 @dataclass(slots=True)
 class RunSupervisor:
-    """State of one run as its events tell it."""
+    """State of one run, derived from its events."""
 
     world: int
     latest: dict[int, int] = field(default_factory=dict)
-    """Per rank, the newest attempt invoked."""
+    """By rank: the newest attempt invoked."""
     running: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Invocations that have not ended: id to (rank, attempt)."""
     reached: dict[int, int] = field(default_factory=dict)
-    """Per rank, the latest iteration that its newest attempt has finished."""
+    """By rank: the latest iteration that its newest attempt has finished."""
     stopped: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     _waiting: dict[int, int] = field(default_factory=dict)
-    """Per rank, an attempt that its predecessor has prepared and not handed over to."""
+    """By rank: an attempt that its predecessor has invoked and not handed off to."""
     _fruitless: dict[int, int] = field(default_factory=dict)
     _at: dict[int, int] = field(default_factory=dict)
     _next: dict[int, int] = field(default_factory=dict)
-    """Per rank, the iteration that its newest function is at."""
+    """By rank: the iteration that its newest function computes."""
 
     def feed(self, event: Event) -> list[Action]:
-        """Takes one event in; returns what is to be done about it."""
+        """Processes one event; returns the actions that it requires."""
         match event:
             case Invoked():
                 self.running[event.invocation] = (event.rank, event.attempt)
@@ -101,9 +101,9 @@ class RunSupervisor:
                 self.stopped.add(rank)
                 return [Stopped()] if len(self.stopped | self.finished) == self.world else []
             return []  # relayed, duplicate or fenced: another invocation carries on
-        if event.status == "cancelled":  # by whoever ends the run: this client, another one, or the platform
+        if event.status == "cancelled":  # this client, another one, or the platform has ended the run
             return [] if self.running else [Stopped()]
-        if rank in self.finished or (event.attempt < self.latest.get(rank, 0) and not self._has_handed_nothing(event)):
+        if rank in self.finished or (event.attempt < self.latest.get(rank, 0) and not self._has_not_handed_off(event)):
             return []
         if event.status == "error":
             return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
@@ -114,12 +114,12 @@ class RunSupervisor:
                          f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
         return self._lost(event)
 
-    def _has_handed_nothing(self, event: Ended) -> bool:
-        """Whether a function failed whose own successor waits for it, and would only fail in the same way."""
+    def _has_not_handed_off(self, event: Ended) -> bool:
+        """Whether a function failed before its hand-off: its successor, which waits for it, would fail in the same way."""
         return event.status in ("error", "out_of_memory") and self._waiting.get(event.rank) == event.attempt + 1
 
     def _place(self, event: Ended) -> str:
-        """The iteration that a rank had begun, or its attempt where none is known."""
+        """The iteration that a rank had begun; its attempt if none is known."""
         return f"iteration {self._next[event.rank]}" if event.rank in self._next else f"attempt {event.attempt}"
 
     def _lost(self, event: Ended) -> list[Action]:

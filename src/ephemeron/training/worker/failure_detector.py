@@ -1,14 +1,14 @@
-"""Replacing a peer that has been silent for too long: the failure detector of all patterns.
+"""Failure detector of all patterns: replaces a peer that has been silent for too long.
 
-Who is late is a collective's to say (a contribution or a shard is missing, a parameter server has not heard of a rank), or
-follows from who waits for whom where stages do (`wait_for_graph`). Whether it is replaced is decided here, in one way:
+The collective finds the late peer (a contribution or a shard is missing, a parameter server has no push of a rank); between
+stages the wait-for graph does (`wait_for_graph`). This module decides whether the peer is replaced:
 
-- not before it has been silent for longer than its pace allows (`timeouts`);
-- not where it is seen to go on, in runs whose ranks do not wait for each other;
-- not while the last attempt of it, whoever claimed it, may still be starting or repeating iterations. The time for that
-  doubles with every attempt in vain, and claims say how many there were: whoever comes next does not begin anew;
-- at most `MOST_TRIES` times for the same iteration, and `max_replacements` times in the whole run. Each replacement takes a
-  number by a create-only put, so the limit holds however many replace each other, with a client and without one.
+- not before it has been silent for longer than its timeout (`timeouts`);
+- not while it makes progress, in runs whose ranks do not wait for each other;
+- not while its latest attempt may still be starting or repeating iterations. The time for that doubles with each replacement
+  that did not help. Claims carry the number of such replacements, so that every rank knows it;
+- at most `MOST_TRIES` times for one iteration, and `max_replacements` times in the whole run. Each replacement takes a
+  number by a create-only put, so the limit holds with and without a client.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.timeouts import Timeouts
 
 MOST_TRIES = 5
-"""Replacements of a rank for the same iteration before the run is called broken."""
+"""Replacements of a rank for one iteration before the run fails."""
 
 
 class FailureDetector:
-    """What one rank does about silent peers.
+    """One rank's decisions about silent peers.
 
     Args:
         channel, keys, spec: of the run.
-        timeouts: what is known of paces.
-        lifetime_s: of an invocation.
+        timeouts: iteration times and progress of peers.
+        rank: of this worker.
+        lifetime_s: function timeout.
         now: loop time.
-        run_now: seconds of the run.
-        invoke: starts an attempt of a rank, as a claim says.
-        note: tells the user.
+        run_now: seconds since the launch of the run.
+        invoke: starts an attempt of a rank with the arguments in a claim.
+        note: shows a warning to the user.
     """
 
     def __init__(
@@ -51,34 +52,36 @@ class FailureDetector:
         self._now, self._run_now = now, run_now
         self._invoke, self._note = invoke, note
         self.latest_iteration: Callable[[int], Awaitable[int | None]] | None = None
-        """Of the collective: how far a rank has come, where that can be told without waiting for it."""
-        self.seen: dict[int, int] = {}
-        """By rank, what `latest_iteration` said at the last look. An invocation tells its successor, which then needs one wait in vain, not two:
-        where iterations take long, a lifetime has no room for two."""
+        """`Collective.latest_iteration`."""
+        self.progress_seen: dict[int, int] = {}
+        """By rank: latest iteration at the last observation. A successor gets it, and so needs one timed-out wait instead of
+        two to see that a peer makes no progress; an invocation may be too short for two."""
         self.launching = asyncio.Lock()
-        """Held from a claim until what was claimed is launched: whoever leaves in between has killed a rank."""
-        self._looking = asyncio.Lock()
-        self._looked: dict[int, tuple[float, bool]] = {}
-        """By rank, when it was looked for last, and whether it had come further."""
+        """Held from the claim of an attempt until its launch. An invocation that ended in between would leave a rank without
+        any attempt."""
+        self._observing = asyncio.Lock()
+        self._observed: dict[int, tuple[float, bool]] = {}
+        """By rank: time of the last observation, and whether the rank had made progress."""
         self._ahead: dict[tuple[int, int], float] = {}
-        """Attempts whose claim is of the future, and when that was first seen."""
+        """By rank and attempt: when a claim with a time in the future was first read."""
 
     async def replace(self, rank: int, iteration: int, *, missed: str | None = None) -> None:
-        """Replaces a rank that is late with an iteration, unless it deserves more time.
+        """Replaces a late rank, unless it may take more time.
 
         Args:
-            rank, iteration: of what is missed.
-            missed: its key; None: it is not known.
+            rank: the late rank.
+            iteration: of the missing object.
+            missed: key of the missing object; None: not known.
 
         Raises:
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
         latest = await fencing.latest_attempt(self._channel, self._keys, rank)
         claim = await fencing.claimed(self._channel, self._keys, rank, latest)
-        # What its checkpoint counts on is gone, and it does not know: it would wait for us, and we for it.
+        # The rank has a checkpoint after an iteration of which an object is lost, and does not know: both would wait.
         told = claim is not None and claim.not_after is not None and claim.not_after <= iteration
         astray = not told and await self._is_past(rank, iteration)
-        if not astray and (await self.goes_on(rank) or not self._is_silent(rank, iteration)):
+        if not astray and (await self.has_progressed(rank) or not self._is_silent(rank, iteration)):
             return
         if claim is not None and not astray and self._age_s(rank, latest, claim) < self._grace_s(claim, iteration):
             return  # it has just been replaced, and has to start and repeat some iterations
@@ -89,7 +92,7 @@ class FailureDetector:
                 iteration=iteration,
             )  # fmt: skip
         if missed is not None and await self._channel.fetch(missed) is not None:
-            return  # it came while we looked
+            return  # it has arrived meanwhile
         await self.check_left(rank, iteration)
         new = Claim(at_s=self._run_now(), not_after=iteration, tries=tries + 1)
         async with self.launching:
@@ -100,7 +103,7 @@ class FailureDetector:
                 f"rank {self._rank} waited in vain for rank {rank} at iteration {iteration} and replaces it" if rank != self._rank
                 else f"rank {rank}: what it had sent of iteration {iteration} is lost; its replacement sends it again"
             )  # fmt: skip
-            # A checkpoint behind that iteration is of no use: what is missing was put before it, and lost.
+            # The claim excludes later checkpoints: the missing object was put before them, and lost.
             await self._invoke(rank, latest + 1, new)
 
     async def check_left(self, rank: int, iteration: int) -> None:
@@ -118,61 +121,60 @@ class FailureDetector:
         await fencing.spend(self._channel, self._keys, self._spec.most_replacements, rank=rank, iteration=iteration)
 
     def _is_silent(self, rank: int, iteration: int) -> bool:
-        """Whether a rank has been silent for too long, or kept this invocation and those before it waiting for so long."""
-        silent_s = self._timeouts.silent_s(rank, self._now())
-        if silent_s is None:
+        """Whether a rank has been silent, or this invocation and its predecessors have waited for it, for its timeout."""
+        silence_s = self._timeouts.silence_s(rank, self._now())
+        if silence_s is None:
             return True
-        if (rank, iteration) in self._timeouts.before_s:
-            silent_s = max(silent_s, self._timeouts.waited_s(rank, iteration, self._now()))
-        return silent_s >= 0.9 * self._timeouts.late_after_s(rank, within_s=self._within_s())
+        if (rank, iteration) in self._timeouts.waited_before_s:
+            silence_s = max(silence_s, self._timeouts.waited_s(rank, iteration, self._now()))
+        return silence_s >= 0.9 * self._timeouts.peer_timeout_s(rank, limit_s=self._limit_s())
 
-    def _patience_s(self) -> float:
-        """However little is left of our own life."""
-        return min(self._timeouts.usual_s(), self._within_s())
+    def _timeout_s(self) -> float:
+        """Timeout, independent of the time that this invocation has left."""
+        return min(self._timeouts.timeout_s(), self._limit_s())
 
-    def _within_s(self) -> float:
-        return self._timeouts.within_s(lifetime_s=self._lifetime_s, cold_start_s=self._spec.cold_start_s)
+    def _limit_s(self) -> float:
+        return self._timeouts.limit_s(lifetime_s=self._lifetime_s, cold_start_s=self._spec.cold_start_s)
 
-    async def goes_on(self, rank: int) -> bool:
-        """Whether a rank has come further since the last look, of a predecessor if need be, or since the beginning of the run.
+    async def has_progressed(self, rank: int) -> bool:
+        """Whether a rank has finished iterations since the last observation, or since the start of the run at the first one.
 
-        Looks that several waits make at about the same time are one.
+        Waits that time out together share one observation. A predecessor's observation counts as this invocation's.
         """
-        async with self._looking:
-            return await self._look(rank)
+        async with self._observing:
+            return await self._observe(rank)
 
-    async def _look(self, rank: int) -> bool:
-        looked, now = self._looked.get(rank), self._now()
-        if looked is not None and now - looked[0] < 0.5 * self._patience_s():
-            return looked[1]
+    async def _observe(self, rank: int) -> bool:
+        observed, now = self._observed.get(rank), self._now()
+        if observed is not None and now - observed[0] < 0.5 * self._timeout_s():
+            return observed[1]
         latest = None if self.latest_iteration is None else await self.latest_iteration(rank)
         if latest is None:
             return False
-        iterations, self.seen[rank] = latest - self.seen.get(rank, -1), latest
-        further = iterations > 0
-        if further:
-            self._timeouts.seen(rank, now, iterations=iterations)
-        self._looked[rank] = (now, further)
-        return further
+        iterations, self.progress_seen[rank] = latest - self.progress_seen.get(rank, -1), latest
+        if iterations > 0:
+            self._timeouts.record_progress(rank, now, iterations=iterations)
+        self._observed[rank] = (now, iterations > 0)
+        return iterations > 0
 
     def _age_s(self, rank: int, attempt: int, claim: Claim) -> float:
-        """Seconds since a claim was made; since it was first seen, where the clock that it was made by is ahead of ours."""
+        """Seconds since a claim was made; since it was first read, if the claimant's clock is ahead of this one."""
         age_s = self._run_now() - claim.at_s
         return age_s if age_s >= 0 else self._now() - self._ahead.setdefault((rank, attempt), self._now())
 
     def _grace_s(self, claim: Claim, iteration: int) -> float:
-        """Seconds that an attempt may take to start, and to come to an iteration from its checkpoint, within one life.
+        """Seconds that an attempt may take to start and to repeat iterations from its checkpoint, at most the function timeout.
 
-        Without this, workers that live hardly longer than that would replace each other for ever.
+        Without this time, workers whose function timeout is hardly longer would replace each other without end.
         """
-        patience_s = self._patience_s()
-        known = self._timeouts.typical_s or self._timeouts.slowest_s or patience_s
+        timeout_s = self._timeout_s()
+        known = self._timeouts.typical_s or self._timeouts.slowest_s or timeout_s
         back = 0 if claim.not_after is None else max(0, iteration - claim.not_after)
         repeated = (2 * self._spec.configuration.checkpoint_every + back) * known
         catching_up = min(self._lifetime_s, self._spec.cold_start_s + repeated)
-        return float(max(0.9 * patience_s * 2**claim.tries, catching_up))
+        return float(max(0.9 * timeout_s * 2**claim.tries, catching_up))
 
     async def _is_past(self, rank: int, iteration: int) -> bool:
-        """Whether a rank has a checkpoint behind an iteration. Lists: somebody has waited in vain."""
+        """Whether a rank has a checkpoint after an iteration. Lists keys: only for waits that have timed out."""
         saved = await self._channel.list(self._keys.states(rank))
         return any(key > self._keys.state(rank, iteration) for key in saved)

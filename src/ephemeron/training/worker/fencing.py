@@ -1,12 +1,12 @@
-"""Who is whom: attempts are claimed before they are launched and started once, by create-only puts.
+"""Fencing tokens of attempts: each is claimed before it is launched and started once, by create-only puts.
 
-`claim/RANK/N` belongs to whoever may launch attempt N of a rank: its predecessor (a relay), the client, or a peer
-that has waited too long. `start/RANK/N` belongs to the invocation that is attempt N: a platform that delivers a
-call twice finds the second one stepping aside. An attempt that sees the next one claimed, and has not done so
-itself, is superseded. Whatever it still sends is harmless: under BSP and HAP it is the same bytes, and under other
-protocols what is there already counts.
+- `claim/RANK/N` belongs to the process that launches attempt N of a rank: its predecessor (a hand-off), the client, or a peer
+  whose wait has timed out.
+- `start/RANK/N` belongs to the invocation that is attempt N. If a platform delivers a call twice, the second invocation ends.
+- `replaced/N` is the N-th replacement of the run, of any rank. There are at most `max_replacements`.
 
-`replaced/N` is the N-th replacement of the run. There are `max_replacements` of them, whoever replaces whom.
+An attempt is superseded when another process has claimed the next one. What it still sends does no harm: under BSP and HAP it
+sends the same bytes, and under other protocols an object that exists already counts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ephemeron.errors import KeyExists, ReplacementsFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a claim says."""
+    """Content of a claim."""
 
     at_s: float
-    """When it was made, in seconds of the run."""
+    """Time of the claim, in seconds since the launch of the run."""
     not_after: int | None = None
-    """The iteration after which the attempt must not start; None: wherever it finds a checkpoint."""
+    """Latest iteration from which the attempt may start; None: any checkpoint."""
     tries: int = 0
-    """Replacements in a row of that rank by peers that had waited in vain."""
+    """Replacements in a row of that rank by peers whose waits had timed out."""
 
     def to_text(self) -> str:
         told = "-" if self.not_after is None else self.not_after
@@ -39,13 +39,13 @@ class Claim:
         return cls(at_s=float(at_s), not_after=None if told == "-" else int(told), tries=int(tries))
 
     def tries_at(self, iteration: int) -> int:
-        """Replacements in a row that still count at an iteration: one less for each that the rank has come further."""
+        """Replacements in a row that still count at an iteration: one less per iteration that the rank has finished since."""
         further = 0 if self.not_after is None else max(0, iteration - self.not_after)
         return max(0, self.tries - further)
 
 
 async def take(channel: Channel, key: str, owner: str) -> bool:
-    """Whether the key was free and is ours now."""
+    """Creates a key; whether it was free."""
     try:
         await channel.put(key, [owner.encode()], create=True)
     except KeyExists:
@@ -54,27 +54,27 @@ async def take(channel: Channel, key: str, owner: str) -> bool:
 
 
 async def claim(channel: Channel, keys: Keys, rank: int, attempt: int, said: Claim) -> bool:
-    """Whether we may launch this attempt."""
+    """Claims an attempt; whether the caller may launch it."""
     return await take(channel, keys.claim(rank, attempt), said.to_text())
 
 
 async def claimed(channel: Channel, keys: Keys, rank: int, attempt: int) -> Claim | None:
-    """What the claim of an attempt says; None: nobody had to claim it."""
+    """Claim of an attempt; None: it was not claimed, as the first one is not."""
     data = await channel.fetch(keys.claim(rank, attempt))
     return None if data is None else Claim.of(bytes(data).decode())
 
 
 async def latest_attempt(channel: Channel, keys: Keys, rank: int) -> int:
-    """Highest attempt claimed for a rank. Lists: for the cold path."""
+    """Highest attempt claimed for a rank. Lists keys: not for every iteration."""
     claims = await channel.list(keys.claims(rank))
     return max((int(key.rpartition("/")[2]) for key in claims), default=0)
 
 
 async def check_left(channel: Channel, keys: Keys, most: int, *, rank: int, iteration: int | None) -> int:
-    """How many functions have been replaced in this run. Lists: for the cold path.
+    """Number of functions replaced in this run. Lists keys: not for every iteration.
 
     Raises:
-        ReplacementsFailed: as many as may be.
+        ReplacementsFailed: it is the limit.
     """
     spent = len(await channel.list(keys.replacements))
     if spent >= most:
@@ -87,7 +87,7 @@ async def check_left(channel: Channel, keys: Keys, most: int, *, rank: int, iter
 
 
 async def spend(channel: Channel, keys: Keys, most: int, *, rank: int, iteration: int | None) -> None:
-    """Takes one of the run's replacements, for good.
+    """Takes one of the run's replacements.
 
     Raises:
         ReplacementsFailed: there are none left.
@@ -100,5 +100,5 @@ async def spend(channel: Channel, keys: Keys, most: int, *, rank: int, iteration
 
 
 async def restore(channel: Channel, keys: Keys) -> None:
-    """Gives a run that is resumed all its replacements again."""
+    """Restores the full number of replacements, for a run that is resumed."""
     await channel.delete(await channel.list(keys.replacements))

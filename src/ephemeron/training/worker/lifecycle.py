@@ -56,7 +56,7 @@ class InvocationLifecycle:
             lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s, start_s=invocation.started_after_s,
             attempt=call.attempt,
         )  # fmt: skip
-        self.timeouts = Timeouts(least_s=spec.patience_s)
+        self.timeouts = Timeouts(least_s=spec.peer_timeout_s)
         self.timeouts.load(
             IterationTimes(slowest_s=request.slowest_s, typical_s=request.typical_s), waited=request.waited
         )
@@ -64,7 +64,7 @@ class InvocationLifecycle:
             self.channel, self.keys, spec, self.timeouts, rank=call.rank, lifetime_s=call.lifetime_s, now=self.now,
             run_now=self.run_now, invoke=self._invoke_replacement, note=invocation.warn,
         )  # fmt: skip
-        self.detector.seen.update(request.seen)
+        self.detector.progress_seen.update(request.seen)
         self.stop_requested = False
         """Whether the user has asked to stop the run."""
         self._leave_lock = asyncio.Lock()
@@ -203,7 +203,7 @@ class InvocationLifecycle:
         return max(self._iteration, awaited, self.invocation.request.reached)
 
     def _seen(self) -> tuple[tuple[int, int], ...]:
-        return tuple(sorted(self.detector.seen.items()))
+        return tuple(sorted(self.detector.progress_seen.items()))
 
     def _left_s(self) -> float:
         return self.budget.time_left_s(self.now())
@@ -212,7 +212,7 @@ class InvocationLifecycle:
 
     def on_message(self, rank: int, busy_s: float) -> None:
         """A new object of a peer has arrived, which knows iterations to take `busy_s`."""
-        self.timeouts.heard(rank, self.now(), busy_s)
+        self.timeouts.record_message(rank, self.now(), busy_s)
 
     def wait_timeout_s(self, times: float = 1) -> float:
         """Seconds until a wait for a peer times out: it is suspected, or this invocation has to end.
@@ -222,12 +222,12 @@ class InvocationLifecycle:
         """
         left_s = self._left_s() - 0.95 * self.handoff.closing_s()
         # Functions that live shorter than the usual timeout would never suspect a peer.
-        within_s = self.timeouts.within_s(
+        limit_s = self.timeouts.limit_s(
             lifetime_s=self.invocation.call.lifetime_s, cold_start_s=self.spec.cold_start_s
         )  # fmt: skip
-        timeout_s = min(times * self.timeouts.usual_s(), within_s)
+        timeout_s = min(times * self.timeouts.timeout_s(), limit_s)
         # The wait of earlier attempts counts, so that a successor suspects soon.
-        before_s = max(self.timeouts.before_s.values(), default=0.0)
+        before_s = max(self.timeouts.waited_before_s.values(), default=0.0)
         return min(max(timeout_s - before_s, EARLY_SHARE * timeout_s), max(left_s, 0.01))
 
     async def check_fence(self) -> None:
@@ -245,7 +245,7 @@ class InvocationLifecycle:
             InvocationExit: superseded, stopped, finished, or at the end of this invocation's own time.
             ReplacementsFailed: replacing does not help, or the run has used up its replacements.
         """
-        self.timeouts.disturbed()
+        self.timeouts.mark_disturbed()
         marks = await all_of(
             self.channel.fetch(key) for key in (self._fence(), self.keys.result, self.keys.control)
         )  # fmt: skip
@@ -269,7 +269,7 @@ class InvocationLifecycle:
         if iteration <= request.reached:
             await self.detector.spend(self.rank, iteration)  # this invocation has made no progress
         peers = [rank for rank in stalled.ranks if rank != self.rank]
-        await all_of(self.detector.goes_on(rank) for rank in peers)
+        await all_of(self.detector.has_progressed(rank) for rank in peers)
         now = self.now()
         waited = tuple((rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers)
         if self.lease.has_successor:

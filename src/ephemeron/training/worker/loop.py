@@ -201,7 +201,7 @@ class TrainingLoop:
         finite = self.step.finite
         await self.step.compute(lambda: self.trainer.apply(finite.merged(merged.vector, version)), samples=0)
         if self.policy.waits_for_all and not self.collective.self_paced:
-            self.lifecycle.timeouts.delivered(version)
+            self.lifecycle.timeouts.mark_delivered(version)
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
         self.handing_off = bool(merged.flags & RELAY)

@@ -67,7 +67,7 @@ class RunSpec:
     prices: Prices
     budget_usd: float | None = None
     faults: tuple[str, ...] = ()
-    patience_s: float = 20.0
+    peer_timeout_s: float = 20.0
     """Shortest wait before a peer is suspected; slow iterations make it longer."""
     cold_start_s: float = 3.0
     """How long before its end a function starts its successor."""

@@ -183,7 +183,7 @@ async def _state(
                 return arrays, meta, False
             recovery = Recovery.of(message, key=key)
             lifecycle.timeouts.load(waited=recovery.waited)
-            lifecycle.detector.seen.update(recovery.seen)
+            lifecycle.detector.progress_seen.update(recovery.seen)
         except ChannelTimeout:
             _log.warning("no hand-off from the predecessor; recovers from the newest checkpoint")
     return *(await checkpoints.newest(request.not_after) or ({}, None)), True

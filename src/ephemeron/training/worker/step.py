@@ -47,7 +47,7 @@ class TimedCompute:
         began = invocation.now()
         result = await invocation.compute(work, samples=samples)
         invocation.trace.record("compute", began, invocation.now())
-        lifecycle.timeouts.computed(invocation.now() - began)
+        lifecycle.timeouts.record_compute(invocation.now() - began)
         self._status.busy_s = lifecycle.timeouts.slowest_s
         return result
 
@@ -99,7 +99,7 @@ class IterationStep(ABC):
             channel=lifecycle.channel, policy=policy, size=self.trainer.size, dtype=self.trainer.dtype,
             attempt=self.invocation.attempt, compression=c.compression, iterations=self.spec.iterations,
             status=self.status, trace=self.invocation.trace, poll_worth_s=poll_worth_s(self.spec),
-            wait_timeout_s=lifecycle.wait_timeout_s, silence_timeout_s=lifecycle.timeouts.usual_s,
+            wait_timeout_s=lifecycle.wait_timeout_s, silence_timeout_s=lifecycle.timeouts.timeout_s,
             on_message=self.on_message, suspect=lifecycle.suspect, on_timeout=lifecycle.on_timeout,
         )  # fmt: skip
 

@@ -1,10 +1,9 @@
-"""How long peers may keep a rank waiting, learned from how long iterations take. Pure.
+"""Timeouts of waits for peers, learned from iteration times. Pure.
 
-One rule for all patterns: whoever is silent for ten times the slowest iteration known is suspected, and never sooner than
-the run's shortest patience. What counts is what ranks spend on an iteration without waiting for each other, so that a death,
-for which all wait, makes nobody more patient with the next one. Every message says how long its sender knows iterations to
-take, and what one invocation has learned goes to its successors and to those it starts in place of others: nobody begins
-without a notion of how slow the run is.
+One rule for all patterns: a peer is suspected when it has been silent for ten times the slowest known iteration, and never
+before the run's shortest timeout. An iteration counts without the time that the rank waited for others: a dead peer, for which
+all ranks wait, must not lengthen the timeout for the next one. Every message carries the slowest iteration that its sender
+knows. An invocation passes its knowledge on to its successor and to the replacements that it starts.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field
 from ephemeron.training.collectives.pace import SLOWER, PeerPace
 
 SMOOTH = 0.7
-"""Share of the typical iteration that the next one leaves of it."""
+"""Weight of the previous value in the average of iteration times."""
 FADING = 0.9
-"""Share of the slowest iteration that the next one leaves of it."""
+"""Factor by which the slowest iteration time decays per iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,41 +31,41 @@ class IterationTimes:
 
 @dataclass(slots=True, kw_only=True)
 class Timeouts:
-    """What one invocation knows of paces."""
+    """Iteration times, and when peers made progress, as far as one invocation knows. All times are loop times."""
 
     least_s: float
-    """Shortest wait before a peer is suspected."""
+    """Shortest timeout."""
     slowest_s: float = 0.0
-    """Of recent iterations, anybody's, without waits."""
+    """Slowest recent iteration of any rank, without waits."""
     typical_s: float = 0.0
-    """Of an iteration of this rank, with waits; 0: none is known."""
+    """Typical iteration of this rank, with waits; 0: not known."""
     peers: dict[int, PeerPace] = field(default_factory=dict)
-    before_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By rank and iteration, how long predecessors had waited when they left."""
+    waited_before_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By rank and iteration: seconds that predecessors had waited for it when they ended."""
     _began_s: float | None = None
     _listening_s: float | None = None
-    """Since when."""
+    """Start of the time in which messages of peers can arrive."""
     _disturbed: bool = False
 
     def begin(self, now_s: float) -> None:
-        """An iteration begins."""
+        """Starts an iteration."""
         self._began_s, self._disturbed = now_s, False
         self.listen(now_s)
 
     def listen(self, now_s: float) -> None:
-        """From now on peers can be heard."""
+        """Starts the time in which messages of peers can arrive; later calls change nothing."""
         self._listening_s = now_s if self._listening_s is None else self._listening_s
 
-    def disturbed(self) -> None:
-        """Somebody was late: the iteration takes longer than others."""
+    def mark_disturbed(self) -> None:
+        """Leaves this iteration out of the average: a peer was late."""
         self._disturbed = True
 
     def end(self, now_s: float, *, busy_s: float) -> None:
-        """The iteration that has begun is over; harmless when there is none.
+        """Ends the iteration; without effect when none has begun.
 
         Args:
-            now_s: seconds, as for `begin`.
-            busy_s: what it took without waits.
+            now_s: loop time.
+            busy_s: duration of the iteration without waits.
         """
         if self._began_s is not None:
             took = now_s - self._began_s
@@ -75,62 +74,70 @@ class Timeouts:
                 self.typical_s = SMOOTH * (self.typical_s or took) + (1 - SMOOTH) * took
             self._began_s = None
 
-    def computed(self, seconds: float) -> None:
-        """A part of an iteration that is not over: peers may need as long, and more."""
+    def record_compute(self, seconds: float) -> None:
+        """Records the computing time of an iteration that has not ended: peers may need as long."""
         self.slowest_s = max(self.slowest_s, seconds)
 
-    def heard(self, rank: int, now_s: float, busy_s: float) -> None:
-        """Something new of a peer is there, who knows iterations to take so long."""
+    def record_message(self, rank: int, now_s: float, busy_s: float) -> None:
+        """Records a new message of a peer, with the slowest iteration that the peer knows."""
         self.slowest_s = max(self.slowest_s, busy_s)
         pace = self._pace(rank, now_s)
-        pace.tells = True
-        pace.came(now_s)
+        pace.reports = True
+        pace.record(now_s)
 
-    def seen(self, rank: int, now_s: float, *, iterations: int) -> None:
-        """A peer that sends nothing to this rank has done so many iterations more."""
+    def record_progress(self, rank: int, now_s: float, *, iterations: int) -> None:
+        """Records that a peer, which may send nothing to this rank, has finished `iterations` since it was last observed.
+
+        Waits of predecessors for that peer no longer count.
+        """
         pace = self._pace(rank, now_s)
-        if not pace.tells:
-            pace.usual_s = max(pace.usual_s, (now_s - pace.since_s) / iterations)
-        pace.came(now_s)
-        self.before_s = {wait: seconds for wait, seconds in self.before_s.items() if wait[0] != rank}
+        if not pace.reports:
+            pace.iteration_s = max(pace.iteration_s, (now_s - pace.since_s) / iterations)
+        pace.record(now_s)
+        self.waited_before_s = {wait: s for wait, s in self.waited_before_s.items() if wait[0] != rank}
 
-    def delivered(self, iteration: int) -> None:
-        """All ranks have delivered an iteration: what predecessors have waited for it counts no more."""
-        self.before_s = {wait: seconds for wait, seconds in self.before_s.items() if wait[1] > iteration}
+    def mark_delivered(self, iteration: int) -> None:
+        """Drops waits of predecessors for an iteration that all ranks have delivered, and for earlier ones."""
+        self.waited_before_s = {wait: s for wait, s in self.waited_before_s.items() if wait[1] > iteration}
 
     def _pace(self, rank: int, now_s: float) -> PeerPace:
         if rank not in self.peers:
             self.peers[rank] = PeerPace(now_s if self._listening_s is None else self._listening_s)
         return self.peers[rank]
 
-    def usual_s(self) -> float:
-        """Silence after which a peer is late."""
+    def timeout_s(self) -> float:
+        """Silence in seconds after which a peer is suspected, as far as its own pace is not known."""
         return max(self.least_s, SLOWER * self.slowest_s)
 
-    def late_after_s(self, rank: int, *, within_s: float) -> float:
-        """Silence after which one peer is late, given its own pace.
+    def peer_timeout_s(self, rank: int, *, limit_s: float) -> float:
+        """Silence in seconds after which one peer is suspected, given its own pace.
 
         Args:
             rank: of the peer.
-            within_s: see the method of that name.
+            limit_s: see the method of that name.
         """
-        usual_s = self.peers[rank].usual_s if rank in self.peers else 0.0
-        return min(max(self.usual_s(), SLOWER * usual_s), max(within_s, 2 * usual_s))
+        iteration_s = self.peers[rank].iteration_s if rank in self.peers else 0.0
+        return min(max(self.timeout_s(), SLOWER * iteration_s), max(limit_s, 2 * iteration_s))
 
-    def silent_s(self, rank: int, now_s: float) -> float | None:
-        """How long a peer has been silent; None: it was never heard."""
+    def silence_s(self, rank: int, now_s: float) -> float | None:
+        """Seconds since a peer made progress; None: none was observed."""
         pace = self.peers.get(rank)
         return None if pace is None else now_s - pace.since_s
 
     def waited_s(self, rank: int, iteration: int, now_s: float) -> float:
-        """Seconds for which this invocation has waited for news of a rank, in the iteration that has begun, and those before it."""
-        since_s = self._listening_s if self._began_s is None else self._began_s
-        silent_s = self.silent_s(rank, now_s)
-        waited_s = 0.0 if since_s is None else now_s - since_s
-        return self.before_s.get((rank, iteration), 0.0) + (waited_s if silent_s is None else min(waited_s, silent_s))
+        """Seconds that this invocation and its predecessors have waited for a rank since it last made progress.
 
-    def within_s(self, *, lifetime_s: float, cold_start_s: float) -> float:
-        """Time in which whoever lives no longer has to have suspected somebody, if ever."""
+        This invocation's wait counts from the start of its current iteration.
+        """
+        since_s = self._listening_s if self._began_s is None else self._began_s
+        silence_s = self.silence_s(rank, now_s)
+        waited_s = 0.0 if since_s is None else now_s - since_s
+        return self.waited_before_s.get((rank, iteration), 0.0) + (
+            waited_s if silence_s is None else min(waited_s, silence_s)
+        )
+
+    def limit_s(self, *, lifetime_s: float, cold_start_s: float) -> float:
+        """Longest timeout of functions with this function timeout: with a longer one they would never suspect a peer."""
         return max(0.2 * lifetime_s, 2 * self.slowest_s + cold_start_s)
 
     def state(self) -> IterationTimes:
@@ -147,4 +154,4 @@ class Timeouts:
         if times is not None:
             self.slowest_s = max(self.slowest_s, times.slowest_s)
             self.typical_s = self.typical_s or times.typical_s
-        self.before_s |= {(rank, iteration): seconds for rank, iteration, seconds in waited}
+        self.waited_before_s |= {(rank, iteration): seconds for rank, iteration, seconds in waited}
