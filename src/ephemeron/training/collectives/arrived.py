@@ -118,7 +118,7 @@ class ArrivedReduce(KReduce):
         if found is None and piece.owner != self.g.rank:
             late = self._pace(f"m.{piece.owner}").is_late(asyncio.get_running_loop().time(), self.g.silence_timeout_s())
             if late and await self._is_stuck(version, piece.owner):
-                await self.g.suspect(await self._blame_owner(version, piece))
+                await self.g.suspect(await self._stalled_owner(version, piece))
         return found
 
     async def _is_stuck(self, version: int, owner: int) -> bool:
@@ -127,12 +127,12 @@ class ArrivedReduce(KReduce):
         before, self._looked[owner] = self._looked.get(owner), latest
         return latest > version or latest == before
 
-    async def _blame_contribution(self, iteration: int, rank: int, key: str) -> StalledPeers:
+    async def _stalled_contributors(self, iteration: int, rank: int, key: str) -> StalledPeers:
         return StalledPeers(iteration, [rank], [key])  # no rank waits for a version before it contributes
 
-    async def _blame_merged(self, version: int, piece: Chunk) -> StalledPeers:
+    async def _stalled_for_shard(self, version: int, piece: Chunk) -> StalledPeers:
         if version < self.g.iterations - 1:
-            return await self._blame_owner(version, piece)
+            return await self._stalled_owner(version, piece)
         read = self._read.get(piece.label, (0,) * self.g.world)
         sent = set(await self.g.channel.list(self.g.keys.exchanged))
         missing = [
@@ -140,7 +140,7 @@ class ArrivedReduce(KReduce):
             if r != piece.owner and self.g.keys.contribution(t, r, piece.label) not in sent
         ]  # fmt: skip
         first = min((t for t, _ in missing), default=version)
-        return await self._blame_missing(version, first, [r for t, r in missing if t == first], piece)
+        return await self._stalled_among(version, first, [r for t, r in missing if t == first], piece)
 
     async def latest_iteration(self, rank: int) -> int:
         """Lists: somebody has waited in vain."""

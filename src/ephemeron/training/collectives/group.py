@@ -14,8 +14,8 @@ from ephemeron.communication.keys import Keys
 from ephemeron.events import Phase
 from ephemeron.training.collectives.sync_policy import Policy
 
-MOMENT = 0.2
-"""Share of the patience that whoever is late gets once it has all that it may have waited for."""
+GRACE_SHARE = 0.2
+"""Share of the timeout that a late peer gets once all its inputs have arrived."""
 
 
 class Trace(Protocol):
@@ -48,8 +48,8 @@ class ReductionStatus:
     """Of the slowest iteration that it knows of, without waits."""
 
 
-async def _give_up(blame: StalledPeers) -> None:
-    raise TimeoutError(f"iteration {blame.iteration}: nothing from ranks {list(blame.ranks)}")
+async def _give_up(stalled: StalledPeers) -> None:
+    raise TimeoutError(f"iteration {stalled.iteration}: nothing from ranks {list(stalled.ranks)}")
 
 
 class StalledPeers(NamedTuple):

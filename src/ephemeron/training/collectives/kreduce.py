@@ -27,7 +27,7 @@ from ephemeron.errors import KeyExists
 from ephemeron.events import Phase
 from ephemeron.training.collectives._tasks import RequestWindow, all_of
 from ephemeron.training.collectives.garbage_collection import ObjectGC
-from ephemeron.training.collectives.group import MOMENT, Collective, Group, Reduced, StalledPeers
+from ephemeron.training.collectives.group import GRACE_SHARE, Collective, Group, Reduced, StalledPeers
 from ephemeron.training.collectives.object_wait import wait_for_object
 from ephemeron.training.collectives.pieces import Chunk, pieces, under_way
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
@@ -269,7 +269,7 @@ class KReduce(Collective):
             return flags
         part, envelope = await self._get(
             "download", self.g.keys.merged(version, piece.label), f"m.{piece.label}", version,
-            lambda: self._blame_merged(version, piece), 2, lambda envelope: self._follows(piece, envelope),
+            lambda: self._stalled_for_shard(version, piece), 2, lambda envelope: self._follows(piece, envelope),
         )  # fmt: skip
         vector[piece.start : piece.stop] = part
         self.g.on_message(piece.owner, envelope.busy_s)
@@ -386,24 +386,24 @@ class KReduce(Collective):
     async def _contribution(self, iteration: int, rank: int, piece: Chunk) -> tuple[np.ndarray, MessageHeader]:
         key = self.g.keys.contribution(iteration, rank, piece.label)
 
-        async def blame() -> StalledPeers:
+        async def stalled() -> StalledPeers:
             if self.g.policy.waits_for_all and await self._is_there(iteration, piece):
                 raise _AlreadyReduced
-            return await self._blame_contribution(iteration, rank, key)
+            return await self._stalled_contributors(iteration, rank, key)
 
-        return await self._get("aggregate", key, f"c.{rank}.{piece.label}", iteration, blame)
+        return await self._get("aggregate", key, f"c.{rank}.{piece.label}", iteration, stalled)
 
-    async def _blame_contribution(self, iteration: int, rank: int, key: str) -> StalledPeers:
-        """A contributor is late. Its fault, or does it wait for an earlier version, a share of ours that was lost among them?"""
+    async def _stalled_contributors(self, iteration: int, rank: int, key: str) -> StalledPeers:
+        """Ranks to replace for a late contribution: its sender, unless that waits for an earlier version or for a lost share."""
         lost = await self.first_lost(rank, iteration)
         if lost is not None:
             return StalledPeers(lost, [self.g.rank])
         theirs = [piece for piece in self.pieces if piece.owner != self.g.rank]
         missing = await self._first_missing(range(self.g.status.applied, iteration), theirs)
         if missing is not None:
-            return await self._blame_merged(*missing)
+            return await self._stalled_for_shard(*missing)
         # It may have waited for an earlier version that has come just now.
-        grace_s = self._moment_s() if iteration > self.g.status.applied else 0.0
+        grace_s = self._grace_s() if iteration > self.g.status.applied else 0.0
         return StalledPeers(iteration, [rank], [key], grace_s)
 
     async def first_lost(self, rank: int, iteration: int) -> int | None:
@@ -418,16 +418,16 @@ class KReduce(Collective):
         there = await all_of(self._is_there(version, piece) for version, piece in wanted)
         return next((w for w, found in zip(wanted, there, strict=True) if not found), None)
 
-    async def _blame_merged(self, version: int, piece: Chunk) -> StalledPeers:
-        """An aggregator is late. Its fault, or that of somebody it waits for in turn?"""
+    async def _stalled_for_shard(self, version: int, piece: Chunk) -> StalledPeers:
+        """Ranks to replace for a late merged shard: its aggregator, or the ranks whose contributions it lacks."""
         ranks = [rank for rank in range(self.g.world) if rank != piece.owner]
         keys = [self.g.keys.contribution(version, rank, piece.label) for rank in ranks]
         sent = await all_of(self._exists(key) for key in keys)
         missing = [rank for rank, there in zip(ranks, sent, strict=True) if not there]
-        return await self._blame_missing(version, version, missing, piece)
+        return await self._stalled_among(version, version, missing, piece)
 
-    async def _blame_missing(self, version: int, iteration: int, ranks: list[int], piece: Chunk) -> StalledPeers:
-        """Who is to blame for a version of which contributions of an iteration are missing, of so many ranks."""
+    async def _stalled_among(self, version: int, iteration: int, ranks: list[int], piece: Chunk) -> StalledPeers:
+        """Ranks to replace for a version that lacks contributions of `ranks` to an iteration; none lacks: its aggregator."""
         others = [rank for rank in ranks if rank != self.g.rank]
         if others:
             return StalledPeers(
@@ -436,14 +436,14 @@ class KReduce(Collective):
         if ranks:  # ours was lost, unless it is on its way
             return StalledPeers(iteration, () if (iteration, piece.index) in self._unsent else ranks)
         # The last one may have come just now.
-        return (await self._blame_owner(version, piece))._replace(grace_s=self._moment_s())
+        return (await self._stalled_owner(version, piece))._replace(grace_s=self._grace_s())
 
-    def _moment_s(self) -> float:
-        """Seconds for an iteration of whoever has only just got what it waited for, within the patience."""
-        patience_s = self.g.wait_timeout_s(1)
-        return min(patience_s, max(MOMENT * patience_s, 1.5 * self.g.status.busy_s))
+    def _grace_s(self) -> float:
+        """Seconds that a peer may take for an iteration if its last input has only just arrived, at most the timeout."""
+        timeout_s = self.g.wait_timeout_s(1)
+        return min(timeout_s, max(GRACE_SHARE * timeout_s, 1.5 * self.g.status.busy_s))
 
-    async def _blame_owner(self, version: int, piece: Chunk) -> StalledPeers:
+    async def _stalled_owner(self, version: int, piece: Chunk) -> StalledPeers:
         # A share that is there and does not count is no reason to wait on.
         orphan = not self.g.policy.waits_for_all and await self._is_there(version, piece)
         return StalledPeers(version, [piece.owner], () if orphan else [self.g.keys.merged(version, piece.label)])
@@ -462,8 +462,8 @@ class KReduce(Collective):
         key: str,
         stream: str,
         iteration: int,
-        blame: Callable[[], Awaitable[StalledPeers]],
-        patience: float = 1,
+        stalled: Callable[[], Awaitable[StalledPeers]],
+        timeouts: float = 1,
         counts: Callable[[MessageHeader], bool] = lambda envelope: True,
     ) -> tuple[np.ndarray, MessageHeader]:
         loop = asyncio.get_running_loop()
@@ -477,7 +477,7 @@ class KReduce(Collective):
             return (envelope, vector) if counts(envelope) else None
 
         (envelope, vector), received, found, missed = await wait_for_object(
-            self.g.channel, key, timeout_s=lambda: self.g.wait_timeout_s(patience), stalled=blame, on_timeout=self.g.on_timeout,
+            self.g.channel, key, timeout_s=lambda: self.g.wait_timeout_s(timeouts), stalled=stalled, on_timeout=self.g.on_timeout,
             accept=accept, expected_at=predicted,
         )  # fmt: skip
         if polled:

@@ -81,13 +81,13 @@ class ServerReduce(Collective):
             except DamagedObject:
                 raise  # the server adds up a key once: nobody can make it again
             except ChannelTimeout as e:
-                await handle_timeout(self.g.on_timeout, await self._blame(version, key), e)
+                await handle_timeout(self.g.on_timeout, await self._stalled(version, key), e)
         if received.waited_s > 0:
             self.g.trace.record("wait", began, began + received.waited_s)
         self.g.trace.record("download", began + received.waited_s, loop.time())
         return np.frombuffer(received.data, dtype=self.g.dtype)
 
-    async def _blame(self, version: int, key: str) -> StalledPeers:
+    async def _stalled(self, version: int, key: str) -> StalledPeers:
         """Those whose contribution the server has not got; all, where it knows of none."""
         heard = await self.server.heard(key)
         missing = [r for r in range(self.g.world) if r != self.g.rank and r not in heard]

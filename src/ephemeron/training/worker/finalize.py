@@ -18,7 +18,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, KeyExists
 from ephemeron.training.collectives import Collective, StalledPeers, all_of, handle_timeout, wait_for_object
-from ephemeron.training.collectives.group import MOMENT
+from ephemeron.training.collectives.group import GRACE_SHARE
 from ephemeron.training.metrics import means
 from ephemeron.training.tensors import digest, encode_state
 from ephemeron.training.worker.invocation import InvocationContext
@@ -124,7 +124,7 @@ async def _stalled_before_result(lifecycle: InvocationLifecycle) -> StalledPeers
     if missing:
         return StalledPeers(iterations, missing, [keys.done(r) for r in missing])
     # The last one may be done just now.
-    return StalledPeers(iterations, [0], [keys.result], MOMENT * lifecycle.wait_timeout_s())
+    return StalledPeers(iterations, [0], [keys.result], GRACE_SHARE * lifecycle.wait_timeout_s())
 
 
 async def _done(lifecycle: InvocationLifecycle, collective: Collective, rank: int) -> EvaluationSums:

@@ -24,11 +24,11 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout
 from ephemeron.training.collectives import StalledPeers, all_of
-from ephemeron.training.collectives.group import MOMENT
+from ephemeron.training.collectives.group import GRACE_SHARE
 
 _log = logging.getLogger(__name__)
 
-PUBLISH_SHARE = 2 * MOMENT
+PUBLISH_SHARE = 2 * GRACE_SHARE
 """Share of the timeout within which other ranks publish their waits. A rank that waits for a merged shard has given its
 aggregator some time before it does so."""
 EXPIRY = 1.5
