@@ -80,6 +80,7 @@ def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
         pytest.param(309043, id="ssp: the same, for a rank that sends this one nothing"),
         pytest.param(300990, id="what predecessors waited for a rank counts no more once it goes on"),
         pytest.param(307648, id="the first look at a slow rank says how slow it is"),
+        pytest.param(408116, id="the replacement of a slow rank gets that rank's time to repeat iterations"),
     ],
 )  # fmt: skip
 def test_a_live_rank_is_not_replaced_because_of_waits_for_others(seed):

@@ -83,7 +83,11 @@ class FailureDetector:
         astray = not told and await self._is_past(rank, iteration)
         if not astray and (await self.has_progressed(rank) or not self._is_silent(rank, iteration)):
             return
-        if claim is not None and not astray and self._age_s(rank, latest, claim) < self._grace_s(claim, iteration):
+        if (
+            claim is not None
+            and not astray
+            and self._age_s(rank, latest, claim) < self._grace_s(rank, claim, iteration)
+        ):
             return  # it has just been replaced, and has to start and repeat some iterations
         tries = 0 if claim is None else claim.tries_at(iteration)
         if tries >= MOST_TRIES and claim is not None and claim.not_after == iteration:
@@ -162,15 +166,16 @@ class FailureDetector:
         age_s = self._run_now() - claim.at_s
         return age_s if age_s >= 0 else self._now() - self._ahead.setdefault((rank, attempt), self._now())
 
-    def _grace_s(self, claim: Claim, iteration: int) -> float:
+    def _grace_s(self, rank: int, claim: Claim, iteration: int) -> float:
         """Seconds that an attempt may take to start and to repeat iterations from its checkpoint, at most the function timeout.
 
         Without this time, workers whose function timeout is hardly longer would replace each other without end.
         """
         timeout_s = self._timeout_s()
-        known = self._timeouts.typical_s or self._timeouts.slowest_s or timeout_s
+        own_s = self._timeouts.typical_s or self._timeouts.slowest_s or timeout_s
+        each_s = max(own_s, self._timeouts.iteration_s(rank))
         back = 0 if claim.not_after is None else max(0, iteration - claim.not_after)
-        repeated = (2 * self._spec.configuration.checkpoint_every + back) * known
+        repeated = (2 * self._spec.configuration.checkpoint_every + back) * each_s
         catching_up = min(self._lifetime_s, self._spec.cold_start_s + repeated)
         return float(max(0.9 * timeout_s * 2**claim.tries, catching_up))
 

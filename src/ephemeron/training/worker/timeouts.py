@@ -116,8 +116,12 @@ class Timeouts:
             rank: of the peer.
             limit_s: see the method of that name.
         """
-        iteration_s = self.peers[rank].iteration_s if rank in self.peers else 0.0
+        iteration_s = self.iteration_s(rank)
         return min(max(self.timeout_s(), SLOWER * iteration_s), max(limit_s, 2 * iteration_s))
+
+    def iteration_s(self, rank: int) -> float:
+        """Slowest observed iteration of a peer that reports no iteration times; 0: not known."""
+        return self.peers[rank].iteration_s if rank in self.peers else 0.0
 
     def silence_s(self, rank: int, now_s: float) -> float | None:
         """Seconds since a peer made progress; None: none was observed."""
