@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import SEED, condensed, environment, write
-from benchmarks.sharing import Story, Task, merged, story
+from benchmarks.sharing import AccessTrace, Task, access_trace, merged
 from ephemeron.data.cache import CachePolicy, NextUse
 from ephemeron.data.cache.baselines import ALSD, LFU, LRU, Belady, MinIO, RefCnt
 from ephemeron.data.sampling.baselines import Independent
@@ -29,16 +29,16 @@ EPOCHS = 5
 SCENES = ("equal", "jitter", "speeds", "joining", "overlapping")
 THESIS = {"LRU": 30.40, "LFU": 29.25, "MinIO": 37.50, "RefCnt": 53.85, "ALSD": 57.05}
 IDENTITY = ("samples", "scene", "policy")
-POLICIES: dict[str, tuple[Callable[[Story], CachePolicy], int]] = {
-    "LRU": (lambda story: LRU(), 0),
-    "LFU": (lambda story: LFU(), 0),
-    "MinIO": (lambda story: MinIO(), 0),
-    "RefCnt": (lambda story: RefCnt(), 0),
-    "ALSD": (lambda story: ALSD(), 0),
-    "ALSD, ahead": (lambda story: ALSD(), 1),
-    "NextUse": (lambda story: NextUse(), 0),
-    "NextUse, ahead": (lambda story: NextUse(), 1),
-    "Belady": (lambda story: Belady(story.order), 0),
+POLICIES: dict[str, tuple[Callable[[AccessTrace], CachePolicy], int]] = {
+    "LRU": (lambda trace: LRU(), 0),
+    "LFU": (lambda trace: LFU(), 0),
+    "MinIO": (lambda trace: MinIO(), 0),
+    "RefCnt": (lambda trace: RefCnt(), 0),
+    "ALSD": (lambda trace: ALSD(), 0),
+    "ALSD, ahead": (lambda trace: ALSD(), 1),
+    "NextUse": (lambda trace: NextUse(), 0),
+    "NextUse, ahead": (lambda trace: NextUse(), 1),
+    "Belady": (lambda trace: Belady(trace.order), 0),
 }
 
 
@@ -71,10 +71,12 @@ def measure(samples: int, scene: str, seeds: int) -> list[dict[str, Any]]:
     capacity = universe // 2
     rates: dict[str, list[Any]] = {name: [] for name in POLICIES}
     for seed in range(SEED, SEED + seeds):
-        told = [story(Independent(seed=seed, ahead=a), tasks, seed=seed, drift=drift, noise=noise) for a in (0, 1)]
-        assert told[0].order == told[1].order
+        traces = [
+            access_trace(Independent(seed=seed, ahead=a), tasks, seed=seed, drift=drift, noise=noise) for a in (0, 1)
+        ]
+        assert traces[0].order == traces[1].order
         for name, (policy, ahead) in POLICIES.items():
-            rates[name].append(told[ahead].hit_rates(policy(told[ahead]), capacity))
+            rates[name].append(traces[ahead].hit_rates(policy(traces[ahead]), capacity))
     return [
         {
             "samples": samples, "scene": scene, "policy": name, "capacity": capacity,

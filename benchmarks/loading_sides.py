@@ -216,8 +216,8 @@ def main(name: str, folder: Path, workers: int, seed: int, latency_ms: float, ca
         name, folder, workers=workers, seed=seed, latency_s=latency_ms / 1000, cache_mb=cache_mb, service=service
     )
     for line in sys.stdin:
-        wish = json.loads(line)
-        found = [epoch(batches, wish["step_s"]) for _ in range(wish["epochs"])]
+        request = json.loads(line)
+        found = [epoch(batches, request["step_s"]) for _ in range(request["epochs"])]
         total = {key: sum(e[key] for e in found) for key in found[0]}
         sys.stdout.write(json.dumps(total) + "\n")
         sys.stdout.flush()

@@ -86,11 +86,11 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
             space, limits = space_of(row, named, platform, n, model="published" if model == "published" else "honest")
             best = exact(space, limits).best
             take = functools.partial(_predicted, f, what, platform, n, *named[0])
-            told = None if theirs is None else take(*theirs)
+            predicted = None if theirs is None else take(*theirs)
             found.append({
                 "workload": row.name, "pattern": label, "model": model, "deadline_s": row.deadline_s,
                 "max_global_batch": row.max_global_batch, "thesis": theirs and dict(zip(("W", "M", "K", "B^a", "B^n"), theirs, strict=True)),
-                "thesis_predicted": told and {"seconds": round(told[0], 1), "cost_usd": round(told[1], 5)},
+                "thesis_predicted": predicted and {"seconds": round(predicted[0], 1), "cost_usd": round(predicted[1], 5)},
                 "ours": described(best),
             })  # fmt: skip
     return found
@@ -145,9 +145,9 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         )
     yield ""
     yield "Table 5.2: searches, cost in US dollars and decay (equation 5-1); the thesis's, then ours"
-    told = {r.name: r for r in ROWS}
+    stated = {r.name: r for r in ROWS}
     for r in result["table_5_2"]:
-        row, b = told[r["workload"]], r["best"]
+        row, b = stated[r["workload"]], r["best"]
         theirs = (
             (row.two_stage_s, row.two_stage_usd) if r["search"].startswith("two") else (row.optimum_s, row.optimum_usd)
         )

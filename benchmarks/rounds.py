@@ -133,7 +133,7 @@ def _work(
 ) -> None:
     try:
         answers.put(asyncio.run(_rounds(case, address, share, of, barrier, rounds, budget_s)))
-    except Exception:  # noqa: BLE001 (whatever it is, the measuring process has to hear of it)
+    except Exception:  # noqa: BLE001 (every failure is reported to the measuring process)
         barrier.abort()
         answers.put(traceback.format_exc(limit=-3))
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import SEED, condensed, environment, write
-from benchmarks.sharing import Task, merged, story
+from benchmarks.sharing import Task, access_trace, merged
 from ephemeron.data.cache import NextUse
 from ephemeron.data.cache.baselines import ALSD, Belady
 from ephemeron.data.sampling import CollaborativeSampler, Coupled
@@ -99,10 +99,10 @@ def overlap(sampler: str, scene: str, seeds: int) -> list[dict[str, Any]]:
             for rate, start in zip(rates, starts, strict=True)
         ]
         for seed in range(SEED, SEED + seeds):
-            told = story(SAMPLERS[sampler](seed), tasks, seed=seed)
-            waited |= told.waited
+            trace = access_trace(SAMPLERS[sampler](seed), tasks, seed=seed)
+            waited |= trace.waited
             for policy, make in policies.items():
-                hits = told.hit_rates(make(told), CAPACITY)
+                hits = trace.hit_rates(make(trace), CAPACITY)
                 found.setdefault((epochs, policy), []).append(hits.all if epochs == 1 else hits.steady)
     return [
         {

@@ -45,7 +45,7 @@ class HitRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class AccessTrace:
     """Accesses of a simulation, each with its job and the job's epoch."""
 
     events: Sequence[Event]
@@ -71,9 +71,9 @@ class Story:
         )
 
 
-def story(
+def access_trace(
     sampler: CollaborativeSampler, tasks: Sequence[Task], *, seed: int, drift: float = 0.0, noise: float = 0.0
-) -> Story:
+) -> AccessTrace:
     """Simulates jobs that run as fast as they can; each takes its next batch when it has used the last one.
 
     Args:
@@ -117,7 +117,7 @@ def story(
             speed[at] = keep * speed[at] + math.sqrt(1 - keep * keep) * rng.normal(0.0, drift)
         spread = math.exp(rng.normal(0.0, noise)) if noise else 1.0
         heapq.heappush(due, (now_s + len(batch.indices) / task.rate * math.exp(-speed[at]) * spread, True, at))
-    return Story(events=events, jobs=jobs, epochs=epochs, waited=waited)
+    return AccessTrace(events=events, jobs=jobs, epochs=epochs, waited=waited)
 
 
 def merged(path: Path | None, result: dict[str, Any], identity: Sequence[str]) -> dict[str, Any]:

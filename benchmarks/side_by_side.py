@@ -158,7 +158,7 @@ def _condense(comparison: Comparison, parts: list[dict[str, list[tuple[float, fl
 def _work(comparison: Comparison, address: str, rank: int, turns: int, barrier: Any, answers: Any) -> None:
     try:
         answers.put(_turns(comparison, address, rank, turns, barrier))
-    except Exception:  # noqa: BLE001 (whatever it is, the measuring process has to hear of it)
+    except Exception:  # noqa: BLE001 (every failure is reported to the measuring process)
         barrier.abort()
         answers.put(traceback.format_exc(limit=-3))
 

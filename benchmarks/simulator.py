@@ -55,7 +55,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     return {
         "operations": [operations(w, k, 12_000 // part) for w, k in ((4, 2), (16, 4), (50, 4), (50, 16), (200, 4))],
         "large_runs": [alone(large_run, 200 // part, k, 100 // part) for k in (4, 16)],
-        "relays": [alone(relays, 4, 2, 1000 // part), alone(relays, 16, 4, 1000 // part)],
+        "relays": [alone(handoffs, 4, 2, 1000 // part), alone(handoffs, 16, 4, 1000 // part)],
         "long_run": alone(long_run, 4, 2, 2000 // part),
     }
 
@@ -163,7 +163,7 @@ def large_run(workers: int, aggregators: int, iterations: int) -> dict[str, Any]
     }  # fmt: skip
 
 
-def relays(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
+def handoffs(workers: int, aggregators: int, iterations: int) -> dict[str, Any]:
     """Run with a function timeout of a tenth of its duration, compared with a run without a limit."""
     whole = run(simulate(workers, aggregators, iterations))
     lifetime_s = whole["virtual_s"] / 10
