@@ -1,7 +1,7 @@
 """K-REDUCE without waiting (ASP): a version holds whatever has arrived, the last one what is left.
 
 Every contribution is folded into exactly one version of each shard, whatever dies: see `chain`. Peers that are silent
-for long are suspected although nobody waits for them, because the last version will have to.
+for long are suspected although no rank waits for them yet, because the last version will wait for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ArrivedReduce(KReduce):
     def __init__(self, group: Group) -> None:
         super().__init__(group)
         self.chain = VersionChain([0] * group.world)
-        """Of the shard that this rank reduces, if it does."""
+        """Chain of the shard that this rank reduces, if it reduces one."""
         self._read: dict[str, tuple[int, ...]] = {}
         """By shard, the marks after the last version that was applied."""
         self._next: dict[str, tuple[int, ...]] = {}
@@ -143,7 +143,7 @@ class ArrivedReduce(KReduce):
         return await self._stalled_among(version, first, [r for t, r in missing if t == first], piece)
 
     async def latest_iteration(self, rank: int) -> int:
-        """Lists: somebody has waited in vain."""
+        """Latest iteration of which an object of a rank exists. Lists keys: only for waits that have timed out."""
         found = [read[rank] - 1 for read in self._read.values()]
         prefix = self.g.keys.exchanged
         for key in await self.g.channel.list(prefix):

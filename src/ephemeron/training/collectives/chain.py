@@ -2,7 +2,7 @@
 
 Version v of a shard folds in, of every rank, the iterations from where version v − 1 ended: a chain, in which each
 contribution has one place. A published version says of every rank how many of its iterations were folded in before it,
-and with it. Three rules keep the chain one, whoever dies:
+and with it. Three rules keep the chain unique, whichever ranks die:
 
 - A version is published by a create-only put: of an aggregator and its replacement one makes it, and the other takes
   over what it holds.

@@ -30,10 +30,10 @@ _SMALL, _LARGE = 1 * MB // 1000, 4 * MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCost:
-    """What a request takes at a store."""
+    """Time of requests at a store."""
 
     latency_s: float
-    """Of a small request alone."""
+    """Latency of a single small request."""
     service_s: float
     """Time of the store's own that each of many concurrent requests takes, at least."""
     bandwidth_mb_s: float
@@ -41,7 +41,7 @@ class RequestCost:
 
     @property
     def serial(self) -> bool:
-        """Whether the store answers few requests at once: transfers then share its bandwidth, whoever makes them."""
+        """Whether the store answers few requests at once: transfers of all functions then share its bandwidth."""
         return self.service_s > self.latency_s / SERIAL
 
 

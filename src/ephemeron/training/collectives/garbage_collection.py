@@ -1,4 +1,4 @@
-"""What may be deleted, decided from what every rank has said of itself.
+"""Garbage collection of contributions and merged shards, decided from the states that all ranks report.
 
 Each contribution carries two numbers of its sender: `applied`, the versions its parameters have seen, and
 `durable`, the versions that even a replacement of it, started from its checkpoint, would not need again. Hence
@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class ObjectGC:
-    """One aggregator's view of what is still needed. Pure; the caller deletes what it is told to."""
+    """One aggregator's record of the objects that are still needed. Pure: the caller deletes."""
 
     world: int
     applied: dict[int, int] = field(default_factory=dict)
@@ -28,8 +28,8 @@ class ObjectGC:
     _merged: dict[int, list[str]] = field(default_factory=dict)
 
     def update(self, rank: int, *, applied: int, durable: int) -> None:
-        """A rank said this of itself. Numbers never go back: a replaced rank needs its merged objects, which
-        `durable` protects, and not the contributions they were made of."""
+        """Records a rank's report. Numbers never decrease: a replaced rank needs its merged objects, which
+        `durable` protects, and not the contributions in them."""
         self.applied[rank] = max(applied, self.applied.get(rank, 0))
         self.durable[rank] = max(durable, self.durable.get(rank, 0))
 
@@ -39,14 +39,14 @@ class ObjectGC:
         self._merged.setdefault(version, []).extend(merged)
 
     def expired(self) -> list[str]:
-        """Keys that nobody needs any more. Each is named once."""
+        """Keys that no rank needs any more. Each is returned once."""
         if len(self.applied) < self.world:
             return []
         read, safe = min(self.applied.values()), min(self.durable.values())
         return _take(self._folded, read) + _take(self._merged, safe)
 
     def state(self) -> dict[str, Any]:
-        """What a successor of this aggregator has to know; plain JSON."""
+        """State for a successor of this aggregator; plain JSON."""
         return {
             "applied": {str(r): v for r, v in self.applied.items()},
             "durable": {str(r): v for r, v in self.durable.items()},

@@ -1,4 +1,4 @@
-"""What a collective needs to know of the worker it serves, and the port it fills."""
+"""Port of collectives, and the context of one worker that a collective gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Trace(Protocol):
 
 
 class NoTrace:
-    """Reports to nobody."""
+    """Trace without output."""
 
     def record(self, phase: Phase, start: float, end: float) -> None: ...
 
@@ -38,14 +38,14 @@ class NoTrace:
 
 @dataclass(slots=True)
 class ReductionStatus:
-    """What a worker says of itself in every contribution; the worker keeps it current."""
+    """State of a worker that every contribution carries; the worker keeps it current."""
 
     applied: int = 0
     durable: int = 0
     intact: int = 0
     """Versions from this one on cannot have been deleted before this invocation."""
     busy_s: float = 0.0
-    """Of the slowest iteration that it knows of, without waits."""
+    """Slowest iteration that the worker knows, without waits."""
 
 
 async def _give_up(stalled: StalledPeers) -> None:
@@ -53,14 +53,14 @@ async def _give_up(stalled: StalledPeers) -> None:
 
 
 class StalledPeers(NamedTuple):
-    """Who keeps us waiting, for which iteration."""
+    """Ranks from which an object of an iteration is missing."""
 
     iteration: int
     ranks: Sequence[int]
     keys: Sequence[str] = ()
-    """What is missed of each rank; empty: not known."""
+    """Missing key of each rank; empty: not known."""
     grace_s: float = 0.0
-    """Seconds that they may still take: they may have got only just now what they waited for themselves."""
+    """Seconds that they may still take, because their own last input may have arrived only just now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,22 +80,22 @@ class Group:
     attempt: int = 0
     compression: str = "none"
     iterations: int = 1 << 40
-    """Of the whole run: the last one of an asynchronous run waits for everybody."""
+    """Iterations of the whole run: the last one of an asynchronous run waits for all ranks."""
     status: ReductionStatus = field(default_factory=ReductionStatus)
     trace: Trace = field(default_factory=NoTrace)
     poll_worth_s: float = 0.1
     """Seconds of this group's time that a poll which finds nothing is worth. The default polls rarely; workers derive it
     from prices, and poll more where steps scatter."""
     wait_timeout_s: Callable[[float], float] = lambda times: 60.0 * times
-    """How long to wait for somebody before calling `on_timeout` what to do; the argument is a multiple of the usual."""
+    """Seconds to wait for a peer before `on_timeout` is called; the argument is a multiple of the usual timeout."""
     on_message: Callable[[int, float], None] = lambda rank, busy_s: None
-    """Told whenever something new from a rank is there, with the slowest iteration that it knows of."""
+    """Called for every new object of a rank, with the slowest iteration that the rank knows."""
     silence_timeout_s: Callable[[], float] = lambda: 60.0
-    """How long somebody for whom nobody waits may be silent."""
+    """Seconds of silence after which a peer for which this rank does not wait is suspected."""
     suspect: Callable[[StalledPeers], Awaitable[None]] = _give_up
-    """Called when such a one is silent: raises to end the run or this invocation, else returns."""
+    """Called for such a peer: raises to end the run or this invocation, else returns."""
     on_timeout: Callable[[StalledPeers], Awaitable[None]] = _give_up
-    """Called when somebody is late: raises to end the wait, returns to go on with it."""
+    """Called when a wait times out: raises to end the wait, returns to continue it."""
 
     @property
     def is_aggregator(self) -> bool:
@@ -121,7 +121,7 @@ class Collective(ABC):
     overlaps = False
     """`upload`, `reduce` and `wait` of one iteration may run at the same time."""
     self_paced = False
-    """Version t is this worker's own: nobody waits for anybody."""
+    """Version t is this worker's own: no rank waits for another."""
 
     @abstractmethod
     def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:

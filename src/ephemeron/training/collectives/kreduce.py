@@ -45,7 +45,7 @@ class _AlreadyReduced(Exception):
 
 
 class _IterationPayloads(NamedTuple):
-    """What is to be sent of an iteration."""
+    """Payloads of one iteration."""
 
     payloads: list[tuple[Chunk, list[Buffer]]]
     weight: float
@@ -113,12 +113,12 @@ class KReduce(Collective):
     async def upload(self, iteration: int) -> None:
         loop = asyncio.get_running_loop()
         submitted = self._submitted.pop(iteration)
-        # Where all wait for all, whoever is late must not measure the others from its own lateness.
+        # Where all ranks wait for all, a late rank must not measure the others from its own late start.
         common = self._appeared if self.g.policy.waits_for_all else 0.0
         self._reference, self._appeared = common or loop.time(), 0.0
         self._comparable = bool(common) or not self.g.policy.waits_for_all
         await all_of(self._send(iteration, piece, payload, submitted) for piece, payload in submitted.payloads)
-        if not (self.overlaps or common):  # nobody waits yet, and what follows depends more on when this ended
+        if not (self.overlaps or common):  # no rank waits yet, and later steps depend more on the end of the upload
             self._reference = loop.time()
 
     async def _send(self, iteration: int, piece: Chunk, payload: list[Buffer], submitted: _IterationPayloads) -> None:
@@ -256,7 +256,7 @@ class KReduce(Collective):
         return seen
 
     def _begun(self, version: int) -> tuple[np.ndarray, int, int]:
-        """What an earlier poll found of a version: vector, flags, and of how many pieces."""
+        """Part of a version that an earlier poll found: vector, flags, and number of pieces."""
         if self._partial is not None and self._partial[0] == version:
             _, (vector, flags), done = self._partial
             return vector, flags, done
@@ -407,7 +407,7 @@ class KReduce(Collective):
         return StalledPeers(iteration, [rank], [key], grace_s)
 
     async def first_lost(self, rank: int, iteration: int) -> int | None:
-        """Looks for what this rank has put, nobody can have deleted, and the other one has not said to have applied."""
+        """First version of which a share of this rank is lost: put, not deleted by any rank, not applied by `rank`, and missing."""
         first = max(self.g.status.intact, self.garbage.applied.get(rank, 0))
         found = await self._first_missing(range(first, iteration), self.mine)
         return None if found is None else found[0]

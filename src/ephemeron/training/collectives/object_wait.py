@@ -1,4 +1,4 @@
-"""Waiting for an object of another rank: until it comes, or until the ranks that should send it have been dealt with."""
+"""Wait for an object of another rank. While the object is late, the ranks that should send it are looked for and replaced."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ephemeron.training.collectives.group import StalledPeers
 T = TypeVar("T")
 
 RECHECK_S = 0.25
-"""Seconds between two looks at an object that is there and does not count."""
+"""Seconds between two reads of an object that exists but does not count."""
 
 
 class ArrivedObject(NamedTuple, Generic[T]):
-    """An object that has come."""
+    """An object that has arrived."""
 
     value: T
-    """What `accept` made of it."""
+    """Result of `accept`."""
     received: Received
     found: float
-    """Loop time at which it was seen to be there."""
+    """Loop time at which it was found."""
     late: bool
     """Whether it took longer than the timeout, or was preceded by an object that did not count."""
 
@@ -40,20 +40,20 @@ async def wait_for_object(
 ) -> ArrivedObject[T]:
     """Waits for an object, and calls `on_timeout` whenever it is late.
 
-    Stalled peers may be owed some more time (`StalledPeers.grace_s`). The wait goes on during that time: a rank that paused
-    instead would be late itself, with all that its peers wait for.
+    Stalled peers may get some more time (`StalledPeers.grace_s`). The wait continues during that time: a rank that paused
+    instead would be late itself, and with it all objects that its peers wait for.
 
     Args:
-        channel: where it is awaited.
+        channel: store of the object.
         key: the object.
         timeout_s: seconds after which it is late; asked anew for every wait.
-        stalled: finds the peers that it is missing from, once it is late.
+        stalled: finds the ranks that should send it, once it is late.
         on_timeout: raises to end the wait, returns to go on with it.
-        accept: decodes what is under the key; None: it does not count, and another object will replace it.
+        accept: decodes the object; None: it does not count, and another object will replace it.
         expected_at: loop time of the first poll.
 
     Raises:
-        ReplacementsFailed: from `on_timeout`; the key and what was found there are added.
+        ReplacementsFailed: from `on_timeout`; its message names the key.
         ChannelUnreachable: the store does not answer.
     """
     loop = asyncio.get_running_loop()

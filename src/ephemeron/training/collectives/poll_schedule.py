@@ -7,9 +7,9 @@ nothing. Where appearances scatter by more than a poll is worth, that is early; 
 ten finds nothing. The latest appearance is left out: an object that is very late (its sender died, or started last)
 moves nothing.
 
-A life begins with a memory of three rounds, which grows with what is heard: the first rounds are slow, and a long
-memory would keep them in everybody's estimates for as many rounds again as there are waits in a round. A successor
-is told what its predecessor expected.
+An invocation begins with a memory of three rounds, which grows with the observations: the first rounds are slow, and a long
+memory would keep them in the estimates of all ranks for as many rounds again as there are waits in a round. A successor
+gets the estimates of its predecessor.
 
 A poll that succeeds does not say how long the object had been there. Its sender's time stamp would, if clocks
 agreed and if it were known how long the put took; but a poll that succeeds just after one that missed has found
@@ -17,8 +17,8 @@ the object fresh, and so the age that it has by then is what to compare with. Wh
 in both numbers. Until a poll has missed nothing is predicted, and polls are made at once; and while none misses,
 objects are taken for older and older, until one does.
 
-What did not help: always waiting until all but one would have been there. Where times scatter, everybody's lateness
-is in everybody's wait: with steps of 100 ms that scatter by 15 ms, rounds took 28 % longer than over a store that
+What did not help: always waiting until all but one would have been there. Where times scatter, the lateness of each rank
+is in the wait of all others: with steps of 100 ms that scatter by 15 ms, rounds took 28 % longer than over a store that
 can wait (now 11 %). Nor did larger steps between polls: they save as many polls as a later first poll does, for more
 time. Nor did a single estimate that moves up and down by steps: what one late start had taught it, it took a hundred
 rounds to forget, each of them as late as the one before had made it.
@@ -114,7 +114,7 @@ class ArrivalPredictor:
     """Per stream, seconds between a reference moment and the object's appearance."""
 
     latency_s: float = 0.0
-    """Of a request: at first the store's usual one, then what requests that found nothing took, if that is less."""
+    """Latency of a request: at first the store's usual one, then that of requests that found nothing, if it is lower."""
     worth_s: float = 0.005
     """Seconds of waiting that a poll which finds nothing is worth."""
     streams: dict[str, _KeyStream] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class ArrivalPredictor:
         return None if after_s is None else reference + after_s
 
     def polled(self, took_s: float) -> None:
-        """A request that found nothing took so long."""
+        """Records the duration of a request that found nothing."""
         self.latency_s += 0.3 * (min(took_s, self.latency_s) - self.latency_s)
 
     def observe(self, stream: str, reference: float, *, found: float, gap_s: float, age_s: float) -> float:
@@ -145,7 +145,7 @@ class ArrivalPredictor:
         return reference + self.streams.setdefault(stream, _KeyStream()).observe(found - reference, gap_s, age_s)
 
     def state(self) -> dict[str, list[float]]:
-        """What a successor should expect: per stream three appearances, the age of what is fresh, and the last gap."""
+        """State for a successor: per stream three appearances, the age of a fresh object, and the last gap."""
         return {
             name: [round(x, 6) for x in (*s.typical(), s.fresh_age_s, s.gap_s)]
             for name, s in self.streams.items()
@@ -153,7 +153,7 @@ class ArrivalPredictor:
         }
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """The inverse of `state`; what this life hears counts for more."""
+        """The inverse of `state`; observations of this invocation count more."""
         for name, (*typical, fresh_age_s, gap_s) in state.items():
             appeared = deque([*typical, typical[-1]], maxlen=MEMORY)
             self.streams[name] = _KeyStream(appeared=appeared, fresh_age_s=fresh_age_s, gap_s=gap_s)

@@ -25,7 +25,7 @@ from ephemeron.training.tensors import STOP, bounds
 class ServerReduce(Collective):
     """Synchronous push and pull.
 
-    The vector gets a tail of 2 + 2W elements that is summed with it: whether somebody wants to stop; a one from
+    The vector gets a tail of 2 + 2W elements that is summed with it: whether a rank wants to stop; a one from
     rank 0, by which the divisor can be undone; and, from each rank in its own places, its durable version and how long
     its iterations take.
     """
@@ -79,7 +79,7 @@ class ServerReduce(Collective):
                 received = await self.g.channel.get(key, deadline=began + self.g.wait_timeout_s(1))
                 break
             except DamagedObject:
-                raise  # the server adds up a key once: nobody can make it again
+                raise  # the server adds up a key once: no rank can make it again
             except ChannelTimeout as e:
                 await handle_timeout(self.g.on_timeout, await self._stalled(version, key), e)
         if received.waited_s > 0:

@@ -1,7 +1,7 @@
-"""The trigger (FasDL, section 4.2.1): puts everything into the channel, launches the workers, watches, collects.
+"""Driver of a run (the trigger of FasDL, section 4.2.1): stores the objects, launches the workers, supervises, collects the result.
 
-It may go away at any moment: the workers need it no more once they are launched. Whoever comes later, by `attach`,
-reads the same events and does the same as if it had been there from the beginning.
+It may end at any time: the workers do not need it once they are launched. A client that attaches later reads the same events and
+decides the same as if it had supervised from the beginning.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class RunDriver:
         await self.platform.invoke(self.call(rank, attempt, reason, not_after=not_after))
 
     def call(self, rank: int, attempt: int, reason: Reason, *, not_after: int | None = None) -> Call:
-        """What a function of this run is told."""
+        """Call of a function of this run."""
         c = self.spec.configuration
         faults = map(parse_fault, self.spec.faults)
         return Call(

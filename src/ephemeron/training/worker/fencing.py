@@ -5,8 +5,8 @@
 - `start/RANK/N` belongs to the invocation that is attempt N. If a platform delivers a call twice, the second invocation ends.
 - `replaced/N` is the N-th replacement of the run, of any rank. There are at most `max_replacements`.
 
-An attempt is superseded when another process has claimed the next one. What it still sends does no harm: under BSP and HAP it
-sends the same bytes, and under other protocols an object that exists already counts.
+An attempt is superseded when another process has claimed the next one. Its later messages do no harm: under BSP and HAP they
+are the same bytes, and under other protocols an object that exists already counts.
 """
 
 from __future__ import annotations
