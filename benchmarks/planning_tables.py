@@ -12,8 +12,9 @@ from typing import Any
 
 from ephemeron.training.planner.model.prediction import ExecutionOptions, published
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.pareto import Candidate
-from ephemeron.training.planner.search.space import PlanLimits, Space, make_space
+from ephemeron.training.planner.search.space import Space, make_space
 
 RUNTIME_MB = 300.0
 

@@ -10,9 +10,10 @@ from worlds import TERMS, profiles
 
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.branch_and_bound import Query, Search
 from ephemeron.training.planner.search.pareto import Best
-from ephemeron.training.planner.search.space import PlanLimits, make_space
+from ephemeron.training.planner.search.space import make_space
 
 
 @settings(max_examples=25, deadline=None)

@@ -61,12 +61,12 @@ def broken(table, key, value):
 @pytest.mark.parametrize(
     ("profile", "args", "words"),
     [
-        (broken("workload", "a", -1), (), "workload.a = -1"),
+        (broken("workload", "a", -1), (), "workload: a = -1.0"),
         (broken("workload", "samples", 10.5), (), "samples"),
         (broken("workload", "speed", 1), (), "unknown key speed"),
         (broken("platform", "lifetime_s", 0), (), "lifetime_s"),
         (broken("platform", "transfer", []), (), "transfer"),
-        ({"workload": PROFILE["workload"]}, (), "platform is missing"),
+        ({"workload": PROFILE["workload"]}, (), "missing key platform"),
         (PROFILE, ("--deadline-s", "-5"), "--deadline-s"),
         (PROFILE, ("--platform", "moon"), "moon"),
         (PROFILE, ("--deadline-s", "3"), "binding limit: deadline"),

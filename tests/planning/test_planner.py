@@ -15,8 +15,8 @@ from ephemeron.training.planner import PlanLimits, PlanRequest, load_plan, make_
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
-from ephemeron.training.planner.model.vm_baseline import uncounted_words
 from ephemeron.training.planner.uncertainty import sentences
+from ephemeron.training.planner.vm_baseline import uncounted_words
 
 PROFILE = Profile(workload=workload(), platform=platform())
 TODAY = datetime.date(2026, 6, 1)
@@ -61,8 +61,8 @@ def test_least_time_under_a_budget():
 
 def test_the_front_starts_fast_and_ends_cheap():
     plan = make_plan(PROFILE, wish())
-    times = [c["predicted"]["seconds"] for c in plan.front]
-    costs = [c["predicted"]["cost_usd"] for c in plan.front]
+    times = [c.predicted.seconds for c in plan.front]
+    costs = [c.predicted.cost_usd for c in plan.front]
     assert times == sorted(times)
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] == pytest.approx(plan.choice.predicted.cost_usd)
@@ -116,27 +116,27 @@ def test_functions_that_are_the_wrong_tool_are_called_so():
     assert plan.machines
     cheapest = plan.machines[0]
     said = any("not the cheapest tool" in text for text in plan.advice)
-    assert said == (cheapest["cost_usd"] < plan.choice.predicted.cost_usd)
+    assert said == (cheapest.cost_usd < plan.choice.predicted.cost_usd)
 
 
 def test_machines_are_not_shown_as_slow_as_their_smallest_sibling(tmp_path):
     """Where one vCPU was measured, 32 of them would look no faster than two, and functions better than they are."""
     narrow = Profile(workload=workload(vcpus=1.0), platform=platform())
     plan = make_plan(narrow, wish(), today=TODAY, front=False)
-    names = [m["name"] for m in plan.machines]
+    names = [m.name for m in plan.machines]
     assert "c7i.large" in names
     assert "c7i.8xlarge" not in names
-    assert all(m["counted_vcpus"] == 1 for m in plan.machines)
+    assert all(m.counted_vcpus == 1 for m in plan.machines)
     assert "At most 1 vCPU counted" in uncounted_words(plan.machines)
     built_in = files("ephemeron.training.planner.prices").joinpath("aws-us-east-1.toml").read_text()
     (tmp_path / "prices.toml").write_text(
         built_in.split("# boot_s is an assumption, as for")[0] + "[[machine]]" + built_in.split("[[machine]]")[1]
     )
     alone = make_plan(narrow, wish(), today=TODAY, front=False, prices_file=tmp_path / "prices.toml")
-    assert {m["name"] for m in alone.machines} == {"m5.large", "m5.large spot"}
+    assert {m.name for m in alone.machines} == {"m5.large", "m5.large spot"}
     assert any("1 of its 2 vCPUs counted" in text for text in alone.advice)
     wide = make_plan(PROFILE, wish(), today=TODAY, front=False)
-    assert "c7i.8xlarge" in [m["name"] for m in wide.machines]
+    assert "c7i.8xlarge" in [m.name for m in wide.machines]
 
 
 @pytest.mark.parametrize("most", [256, 2000])
@@ -167,13 +167,13 @@ def test_functions_beyond_the_burst_begin_later_and_the_plan_says_so():
 
 def test_the_comparison_has_every_kind_and_few_lines():
     plan = make_plan(PROFILE, wish(), today=TODAY, front=False)
-    kinds = {(m["kind"], m["arm64"]) for m in plan.machines}
+    kinds = {(m.kind, m.arm64) for m in plan.machines}
     assert {kind for kind, _ in kinds} == {"on demand", "spot", "fargate"}
     assert ("on demand", True) in kinds
     assert len(plan.machines) <= 6
-    costs = [m["cost_usd"] for m in plan.machines]
+    costs = [m.cost_usd for m in plan.machines]
     assert costs == sorted(costs)
-    assert not any(m["verified"] for m in plan.machines if m["kind"] == "spot")
+    assert not any(m.verified for m in plan.machines if m.kind == "spot")
 
 
 def test_arm64_functions_cost_less_by_the_gb_seconds_alone():
@@ -193,20 +193,21 @@ def test_a_gpu_at_its_break_even_costs_what_the_plan_costs(tmp_path):
     asked = wish(pattern="k-reduce", workers=8)
     free = make_plan(slow, asked, today=TODAY, front=False)
     for g in free.gpus:
-        assert (g["seconds"], g["cost_usd"]) == (None, None)
-        assert g["break_even"] > 1
-    factor = free.gpus[-1]["break_even"]
+        assert (g.seconds, g.cost_usd) == (None, None)
+        assert g.break_even is not None
+        assert g.break_even > 1
+    factor = free.gpus[-1].break_even
     path = tmp_path / "prices.toml"
     path.write_text(built_in.replace("hour_usd = 1.006", f"hour_usd = 1.006\nspeedup = {factor!r}"))
     known = make_plan(slow, asked, today=TODAY, front=False, prices_file=path)
-    assert known.gpus[-1]["cost_usd"] == pytest.approx(known.choice.predicted.cost_usd)
+    assert known.gpus[-1].cost_usd == pytest.approx(known.choice.predicted.cost_usd)
     told = " ".join(rented.sentences(free.gpus, free.beyond, free.choice.predicted.cost_usd))
     assert "how fast it is on this job is not known" in told
     assert "the same time assumed" in told
     dear = tmp_path / "dear.toml"
     dear.write_text(built_in.replace("hour_usd = 1.006", "hour_usd = 1e6"))
     never = make_plan(slow, asked, today=TODAY, front=False, prices_file=dear)
-    assert never.gpus[-1]["break_even"] is None
+    assert never.gpus[-1].break_even is None
     assert "at no speed (g5.xlarge" in rented.sentences(never.gpus, {}, 1.0)[0]
 
 
@@ -230,14 +231,14 @@ def test_what_a_person_would_choose_between_is_shown_with_its_ratios():
     slow = dataclasses.replace(PROFILE, workload=workload(a=600.0))
     alone = make_plan(slow, wish(workers=1, minimise="time"), front=False).choice.predicted
     plan = make_plan(slow, wish(deadline_s=0.7 * alone.seconds), front=False)
-    named = {c["why"]: c for c in plan.compared}
+    named = {c.why: c for c in plan.compared}
     assert {"chosen", "fastest"} <= named.keys()
-    assert any(c["workers"] == 1 for c in plan.compared)
+    assert any(c.workers == 1 for c in plan.compared)
     for c in plan.compared:
-        assert c["time_ratio"] == pytest.approx(c["predicted"]["seconds"] / plan.choice.predicted.seconds)
-        assert c["cost_ratio"] == pytest.approx(c["predicted"]["cost_usd"] / plan.choice.predicted.cost_usd)
+        assert c.time_ratio == pytest.approx(c.predicted.seconds / plan.choice.predicted.seconds)
+        assert c.cost_ratio == pytest.approx(c.predicted.cost_usd / plan.choice.predicted.cost_usd)
     cheap = named.get("cheapest") or named["one function"]
-    assert not cheap["within_limits"]
+    assert not cheap.within_limits
     assert any("one function of" in text and "of its cost" in text for text in plan.advice)
 
 
@@ -255,11 +256,11 @@ def test_where_nothing_fits_the_nearest_says_by_how_much(asked, words):
 
 def test_limits_that_exclude_each_other_get_the_nearest_to_both():
     free = make_plan(PROFILE, wish())
-    cheapest, fastest = free.front[-1]["predicted"], free.front[0]["predicted"]
-    deadline = (cheapest["seconds"] * fastest["seconds"]) ** 0.5
+    cheapest, fastest = free.front[-1].predicted, free.front[0].predicted
+    deadline = (cheapest.seconds * fastest.seconds) ** 0.5
     needed = make_plan(PROFILE, wish(deadline_s=deadline), front=False).choice.predicted.cost_usd
     with pytest.raises(PlanInfeasible, match="exclude each other: the nearest to both") as refused:
-        make_plan(PROFILE, wish(deadline_s=deadline, budget_usd=(needed + cheapest["cost_usd"]) / 2))
+        make_plan(PROFILE, wish(deadline_s=deadline, budget_usd=(needed + cheapest.cost_usd) / 2))
     assert "too slow" in str(refused.value) or "too dear" in str(refused.value)
 
 
@@ -270,10 +271,11 @@ def test_a_plan_says_how_sure_its_profile_is():
         profile = dataclasses.replace(PROFILE, fit=Provenance(steps=StepProvenance(half_width=half)))
         plan = make_plan(profile, wish())
         u = plan.uncertainty
-        assert u["sources"]["compute"] == half
-        low, high = u["time_s"]
+        assert u is not None
+        assert u.sources["compute"] == half
+        low, high = u.time_s
         assert low < plan.choice.predicted.seconds < high
-        found.append((high / low, u["same_choice"], u["cost_usd"][1] / u["cost_usd"][0]))
+        found.append((high / low, u.same_choice, u.cost_usd[1] / u.cost_usd[0]))
         assert any(f"± {half:.0%}" in text for text in sentences(u))
     assert found[1][0] > 3 * found[0][0]
     assert found[1][2] > 3 * found[0][2]
@@ -287,7 +289,7 @@ def test_what_lies_beyond_the_measured_is_marked():
     assert any("measured up to 50 MB" in text for text in plan.extrapolated)
     assert any("measured up to 3,008 MB" in text for text in plan.extrapolated)
     few = Profile(workload=workload(model_mb=4.0, memory_base_mb=400, vcpus=1.0), platform=aws)
-    assert make_plan(few, wish(workers=4, memory_mb=1024), front=False).extrapolated == []
+    assert make_plan(few, wish(workers=4, memory_mb=1024), front=False).extrapolated == ()
 
 
 def test_the_whole_plan_is_timed():

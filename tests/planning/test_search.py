@@ -14,9 +14,10 @@ from worlds import TERMS, platform, profiles, short_lives, workload
 from ephemeron.training.planner.model.prediction import ExecutionOptions, exchange
 from ephemeron.training.planner.model.profile import Profile, QuotaRange
 from ephemeron.training.planner.model.rates import Power, Saturating, Transfer
+from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
 from ephemeron.training.planner.search.branch_and_bound import brute_force, exact, two_stage
-from ephemeron.training.planner.search.space import PlanLimits, Space, make_space
+from ephemeron.training.planner.search.space import Space, make_space
 from ephemeron.training.planner.search.tables import families, tabulate
 
 

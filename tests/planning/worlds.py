@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import strategies as st
 
 from ephemeron.training.planner.model.prediction import ExecutionOptions
-from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
 from ephemeron.training.planner.model.rates import Affine, Power, Saturating, Transfer
 
 PRICES = {"price_gb_s": 1.66667e-5, "price_invocation": 2e-7, "price_put": 5e-6, "price_get": 4e-7}
@@ -59,7 +59,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     transfer = tuple(Transfer(memory_mb=m, up=draw(rates), down=draw(rates)) for m in sorted(nodes))
     where = platform(
         transfer=transfer, poll_s=draw(st.sampled_from([0.0, 0.03])), parallel=draw(st.sampled_from([1, 8])),
-        lifetime_s=draw(st.sampled_from([20.0, 900.0])), memory_min_mb=128, memory_max_mb=2048, memory_step_mb=128,
+        lifetime_s=draw(st.sampled_from([20.0, 900.0])), memory_mb=QuotaRange(min=128, max=2048, step=128),
         price_mb=draw(st.sampled_from([0.0, 1e-5])), cold_start_s=draw(numbers(0, 5)),
         start_each_s=draw(st.sampled_from([0.0, 1.3])),
     )  # fmt: skip

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from ephemeron.training.planner.plan import Choice, Plan, Predicted, SearchReport
+from ephemeron.training.planner.plan import (
+    Alternative,
+    Choice,
+    MachineEstimate,
+    Plan,
+    PlanLimits,
+    PlanSource,
+    Predicted,
+    SearchReport,
+)
 
 
 def predicted(seconds: float = 152.3, cost_usd: float = 0.0123, **more: Any) -> Predicted:
@@ -45,6 +55,10 @@ def choice(workers: int = 8, seconds: float = 152.3, cost_usd: float = 0.0123, *
     return Choice(workers=workers, **(values | more))
 
 
+def alternative(why: str, c: Choice) -> Alternative:
+    return Alternative(why=why, **{f.name: getattr(c, f.name) for f in dataclasses.fields(c)})
+
+
 def plan(**more: Any) -> Plan:
     """A front of nine choices; the second cheapest was chosen, because of the deadline."""
     sizes = [(w, 40 + 900 / w, 0.0052 + 0.0009 * w) for w in (48, 32, 24, 16, 12, 8, 6, 4, 2)]
@@ -61,24 +75,24 @@ def plan(**more: Any) -> Plan:
         "choice": chosen,
         "search": SearchReport(method="two-stage", seconds=0.84, evaluated=18_200, pruned=3_412_000, optimal=True, gap=0.0),
         "minimise": "cost",
-        "limits": {"deadline_s": 300.0, "budget_usd": 0.04, "max_global_batch": 512.0},
+        "limits": PlanLimits(deadline_s=300.0, budget_usd=0.04, max_global_batch=512),
         "binding": "deadline",
-        "alternatives": [{"why": why, **c.to_dict()} for why, c in near],
-        "advice": [
+        "alternatives": tuple(alternative(why, c) for why, c in near),
+        "advice": (
             "The deadline of 300 s costs 28%: without it, 2 functions would take 8 min 10 s for $0.007.",
             "Uploads and downloads take 30% of the time; int8 compression would take half of that away.",
-        ],
-        "machines": [
-            {"name": "c7i.xlarge", "seconds": 210.0, "cost_usd": 0.0104, "fits": True},
-            {"name": "m5.large", "seconds": 431.0, "cost_usd": 0.0115, "fits": True},
-            {"name": "c7i.8xlarge", "seconds": 81.0, "cost_usd": 0.0321, "fits": True},
-            {"name": "c7i.large", "seconds": 380.0, "cost_usd": 0.0094, "fits": False},
-        ],
-        "front": [c.to_dict() for c in front],
-        "profile": {
-            "workload": "resnet50-cifar10", "platform": "aws-lambda, objects", "as_of": "2025-06-01",
-            "source": "AWS Lambda pricing page, x86, US East (N. Virginia)",
-        },
+        ),
+        "machines": (
+            MachineEstimate(name="c7i.xlarge", seconds=210.0, cost_usd=0.0104),
+            MachineEstimate(name="m5.large", seconds=431.0, cost_usd=0.0115),
+            MachineEstimate(name="c7i.8xlarge", seconds=81.0, cost_usd=0.0321),
+            MachineEstimate(name="c7i.large", seconds=380.0, cost_usd=0.0094, fits=False),
+        ),
+        "front": tuple(front),
+        "profile": PlanSource(
+            workload="resnet50-cifar10", platform="aws-lambda, objects", as_of="2025-06-01",
+            source="AWS Lambda pricing page, x86, US East (N. Virginia)",
+        ),
     }  # fmt: skip
     return Plan(**(values | more))
 
@@ -87,14 +101,13 @@ def wide() -> Plan:
     """Two decades of cost, three of time, no limits."""
     front = [choice(w, 20 + 6000 / w**1.3, 0.003 * w**1.2) for w in (256, 128, 64, 32, 16, 8, 4, 2, 1)]
     return plan(
-        front=[c.to_dict() for c in front], choice=front[-1], limits={"deadline_s": None, "budget_usd": None},
-        machines=[], binding="compute",
+        front=tuple(front), choice=front[-1], limits=PlanLimits(), machines=(), binding="compute",
     )  # fmt: skip
 
 
 def bare() -> Plan:
     """What can be left out is."""
-    return plan(alternatives=[], advice=[], machines=[], front=[], profile={}, limits={})
+    return plan(alternatives=(), advice=(), machines=(), front=(), profile=PlanSource(), limits=PlanLimits())
 
 
 SUMMARY: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import plans
@@ -12,7 +13,7 @@ import pytest
 from test_pages import parsed
 
 from ephemeron.errors import MissingExtra
-from ephemeron.training.planner.plan import Plan, load_plan
+from ephemeron.training.planner.plan import MachineEstimate, Plan, PlanLimits, PlanSource, load_plan
 from ephemeron.training.report.pareto import html, png, terminal, write_plan_report
 from ephemeron.training.report.scatter import scatter
 
@@ -43,8 +44,9 @@ def test_text_from_outside_is_escaped() -> None:
     evil = "<script>alert('x')</script>&\""
     chosen = plans.choice(pattern=evil, channel=evil)
     plan = plans.plan(
-        choice=chosen, front=[chosen.to_dict()], alternatives=[{"why": evil, **chosen.to_dict()}], advice=[evil],
-        machines=[{"name": evil, "seconds": 100.0, "cost_usd": 0.01}], profile={"workload": evil, evil: evil},
+        choice=chosen, front=(chosen,), alternatives=(plans.alternative(evil, chosen),), advice=(evil,),
+        machines=(MachineEstimate(name=evil, seconds=100.0, cost_usd=0.01),),
+        profile=PlanSource(workload=evil, platform=evil, source=evil, notes=(evil,)),
         binding=evil, minimise=evil,
     )  # fmt: skip
     page = html(plan)
@@ -88,25 +90,25 @@ def test_axes_are_logarithmic_where_values_differ_by_much() -> None:
 
 
 def test_what_is_far_off_is_told_and_not_drawn() -> None:
-    far = {"name": "snail", "seconds": 1e6, "cost_usd": 9.0, "fits": True}
-    small = {"name": "dwarf", "seconds": 100.0, "cost_usd": 0.01, "fits": False}
-    s = scatter(plans.plan(machines=[far, small], limits={"deadline_s": 1e7, "budget_usd": 99.0}))
+    far = MachineEstimate(name="snail", seconds=1e6, cost_usd=9.0)
+    small = MachineEstimate(name="dwarf", seconds=100.0, cost_usd=0.01, fits=False)
+    s = scatter(plans.plan(machines=(far, small), limits=PlanLimits(deadline_s=1e7, budget_usd=99.0)))
     assert s.machines == ()
     assert (s.deadline_s, s.budget_usd) == (None, None)
     assert [words.split()[0].strip(":") for words in s.beyond] == ["snail", "deadline", "budget"]
-    assert "beyond the picture: snail" in terminal(plans.plan(machines=[far]))
-    both = terminal(plans.plan(machines=[far, far | {"name": "slug"}], limits={"deadline_s": 1e7}))
+    assert "beyond the picture: snail" in terminal(plans.plan(machines=(far,)))
+    both = terminal(plans.plan(machines=(far, replace(far, name="slug")), limits=PlanLimits(deadline_s=1e7)))
     assert both.count("beyond the picture") == 1
     assert all(word in both for word in ("snail", "slug", "deadline"))
     assert max(map(len, both.splitlines())) <= 80
-    assert "Beyond the picture: snail" in html(plans.plan(machines=[far]))
+    assert "Beyond the picture: snail" in html(plans.plan(machines=(far,)))
 
 
 def test_many_machines_have_room() -> None:
-    row = {"seconds": 200.0, "cost_usd": 0.02, "fits": True}
-    told = terminal(plans.plan(machines=[{"name": f"m{i}", **row} for i in range(40)]))
+    many = tuple(MachineEstimate(name=f"m{i}", seconds=200.0, cost_usd=0.02) for i in range(40))
+    told = terminal(plans.plan(machines=many))
     assert "Z m25" in told
-    told = terminal(plans.plan(machines=[{"name": f"m{i}", **row} for i in range(3)]))
+    told = terminal(plans.plan(machines=many[:3]))
     assert "CAB" in told
 
 

@@ -22,7 +22,7 @@ from ephemeron.training.report.prediction import ComparisonRow, compare, render_
 
 
 def told(summary: dict[str, Any] | None = None, **more: Any) -> dict[str, ComparisonRow]:
-    predicted = plans.choice(**more).to_dict()["predicted"]
+    predicted = plans.choice(**more).predicted
     return {r.name: r for r in rows(predicted, plans.SUMMARY if summary is None else summary)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ephemeron.training.job import PATTERNS
 if TYPE_CHECKING:
     from ephemeron.training.job import Job
     from ephemeron.training.planner import Plan, PlanRequest
+    from ephemeron.training.planner.plan import Alternative
 
 WIDTH = 110
 
@@ -121,7 +122,7 @@ def plan(
         for path in write_plan_report(made, out):
             click.echo(f"wrote {path}")
     if as_json:
-        click.echo(json.dumps(made.to_dict()))
+        click.echo(made.to_json())
 
 
 def _wish(job: Job | None, search: str, objective: str, wishes: dict[str, Any]) -> PlanRequest:
@@ -149,8 +150,8 @@ def show(plan: Plan) -> None:
     from rich.table import Table
 
     from ephemeron.training.planner import rented
-    from ephemeron.training.planner.model.vm_baseline import uncounted_words
     from ephemeron.training.planner.uncertainty import sentences
+    from ephemeron.training.planner.vm_baseline import uncounted_words
     from ephemeron.training.report.pareto import terminal
     from ephemeron.units import duration
 
@@ -165,7 +166,7 @@ def show(plan: Plan) -> None:
     )
     console.print(
         text_of(
-            (f"{plan.profile['workload']} on {plan.profile['platform']}", "bold"),
+            (f"{plan.profile.workload} on {plan.profile.platform}", "bold"),
             f", least {plan.minimise}, {proof}: {s.evaluated:,} candidates computed, {s.pruned:,} excluded, {s.seconds:.2f} s",
         ),
         soft_wrap=True,
@@ -205,9 +206,9 @@ def show(plan: Plan) -> None:
         console.print("\nThe same job on one machine")
         table = Table("machine", "kind", "time", "USD", "", box=None, pad_edge=False)
         for m in plan.machines[:6]:
-            kind = m.get("kind", "on demand") + (", arm64" if m.get("arm64") else "")
-            told = "" if m.get("verified", True) else "price not verified"
-            table.add_row(m["name"], kind, duration(m["seconds"]), f"{m['cost_usd']:.4g}", told)
+            kind = m.kind + (", arm64" if m.arm64 else "")
+            told = "" if m.verified else "price not verified"
+            table.add_row(m.name, kind, duration(m.seconds), f"{m.cost_usd:.4g}", told)
         console.print(table)
         uncounted = uncounted_words(plan.machines)
         if uncounted:
@@ -226,7 +227,7 @@ def show(plan: Plan) -> None:
         click.echo(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))
 
 
-def _choices(console: Any, plan: Plan, choices: list[dict[str, Any]]) -> None:
+def _choices(console: Any, plan: Plan, choices: Sequence[Alternative]) -> None:
     from rich.table import Table
 
     from ephemeron.units import duration
@@ -235,12 +236,11 @@ def _choices(console: Any, plan: Plan, choices: list[dict[str, Any]]) -> None:
     for column in table.columns:
         column.no_wrap = True
     for a in choices:
-        p = a["predicted"]
-        mark = "" if a["within_limits"] else "(too much)"
+        p = a.predicted
+        mark = "" if a.within_limits else "(too much)"
         table.add_row(
-            a["why"], str(a["workers"]), f"{a['memory_mb']:,}", str(a["aggregators"]),
-            f"{a['batch_size_aggregator']}/{a['batch_size_nonaggregator']}", f"{a['pattern']}, {a['sync']}",
-            duration(p["seconds"]), _times(a["time_ratio"]), f"{p['cost_usd']:.4g}", f"{_times(a['cost_ratio'])} {mark}",
+            a.why, str(a.workers), f"{a.memory_mb:,}", str(a.aggregators), f"{a.batch_size_aggregator}/{a.batch_size_nonaggregator}",
+            f"{a.pattern}, {a.sync}", duration(p.seconds), _times(a.time_ratio), f"{p.cost_usd:.4g}", f"{_times(a.cost_ratio)} {mark}",
         )  # fmt: skip
     console.print(table)
 

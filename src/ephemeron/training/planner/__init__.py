@@ -6,11 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.training.planner.plan import Choice, Plan, Predicted, SearchReport, load_plan, parse_plan
+    from ephemeron.training.planner.plan import Choice, Plan, PlanLimits, Predicted, SearchReport, load_plan, parse_plan
     from ephemeron.training.planner.plan_to_configuration import EXPLICIT, overrides
     from ephemeron.training.planner.planner import PlanRequest, make_plan
     from ephemeron.training.planner.search.branch_and_bound import METHODS
-    from ephemeron.training.planner.search.space import PlanLimits
     from ephemeron.units import duration
 
 _LAZY = {
@@ -25,7 +24,7 @@ _LAZY = {
     "PlanRequest": "ephemeron.training.planner.planner",
     "make_plan": "ephemeron.training.planner.planner",
     "METHODS": "ephemeron.training.planner.search.branch_and_bound",
-    "PlanLimits": "ephemeron.training.planner.search.space",
+    "PlanLimits": "ephemeron.training.planner.plan",
     "duration": "ephemeron.units",
 }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.branch_and_bound import Search
 from ephemeron.training.planner.search.pareto import Best, Candidate, Front
-from ephemeron.training.planner.search.space import PlanLimits, Space
+from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.targets import ALL, Query
 
 TOLERANCE = 0.005
@@ -46,9 +47,11 @@ class PlanAnswers:
         """The best where `deadline_s` or `budget_usd` does not count."""
         return self.ask(self.minimise, _without(self.limits, limit))
 
-    def free(self, minimise: str, **limits: float) -> Candidate | None:
-        """The best whatever it costs, or takes, but for the limits given."""
-        return self.ask(minimise, PlanLimits(**limits))  # type: ignore[arg-type]
+    def free(
+        self, minimise: str, *, deadline_s: float | None = None, budget_usd: float | None = None
+    ) -> Candidate | None:
+        """The best within the limits given here, instead of those of the plan."""
+        return self.ask(minimise, PlanLimits(deadline_s=deadline_s, budget_usd=budget_usd))
 
     def with_wider_batches(self) -> Candidate | None:
         """The best if the global batch might be twice as large."""

@@ -1,19 +1,38 @@
-"""A plan: the chosen configuration, what it is predicted to take, why, and what else there is. A value that travels."""
+"""A plan: the chosen configuration, its predicted time and cost, the reasons, and the alternatives. Saved as `plan.json`."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
+from ephemeron.config import typed
+from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import JobError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """Deadline, budget and largest global batch that the user accepts. None: no limit."""
+
+    deadline_s: Positive | None = None
+    budget_usd: Positive | None = None
+    max_global_batch: Count | None = None
+
+    @property
+    def seconds(self) -> float:
+        return math.inf if self.deadline_s is None else self.deadline_s
+
+    @property
+    def usd(self) -> float:
+        return math.inf if self.budget_usd is None else self.budget_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What one configuration is predicted to take."""
+    """Predicted time, cost and requests of one configuration."""
 
     seconds: float
     """From launch to end, cold start included."""
@@ -21,9 +40,9 @@ class Predicted:
     memory_mb: float
     """Least quota that fits, the larger batch counting."""
     iterations: int
-    phases_s: dict[str, float]
+    phases_s: Mapping[str, float]
     """Seconds of the run on the critical path, by phase: start, load, compute, upload, aggregate, download, relay."""
-    cost: dict[str, float]
+    cost: Mapping[str, float]
     """`functions` (GB-seconds), `storage` (bytes and servers), `requests` (invocations, puts, gets, polls)."""
     invocations: int = 0
     puts: int = 0
@@ -46,17 +65,96 @@ class Choice:
     compression: str
     predicted: Predicted
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; a plan holds many, and `asdict` takes several times as long."""
-        p = self.predicted
-        predicted = {f.name: getattr(p, f.name) for f in fields(p)}
-        predicted |= {"phases_s": dict(p.phases_s), "cost": dict(p.cost)}
-        return {n: getattr(self, n) for n in NAMES} | {"predicted": predicted}
+    @property
+    def configuration(self) -> tuple[int | str, ...]:
+        """Everything but the prediction, in the order of the fields."""
+        return tuple(getattr(self, f.name) for f in fields(Choice) if f.name != "predicted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative(Choice):
+    """A configuration shown beside the chosen one."""
+
+    why: str = ""
+    """`chosen`, `cheapest`, `fastest`, `knee`, `one function`; or the step from the chosen one: `+1 worker`."""
+    within_limits: bool = True
+    time_ratio: float = 1.0
+    """Of the chosen one's time; `cost_ratio` is that of its cost."""
+    cost_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineEstimate:
+    """The same job as one process on a virtual machine or container: `vm_baseline`."""
+
+    name: str
+    seconds: float
+    """From the request to the end."""
+    cost_usd: float
+    fits: bool = True
+    """Whether a process with this batch fits the memory, by FasDL equation 4-1."""
+    vcpus: float = 0.0
+    counted_vcpus: float = 0.0
+    """Those that were measured to help."""
+    kind: str = "on demand"
+    """`on demand`, `spot` or `fargate`."""
+    arm64: bool = False
+    verified: bool = True
+    """Whether the price was checked; `as_of` is its ISO date."""
+    as_of: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEstimate:
+    """From which speed on a machine with a GPU costs less than the plan."""
+
+    name: str
+    hour_usd: float
+    break_even: float | None
+    """Times as fast as one vCPU of the functions; None: no speed is enough, since boot, download and the first minute cost
+    more already."""
+    seconds: float | None
+    """None: the price file does not say how fast it is; the same for `cost_usd`."""
+    cost_usd: float | None
+    verified: bool
+    as_of: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncertainty:
+    """Effect of the profile's intervals on time, cost and choice: `uncertainty.resampled`."""
+
+    sources: Mapping[str, float | None]
+    """Relative half widths of 95 % intervals, by source; None: not known."""
+    draws: int
+    time_s: tuple[float, float]
+    """90 % interval of the chosen configuration; `cost_usd` is that of its cost."""
+    cost_usd: tuple[float, float]
+    keeps_limits: float
+    """Share of the draws in which the limits hold."""
+    same_choice: float
+    """Share of the draws in which the choice stays the same."""
+    instead: str | None
+    """The most frequent other choice."""
+    sensitive_to: str | None
+    """The source that alone changes the choice most often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """Profile and prices that a plan rests on."""
+
+    workload: str = ""
+    platform: str = ""
+    source: str = ""
+    as_of: str = ""
+    """ISO date of the prices."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport:
-    """How the choice was found, and what that proves."""
+    """Method of the search, and what it proves."""
 
     method: str
     """`exact`, `two-stage` or `brute-force`."""
@@ -73,48 +171,42 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `ephemeron plan` returns."""
+    """Result of `ephemeron plan`."""
 
     choice: Choice
     search: SearchReport
     minimise: str
     """`cost` or `time`."""
-    limits: dict[str, float | None]
-    """`deadline_s`, `budget_usd`, `max_global_batch`, as asked."""
+    limits: PlanLimits = field(default_factory=PlanLimits)
+    """Deadline and budget as asked, and the largest global batch that was searched."""
     binding: str
-    """What bounds it: a limit that holds the optimum back, or else the phase that takes longest."""
-    compared: list[dict[str, Any]] = field(default_factory=list)
-    """What a person would choose between, limits or not: `{why, within_limits, time_ratio, cost_ratio, …choice}`; `why` is
-    `chosen`, `cheapest`, `fastest`, `knee` or `one function`, ratios are to the chosen one."""
-    alternatives: list[dict[str, Any]] = field(default_factory=list)
-    """As `compared`: next best W, one worker more or less, one memory step more or less."""
-    uncertainty: dict[str, Any] = field(default_factory=dict)
-    """What the profile is not sure of, and what follows for time, cost and choice: `uncertainty.Uncertainty`."""
-    extrapolated: list[str] = field(default_factory=list)
+    """The binding constraint: a limit that holds the optimum back, or else the phase that takes longest."""
+    compared: tuple[Alternative, ...] = ()
+    """The configurations that a person would choose between, within the limits or not."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Neighbours: next best W, one worker more or less, one memory step more or less."""
+    uncertainty: Uncertainty | None = None
+    extrapolated: tuple[str, ...] = ()
     """Sizes and quotas of the choice beyond those that were measured."""
-    advice: list[str] = field(default_factory=list)
+    advice: tuple[str, ...] = ()
     """Sentences for people."""
-    machines: list[dict[str, Any]] = field(default_factory=list)
-    """The same job on virtual machines and containers, at most six: `{name, seconds, cost_usd, kind, arm64, verified, as_of,
-    vcpus, counted_vcpus}`, cheapest first; `kind` is `on demand`, `spot` or `fargate`."""
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    """Machines with a GPU: `{name, hour_usd, break_even, seconds, cost_usd, verified, as_of}`, as `planning.rented.gpus` says."""
-    beyond: dict[str, float] = field(default_factory=dict)
-    """`arm64_usd` and `egress_usd`, as `planning.rented.beyond` says."""
-    front: list[dict[str, Any]] = field(default_factory=list)
-    """Choices that nothing beats in both time and cost, fastest first."""
-    profile: dict[str, Any] = field(default_factory=dict)
-    """`name` of the workload and of the platform, `source`, `as_of`."""
+    machines: tuple[MachineEstimate, ...] = ()
+    """At most six, cheapest first."""
+    gpus: tuple[GpuEstimate, ...] = ()
+    beyond: Mapping[str, float] = field(default_factory=dict)
+    """`arm64_usd` and `egress_usd`, as far as the price file has them: `rented.beyond`."""
+    front: tuple[Choice, ...] = ()
+    """Pareto front of time and cost, fastest first."""
+    profile: PlanSource = field(default_factory=PlanSource)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The contract of `ephemeron plan --json`, and `plan.json`."""
-        choice = self.choice.to_dict()
-        rest = asdict(self)
-        del rest["choice"]
-        return {**choice, **rest}
+    def to_json(self) -> str:
+        """The contract of `ephemeron plan --json`: the fields of the choice and of the plan in one table."""
+        table = typed.plain(self)
+        return json.dumps({**table.pop("choice"), **table})
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        """Writes `plan.json`."""
+        path.write_text(json.dumps(json.loads(self.to_json()), indent=2) + "\n")
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -124,29 +216,21 @@ def load_plan(path: str | Path) -> Plan:
         JobError: absent or not a plan.
     """
     try:
-        raw = json.loads(Path(path).read_text())
-        return parse_plan(raw)
+        return parse_plan(json.loads(Path(path).read_text()), where=f"plan {path}")
     except OSError as e:
         raise JobError(f"plan {path} cannot be read: {e.strerror}") from None
-    except (ValueError, TypeError, KeyError) as e:
+    except ValueError as e:
         raise JobError(f"plan {path} is not a plan: {e}") from None
 
 
-NAMES = (
-    "workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "sync", "channel",
-    "compression",
-)  # fmt: skip
+def parse_plan(raw: object, *, where: str = "plan") -> Plan:
+    """A plan from the table that `to_json` writes.
 
-
-def parse_choice(raw: Mapping[str, Any]) -> Choice:
-    """A choice from a dictionary that holds it, whatever else it holds."""
-    return Choice(**{n: raw[n] for n in NAMES}, predicted=Predicted(**raw["predicted"]))
-
-
-def parse_plan(raw: dict[str, Any]) -> Plan:
-    """A plan from the dictionary that `to_dict` made."""
-    raw = dict(raw)
-    choice = parse_choice(raw)
-    for name in (*NAMES, "predicted"):
-        del raw[name]
-    return Plan(choice=choice, search=SearchReport(**raw.pop("search")), **raw)
+    Raises:
+        JobError: names what is missing, unknown or of another type.
+    """
+    if not isinstance(raw, Mapping):
+        raise JobError(f"{where} is not a plan: expected a table")
+    names = {f.name for f in fields(Choice)}
+    choice = {k: v for k, v in raw.items() if k in names}
+    return typed.build(Plan, {**{k: v for k, v in raw.items() if k not in names}, "choice": choice}, where=where)

@@ -8,19 +8,27 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.builtin import priced
 from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile
-from ephemeron.training.planner.plan import Choice, Plan, Predicted, SearchReport
+from ephemeron.training.planner.plan import (
+    Alternative,
+    Choice,
+    MachineEstimate,
+    Plan,
+    PlanLimits,
+    PlanSource,
+    Predicted,
+    SearchReport,
+)
 from ephemeron.training.planner.prices import age_warning, load_prices
 from ephemeron.training.planner.reasons import bound_by, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.training.planner.rented import beyond, few, gpus, on_all
 from ephemeron.training.planner.search.branch_and_bound import METHODS, predictions_of
 from ephemeron.training.planner.search.pareto import Candidate
-from ephemeron.training.planner.search.space import PlanLimits, Space, make_space
+from ephemeron.training.planner.search.space import Space, make_space
 from ephemeron.training.planner.uncertainty import extrapolated, resampled, sources_of
 from ephemeron.units import duration
 
@@ -148,37 +156,35 @@ def make_plan(
             seconds=round(time.perf_counter() - began, 4),
         ),
         minimise=wish.minimise,
-        limits={"deadline_s": wish.limits.deadline_s, "budget_usd": wish.limits.budget_usd,
-                "max_global_batch": space.largest_global_batch},
+        limits=dataclasses.replace(wish.limits, max_global_batch=space.largest_global_batch),
         binding=binding,
         compared=compared,
         alternatives=alternatives,
         uncertainty=doubt,
-        extrapolated=extrapolated(platform, choice, profile.workload.model_mb),
-        advice=[*decisive(compared), *reasons, *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)],
-        machines=few(machines, wish.limits),
-        gpus=gpus(profile.workload, best, choice, epochs=wish.epochs, file=prices_file),
+        extrapolated=tuple(extrapolated(platform, choice, profile.workload.model_mb)),
+        advice=(*decisive(compared), *reasons, *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)),
+        machines=tuple(few(machines, wish.limits)),
+        gpus=tuple(gpus(profile.workload, best, choice, epochs=wish.epochs, file=prices_file)),
         beyond=beyond(profile.workload, best, choice, file=prices_file),
-        front=[c.to_dict() for c in edge],
-        profile={
-            "workload": profile.workload.name, "platform": best.option.platform.name,
-            "source": best.option.platform.source, "as_of": best.option.platform.as_of,
-            "notes": list(best.option.platform.notes),
-        },
+        front=tuple(edge),
+        profile=PlanSource(
+            workload=profile.workload.name, platform=platform.name, source=platform.source, as_of=platform.as_of, notes=platform.notes,
+        ),
     )  # fmt: skip
 
 
 def _named(
     wish: PlanRequest, best: Candidate, others: Sequence[tuple[str, Candidate]], choices: Sequence[Choice]
-) -> list[dict[str, Any]]:
+) -> tuple[Alternative, ...]:
     """Choices beside the chosen one: why each is shown, whether it keeps the limits, and their ratios."""
-    return [
-        {
-            "why": why, "within_limits": c.seconds <= wish.limits.seconds and c.cost_usd <= wish.limits.usd,
-            "time_ratio": c.seconds / best.seconds, "cost_ratio": c.cost_usd / best.cost_usd, **choice.to_dict(),
-        }
+    return tuple(
+        Alternative(
+            **{f.name: getattr(choice, f.name) for f in dataclasses.fields(choice)}, why=why,
+            within_limits=c.seconds <= wish.limits.seconds and c.cost_usd <= wish.limits.usd,
+            time_ratio=c.seconds / best.seconds, cost_ratio=c.cost_usd / best.cost_usd,
+        )
         for (why, c), choice in zip(others, choices, strict=True)
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _thinned(points: list[Candidate]) -> list[Candidate]:
@@ -189,7 +195,7 @@ def _thinned(points: list[Candidate]) -> list[Candidate]:
 
 
 def predicted(p: Prediction) -> Predicted:
-    """One candidate's prediction, as a value that travels."""
+    """One candidate's prediction as plain numbers."""
     return Predicted(
         seconds=float(p.seconds), cost_usd=float(p.cost_usd), memory_mb=float(p.memory_needed_mb),
         iterations=int(p.iterations),
@@ -219,22 +225,22 @@ def _choices(space: Space, candidates: Sequence[Candidate]) -> list[Choice]:
 # -- machines -----------------------------------------------------------------------------------------------
 
 
-def _wrong_tool(choice: Choice, machines: list[dict[str, Any]], wish: PlanRequest) -> list[str]:
+def _wrong_tool(choice: Choice, machines: Sequence[MachineEstimate], wish: PlanRequest) -> list[str]:
     p = choice.predicted
-    good = [m for m in machines if m["seconds"] <= wish.limits.seconds and m["cost_usd"] < p.cost_usd]
+    good = [m for m in machines if m.seconds <= wish.limits.seconds and m.cost_usd < p.cost_usd]
     if not good:
         return []
-    m = min(good, key=lambda m: (m["kind"] == "spot", m["arm64"] or not m["verified"]))
-    taken = ", unless it is taken away in between" if m["kind"] == "spot" else ""
+    m = min(good, key=lambda m: (m.kind == "spot", m.arm64 or not m.verified))
+    taken = ", unless it is taken away in between" if m.kind == "spot" else ""
     text = (
-        f"functions are not the cheapest tool here: one {m['name']} would take {duration(m['seconds'])} for "
-        f"${m['cost_usd']:.4g}, against {duration(p.seconds)} for ${p.cost_usd:.4g}{taken}"
+        f"functions are not the cheapest tool here: one {m.name} would take {duration(m.seconds)} for "
+        f"${m.cost_usd:.4g}, against {duration(p.seconds)} for ${p.cost_usd:.4g}{taken}"
     )
-    if m["counted_vcpus"] < m["vcpus"]:
-        text += f" ({m['counted_vcpus']:g} of its {m['vcpus']:g} vCPUs counted: more were not measured)"
-    if m["seconds"] <= p.seconds:
+    if m.counted_vcpus < m.vcpus:
+        text += f" ({m.counted_vcpus:g} of its {m.vcpus:g} vCPUs counted: more were not measured)"
+    if m.seconds <= p.seconds:
         return [text + "; it is faster, too"]
-    return [text + f"; functions are {m['seconds'] / p.seconds:.1f} times as fast"]
+    return [text + f"; functions are {m.seconds / p.seconds:.1f} times as fast"]
 
 
 def _warnings(wish: PlanRequest, profile: Profile, best: Candidate, today: datetime.date | None) -> list[str]:

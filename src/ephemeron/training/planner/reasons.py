@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages
 from ephemeron.training.planner.model.profile import PlatformProfile
-from ephemeron.training.planner.plan import Predicted
+from ephemeron.training.planner.plan import Alternative, Choice, Predicted
 from ephemeron.training.planner.search.pareto import Candidate
 from ephemeron.units import duration
 
@@ -87,25 +87,25 @@ def _alike(a: Candidate, b: Candidate) -> bool:
     return all(1 / WORTH_SAYING < r < WORTH_SAYING for r in ratios)
 
 
-def decisive(compared: list[dict[str, Any]]) -> list[str]:
-    """What a person would want to know before paying: what much less money, or much less time, would mean."""
+def decisive(compared: Sequence[Alternative]) -> list[str]:
+    """The alternative that a person should know of before paying: much cheaper than the choice, with its time."""
     found = []
-    chosen = next(c for c in compared if c["why"] == "chosen")["predicted"]
+    chosen = next(c for c in compared if c.why == "chosen").predicted
     for c in compared:
-        p = c["predicted"]
-        if c["why"] in ("cheapest", "one function", "knee") and c["cost_ratio"] < 1 / WORTH_SAYING:
-            late = "" if c["within_limits"] else ", which the limits forbid"
+        p = c.predicted
+        if c.why in ("cheapest", "one function", "knee") and c.cost_ratio < 1 / WORTH_SAYING:
+            late = "" if c.within_limits else ", which the limits forbid"
             found.append(
-                f"{_name(c)} would take {duration(p['seconds'])} for ${p['cost_usd']:.4g}{late}: {c['time_ratio']:.2g} times as "
-                f"long as the chosen {duration(chosen['seconds'])} for ${chosen['cost_usd']:.4g}, at {c['cost_ratio']:.2g} of its cost"
+                f"{_name(c)} would take {duration(p.seconds)} for ${p.cost_usd:.4g}{late}: {c.time_ratio:.2g} times as "
+                f"long as the chosen {duration(chosen.seconds)} for ${chosen.cost_usd:.4g}, at {c.cost_ratio:.2g} of its cost"
             )
             break
     return found
 
 
-def _name(c: dict[str, Any]) -> str:
-    many = f"{c['workers']} functions" if c["workers"] > 1 else "one function"
-    return f"{many} of {c['memory_mb']:,} MB"
+def _name(c: Choice) -> str:
+    many = f"{c.workers} functions" if c.workers > 1 else "one function"
+    return f"{many} of {c.memory_mb:,} MB"
 
 
 def words(c: Candidate) -> str:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ephemeron.training.planner.model.profile import Workload
-from ephemeron.training.planner.model.vm_baseline import BILLED_AT_LEAST_S, on_machine, without_uncounted
-from ephemeron.training.planner.plan import Choice
+from ephemeron.training.planner.plan import Choice, GpuEstimate, MachineEstimate, PlanLimits
 from ephemeron.training.planner.prices import Gpu, Machine, load_beyond, load_gpus, load_rented
 from ephemeron.training.planner.search.pareto import Candidate
-from ephemeron.training.planner.search.space import PlanLimits
+from ephemeron.training.planner.vm_baseline import BILLED_AT_LEAST_S, on_machine, without_uncounted
 from ephemeron.units import MB
 
 GB = 1e9
 
-Row = dict[str, Any]
 
-
-def on_all(workload: Workload, best: Candidate, *, epochs: int, file: str | Path | None) -> list[Row]:
+def on_all(workload: Workload, best: Candidate, *, epochs: int, file: str | Path | None) -> list[MachineEstimate]:
     """The job on every machine and container that it fits, cheapest first."""
     platform = best.option.platform
     batch = best.batch * best.aggregators + best.other_batch * (best.workers - best.aggregators)
@@ -28,11 +24,11 @@ def on_all(workload: Workload, best: Candidate, *, epochs: int, file: str | Path
         on_machine(workload, m, epochs=epochs, batch=batch, mb_per_vcpu=platform.mb_per_vcpu, download_s=_download_s(workload, best))
         for m in load_rented(file)
     ]  # fmt: skip
-    fitting = without_uncounted([m for m in found if m["fits"]])
-    return sorted(fitting, key=lambda m: (m["cost_usd"], m["seconds"]))
+    fitting = without_uncounted([m for m in found if m.fits])
+    return sorted(fitting, key=lambda m: (m.cost_usd, m.seconds))
 
 
-def few(rows: Sequence[Row], limits: PlanLimits) -> list[Row]:
+def few(rows: Sequence[MachineEstimate], limits: PlanLimits) -> list[MachineEstimate]:
     """At most six to show: the cheapest of each kind, the cheapest within the limits, the fastest. Cheapest first.
 
     Args:
@@ -40,43 +36,39 @@ def few(rows: Sequence[Row], limits: PlanLimits) -> list[Row]:
         limits: the user's.
     """
     kinds = (
-        [r for r in rows if r["kind"] == "on demand" and not r["arm64"]],
-        [r for r in rows if r["kind"] == "on demand" and r["arm64"]],
-        [r for r in rows if r["kind"] == "spot"],
-        [r for r in rows if r["kind"] == "fargate"],
-        [r for r in rows if r["seconds"] <= limits.seconds and r["cost_usd"] <= limits.usd],
-        sorted(rows, key=lambda r: (r["seconds"], r["kind"] != "on demand", r["cost_usd"])),
+        [r for r in rows if r.kind == "on demand" and not r.arm64],
+        [r for r in rows if r.kind == "on demand" and r.arm64],
+        [r for r in rows if r.kind == "spot"],
+        [r for r in rows if r.kind == "fargate"],
+        [r for r in rows if r.seconds <= limits.seconds and r.cost_usd <= limits.usd],
+        sorted(rows, key=lambda r: (r.seconds, r.kind != "on demand", r.cost_usd)),
     )
-    names = {kind[0]["name"] for kind in kinds if kind}
-    return [r for r in rows if r["name"] in names]
+    names = {kind[0].name for kind in kinds if kind}
+    return [r for r in rows if r.name in names]
 
 
-def gpus(workload: Workload, best: Candidate, choice: Choice, *, epochs: int, file: str | Path | None) -> list[Row]:
-    """From which speed on a machine with a GPU would cost less than the plan.
-
-    Returns:
-        Per machine `name`, `hour_usd`, `verified`, `as_of`; `break_even`: times as fast as one vCPU of the functions,
-        None where no speed is enough, since boot, download and the first minute cost more already; and `seconds` and
-        `cost_usd`, None where the price file does not say how fast it is.
-    """
+def gpus(
+    workload: Workload, best: Candidate, choice: Choice, *, epochs: int, file: str | Path | None
+) -> list[GpuEstimate]:
+    """From which speed on a machine with a GPU would cost less than the plan."""
     vcpu = Machine(name="", vcpus=1, memory_mb=math.inf, hour_usd=0.0, boot_s=0.0, source="", as_of="")
     batch = best.batch * best.aggregators + best.other_batch * (best.workers - best.aggregators)
     one = on_machine(
         workload, vcpu, epochs=epochs, batch=batch, mb_per_vcpu=best.option.platform.mb_per_vcpu, download_s=0.0
-    )["seconds"]
+    ).seconds
     download_s = _download_s(workload, best)
     return [_on_gpu(g, one, download_s, choice.predicted.cost_usd) for g in load_gpus(file)]
 
 
-def _on_gpu(gpu: Gpu, vcpu_s: float, download_s: float, plan_usd: float) -> Row:
+def _on_gpu(gpu: Gpu, vcpu_s: float, download_s: float, plan_usd: float) -> GpuEstimate:
     affords_s = plan_usd / gpu.hour_usd * 3600
     left_s = affords_s - gpu.boot_s - download_s
     seconds = None if gpu.speedup is None else gpu.boot_s + download_s + vcpu_s / gpu.speedup
-    return {
-        "name": gpu.name, "hour_usd": gpu.hour_usd, "verified": gpu.verified, "as_of": gpu.as_of,
-        "break_even": vcpu_s / left_s if left_s > 0 and affords_s >= BILLED_AT_LEAST_S else None, "seconds": seconds,
-        "cost_usd": None if seconds is None else max(seconds, BILLED_AT_LEAST_S) * gpu.hour_usd / 3600,
-    }  # fmt: skip
+    return GpuEstimate(
+        name=gpu.name, hour_usd=gpu.hour_usd, verified=gpu.verified, as_of=gpu.as_of,
+        break_even=vcpu_s / left_s if left_s > 0 and affords_s >= BILLED_AT_LEAST_S else None, seconds=seconds,
+        cost_usd=None if seconds is None else max(seconds, BILLED_AT_LEAST_S) * gpu.hour_usd / 3600,
+    )  # fmt: skip
 
 
 def beyond(workload: Workload, best: Candidate, choice: Choice, *, file: str | Path | None) -> dict[str, float]:
@@ -97,7 +89,7 @@ def beyond(workload: Workload, best: Candidate, choice: Choice, *, file: str | P
     return found
 
 
-def sentences(found_gpus: Sequence[Mapping[str, Any]], found_beyond: Mapping[str, float], plan_usd: float) -> list[str]:
+def sentences(found_gpus: Sequence[GpuEstimate], found_beyond: Mapping[str, float], plan_usd: float) -> list[str]:
     """The GPUs and the other prices, in at most three lines."""
     lines = []
     if "arm64_usd" in found_beyond:
@@ -105,7 +97,7 @@ def sentences(found_gpus: Sequence[Mapping[str, Any]], found_beyond: Mapping[str
             f"arm64 functions: ${found_beyond['arm64_usd']:.4g} instead of ${plan_usd:.4g}, the same time assumed, not measured"
         )
     if found_gpus:
-        unknown = any(g["cost_usd"] is None and g["break_even"] is not None for g in found_gpus)
+        unknown = any(g.cost_usd is None and g.break_even is not None for g in found_gpus)
         words = "; ".join(map(_gpu_words, found_gpus)) + (
             "; how fast it is on this job is not known" if unknown else ""
         )
@@ -117,14 +109,14 @@ def sentences(found_gpus: Sequence[Mapping[str, Any]], found_beyond: Mapping[str
     return lines
 
 
-def _gpu_words(g: Mapping[str, Any]) -> str:
-    price = f"{g['name']}, ${g['hour_usd']:.4g} an hour" + ("" if g["verified"] else ", not verified")
-    if g["break_even"] is None:
+def _gpu_words(g: GpuEstimate) -> str:
+    price = f"{g.name}, ${g.hour_usd:.4g} an hour" + ("" if g.verified else ", not verified")
+    if g.break_even is None:
         return f"at no speed ({price})"
-    told = f"if {g['break_even']:.3g} times as fast as one vCPU ({price})"
-    if g["cost_usd"] is None:
+    told = f"if {g.break_even:.3g} times as fast as one vCPU ({price})"
+    if g.cost_usd is None:
         return told
-    return told + f", ${g['cost_usd']:.4g} at the speed that the price file says"
+    return told + f", ${g.cost_usd:.4g} at the speed that the price file says"
 
 
 def _download_s(workload: Workload, best: Candidate) -> float:

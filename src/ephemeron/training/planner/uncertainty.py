@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from ephemeron.training.planner.model.profile import PlatformProfile
 from ephemeron.training.planner.model.provenance import Provenance
-from ephemeron.training.planner.plan import Choice
-from ephemeron.training.planner.search.space import PlanLimits
+from ephemeron.training.planner.model.rates import Array
+from ephemeron.training.planner.plan import Choice, PlanLimits, Uncertainty
 from ephemeron.units import duration
 
 DRAWS = 400
@@ -51,16 +50,10 @@ def sources_of(fit: Provenance, platform: PlatformProfile, *, measured: bool) ->
 
 def resampled(
     sources: Mapping[str, float | None], chosen: Choice, others: Sequence[Choice], limits: PlanLimits, minimise: str
-) -> dict[str, Any]:
-    """What follows from the doubts.
-
-    Returns:
-        `sources` as given; `draws`; `time_s` and `cost_usd`, 90 % intervals of the chosen one; `keeps_limits` and
-        `same_choice`, shares of the draws; `instead`, what is chosen most often where it is not the same, in words;
-        `sensitive_to`, the source whose doubt alone changes the choice most often, if any does.
-    """
+) -> Uncertainty:
+    """Effect of the intervals on the choice, by `DRAWS` draws of all sources at once."""
     known = {name: half for name, half in sources.items() if half}
-    choices = [chosen, *(c for c in others if _what(c) != _what(chosen))]
+    choices = [chosen, *(c for c in others if c.configuration != chosen.configuration)]
     parts = _parts(choices)
     rng = np.random.default_rng(SEED)
     drawn = {name: np.exp(rng.standard_normal(DRAWS) * math.log1p(half) / 1.96) for name, half in sorted(known.items())}
@@ -70,37 +63,40 @@ def resampled(
     alone = {n: float(_again(*_scaled(parts, {n: d}), limits, minimise)[1].mean()) for n, d in drawn.items()}
     worst = min(alone, key=lambda n: alone[n], default=None)
     instead = int(np.bincount(away).argmax()) if len(away) else None
-    return {
-        "sources": dict(sources), "draws": DRAWS,
-        "time_s": [float(x) for x in np.quantile(seconds[0], INTERVAL)],
-        "cost_usd": [float(x) for x in np.quantile(usd[0], INTERVAL)],
-        "keeps_limits": float(((seconds[0] <= limits.seconds) & (usd[0] <= limits.usd)).mean()),
-        "same_choice": float(same.mean()), "instead": None if instead is None else _words(choices[instead]),
-        "sensitive_to": worst if worst is not None and alone[worst] < 1 else None,
-    }  # fmt: skip
+    return Uncertainty(
+        sources=dict(sources), draws=DRAWS, time_s=_interval(seconds[0]), cost_usd=_interval(usd[0]),
+        keeps_limits=float(((seconds[0] <= limits.seconds) & (usd[0] <= limits.usd)).mean()),
+        same_choice=float(same.mean()), instead=None if instead is None else _words(choices[instead]),
+        sensitive_to=worst if worst is not None and alone[worst] < 1 else None,
+    )  # fmt: skip
 
 
-def sentences(u: Mapping[str, Any]) -> list[str]:
-    """The same for people; nothing where nothing is known."""
-    if not u:
+def _interval(values: Array) -> tuple[float, float]:
+    low, high = np.quantile(values, INTERVAL)
+    return float(low), float(high)
+
+
+def sentences(u: Uncertainty | None) -> list[str]:
+    """The uncertainty of a plan for people; empty where it is not known."""
+    if u is None:
         return []
-    known = [f"{name} ± {half:.0%}" for name, half in u["sources"].items() if half]
-    unknown = [name for name, half in u["sources"].items() if half is None]
-    low, high = u["time_s"]
-    cheap, dear = u["cost_usd"]
+    known = [f"{name} ± {half:.0%}" for name, half in u.sources.items() if half]
+    unknown = [name for name, half in u.sources.items() if half is None]
+    low, high = u.time_s
+    cheap, dear = u.cost_usd
     text = f"rests on {', '.join(known)}" if known else "rests on a profile that states no uncertainty"
     text += f"; of {' and '.join(unknown)} the profile states none" if known and unknown else ""
     if known:
         text += (
-            f": {duration(low)} to {duration(high)} and ${cheap:.4g} to ${dear:.4g} in 90 % of {u['draws']} resamplings"
+            f": {duration(low)} to {duration(high)} and ${cheap:.4g} to ${dear:.4g} in 90 % of {u.draws} resamplings"
         )
     found = [text]
-    if known and u["keeps_limits"] < 1:
-        found.append(f"the limits are kept in {u['keeps_limits']:.0%} of them")
+    if known and u.keeps_limits < 1:
+        found.append(f"the limits are kept in {u.keeps_limits:.0%} of them")
     if known:
-        instead = f"; else mostly {u['instead']}" if u["instead"] and u["same_choice"] < 1 else ""
-        what = f", what matters most is {u['sensitive_to']}" if u["sensitive_to"] else ""
-        found.append(f"the choice stays the same in {u['same_choice']:.0%} of them{instead}{what}")
+        instead = f"; else mostly {u.instead}" if u.instead and u.same_choice < 1 else ""
+        what = f", what matters most is {u.sensitive_to}" if u.sensitive_to else ""
+        found.append(f"the choice stays the same in {u.same_choice:.0%} of them{instead}{what}")
     return found
 
 
@@ -124,7 +120,7 @@ def extrapolated(platform: PlatformProfile, choice: Choice, model_mb: float) -> 
     return found
 
 
-def _parts(choices: Sequence[Choice]) -> dict[str, Any]:
+def _parts(choices: Sequence[Choice]) -> dict[str, Array]:
     """Columns of seconds by source of doubt, and of dollars by what they grow with: one value per choice."""
     phases = [c.predicted.phases_s for c in choices]
     rest = [c.predicted.seconds - sum(p.values()) for c, p in zip(choices, phases, strict=True)]
@@ -139,7 +135,7 @@ def _parts(choices: Sequence[Choice]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scaled(parts: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple[Any, Any]:
+def _scaled(parts: Mapping[str, Array], drawn: Mapping[str, Array]) -> tuple[Array, Array]:
     """Seconds and dollars, choices × draws."""
     one = np.ones(DRAWS)
     seconds = parts["rest"][:, None] * one
@@ -148,17 +144,13 @@ def _scaled(parts: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple[Any, An
     return seconds, parts["functions"][:, None] * seconds / parts["seconds"][:, None] + parts["other"][:, None]
 
 
-def _again(seconds: Any, usd: Any, limits: PlanLimits, minimise: str) -> tuple[Any, Any]:
+def _again(seconds: Array, usd: Array, limits: PlanLimits, minimise: str) -> tuple[Array, Array]:
     """The best of each draw, and whether the chosen one, the first, is as good."""
     mine = usd if minimise == "cost" else seconds
     mine = np.where((seconds <= limits.seconds) & (usd <= limits.usd), mine, np.inf)
     best = mine.argmin(axis=0)
     least = mine.min(axis=0)
     return best, np.isfinite(mine[0]) & (mine[0] <= least * (1 + SAME))
-
-
-def _what(c: Choice) -> tuple[Any, ...]:
-    return c.workers, c.memory_mb, c.aggregators, c.pattern, c.sync, c.channel, c.compression, c.batch_size_aggregator
 
 
 def _words(c: Choice) -> str:

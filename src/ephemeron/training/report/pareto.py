@@ -138,10 +138,8 @@ def png(plan: Plan, path: Path) -> None:
     figure = Figure(figsize=(10, 6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.subplots()
-    name = str(plan.profile.get("workload") or "plan")
-    head = (
-        f"{name}  ·  {functions(plan.choice.to_dict())}  ·  {human_seconds(s.choice.seconds)}, {usd(s.choice.cost_usd)}"
-    )
+    name = plan.profile.workload or "plan"
+    head = f"{name}  ·  {functions(plan.choice)}  ·  {human_seconds(s.choice.seconds)}, {usd(s.choice.cost_usd)}"
     ax.set_title(_plain(head), loc="left", fontsize=11.5, fontweight="bold", color=_INK, pad=14)
     _axes(ax, s)
     _points(ax, s)

@@ -7,17 +7,17 @@ a price file or a plan is escaped here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from html import escape
-from typing import Any
 
 from ephemeron.rendering.page import card, document, tiled
 from ephemeron.rendering.palette import PHASE_COLOURS
 from ephemeron.rendering.svg import Scale, el, path, text
 from ephemeron.rendering.table import table
 from ephemeron.training.planner import rented
-from ephemeron.training.planner.model.vm_baseline import uncounted_words
-from ephemeron.training.planner.plan import Plan, Predicted, SearchReport
+from ephemeron.training.planner.plan import Alternative, Choice, Plan, Predicted, SearchReport
 from ephemeron.training.planner.uncertainty import sentences
+from ephemeron.training.planner.vm_baseline import uncounted_words
 from ephemeron.training.report.headline import usd
 from ephemeron.training.report.prediction import quantity
 from ephemeron.training.report.scatter import Scatter, ScatterLabels, ScatterMark, functions, scatter
@@ -52,7 +52,7 @@ _FRONT = (
 def html(plan: Plan) -> str:
     """The whole page."""
     s = scatter(plan)
-    name = str(plan.profile.get("workload") or "plan")
+    name = plan.profile.workload or "plan"
     parts = [_header(plan, name), _tiles(plan)]
     advice = [*plan.advice, *rented.sentences(plan.gpus, plan.beyond, plan.choice.predicted.cost_usd)]
     if advice:
@@ -88,8 +88,8 @@ def html(plan: Plan) -> str:
 def _header(plan: Plan, name: str) -> str:
     c, p = plan.choice, plan.choice.predicted
     aim = "least cost" if plan.minimise == "cost" else f"least {plan.minimise}"
-    on = str(plan.profile.get("platform") or "")
-    summary = f"{functions(c.to_dict())} will take {human_seconds(p.seconds)} and cost {usd(p.cost_usd)}."
+    on = plan.profile.platform
+    summary = f"{functions(c)} will take {human_seconds(p.seconds)} and cost {usd(p.cost_usd)}."
     return (
         f'<header><p class="over">ephemeron plan</p><h1>{escape(name)}<span class="pill finished">{escape(aim)}</span></h1>'
         f'<p class="id">{escape(on)}</p><p class="summary">{escape(summary)}</p></header>'
@@ -98,7 +98,7 @@ def _header(plan: Plan, name: str) -> str:
 
 def _tiles(plan: Plan) -> str:
     c, p = plan.choice, plan.choice.predicted
-    deadline, budget = plan.limits.get("deadline_s"), plan.limits.get("budget_usd")
+    deadline, budget = plan.limits.deadline_s, plan.limits.budget_usd
     batch = _global_batch(plan)
     n = f"{p.iterations:,}"
     each = f"{human_seconds(p.seconds / p.iterations)} per iteration" if p.iterations else ""
@@ -218,20 +218,19 @@ def _front_table(plan: Plan) -> str:
     return f"<details><summary>all {n} configurations of the front</summary>{_choices(plan, plan.front)}</details>"
 
 
-def _choices(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> str:
-    said = any("why" in r for r in rows)
+def _choices(plan: Plan, rows: Sequence[Choice]) -> str:
+    said = any(isinstance(r, Alternative) for r in rows)
     head = ["workers", "memory", "K", "batch", "pattern", "sync", "compression", "time", "", "cost", ""]
     base = plan.choice.predicted
     body = []
     for r in rows:
-        p = r["predicted"]
-        batches = dict.fromkeys((r["batch_size_aggregator"], r["batch_size_nonaggregator"]))
+        p = r.predicted
+        batches = dict.fromkeys((r.batch_size_aggregator, r.batch_size_nonaggregator))
         cells = [
-            r["workers"], f"{r['memory_mb']} MB", r["aggregators"], " / ".join(map(str, batches)), r["pattern"], r["sync"],
-            r["compression"], human_seconds(p["seconds"]), _off(p["seconds"], base.seconds),
-            usd(p["cost_usd"]), _off(p["cost_usd"], base.cost_usd),
+            r.workers, f"{r.memory_mb} MB", r.aggregators, " / ".join(map(str, batches)), r.pattern, r.sync,
+            r.compression, human_seconds(p.seconds), _off(p.seconds, base.seconds), usd(p.cost_usd), _off(p.cost_usd, base.cost_usd),
         ]  # fmt: skip
-        body.append([escape(str(c)) for c in ([r.get("why", "")] if said else []) + cells])
+        body.append([escape(str(c)) for c in ([r.why if isinstance(r, Alternative) else ""] if said else []) + cells])
     return table(["", *head] if said else head, body, words=1 if said else 0)
 
 
@@ -284,36 +283,36 @@ def _machines(plan: Plan) -> str:
     base = plan.choice.predicted
     rows = []
     for m in plan.machines:
-        cells = [human_seconds(m["seconds"]), _off(m["seconds"], base.seconds), usd(m["cost_usd"]), _off(m["cost_usd"], base.cost_usd)]  # fmt: skip
-        small = ' <small class="bad">too little memory</small>' if m.get("fits") is False else ""
-        small += "" if m.get("verified", True) else " <small>price not verified</small>"
-        rows.append([escape(str(m["name"])) + small, *cells])
-    chosen = [f"{escape(functions(plan.choice.to_dict()))} <small>chosen</small>", human_seconds(base.seconds), "", usd(base.cost_usd), ""]  # fmt: skip
+        cells = [human_seconds(m.seconds), _off(m.seconds, base.seconds), usd(m.cost_usd), _off(m.cost_usd, base.cost_usd)]  # fmt: skip
+        small = ' <small class="bad">too little memory</small>' if not m.fits else ""
+        small += "" if m.verified else " <small>price not verified</small>"
+        rows.append([escape(m.name) + small, *cells])
+    chosen = [f"{escape(functions(plan.choice))} <small>chosen</small>", human_seconds(base.seconds), "", usd(base.cost_usd), ""]  # fmt: skip
     return table(["", "time", "", "cost", ""], [*rows, chosen], style="last-sum")
 
 
-def _configuration(plan: Plan) -> dict[str, Any]:
-    told = plan.choice.to_dict()
-    del told["predicted"]
-    return told
+def _configuration(plan: Plan) -> dict[str, object]:
+    return {f.name: getattr(plan.choice, f.name) for f in fields(Choice) if f.name != "predicted"}
 
 
-def _provenance(plan: Plan) -> dict[str, Any]:
+def _provenance(plan: Plan) -> dict[str, object]:
     s = plan.search
-    told: dict[str, Any] = dict(plan.profile)
-    told |= {"limits": {k: v for k, v in plan.limits.items() if v is not None} or "none"}
+    told: dict[str, object] = {f.name: getattr(plan.profile, f.name) for f in fields(plan.profile)}
+    told["limits"] = {
+        f.name: v for f in fields(plan.limits) if (v := getattr(plan.limits, f.name)) is not None
+    } or "none"
     told["search"] = f"{s.method}: {s.evaluated:,} evaluated, {s.pruned:,} excluded by bounds, in {human_seconds(s.seconds)}; {_proof(s)}"  # fmt: skip
     return told
 
 
-def _settings(values: Mapping[str, Any]) -> str:
+def _settings(values: Mapping[str, object]) -> str:
     rows = [
         [escape(str(k)), f"<code>{escape(_word(v))}</code>"] for k, v in values.items() if v not in (None, "", [], ())
     ]
     return table([], rows, words=2, style="settings")
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_word(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

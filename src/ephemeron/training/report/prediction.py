@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ephemeron.errors import JobError
 from ephemeron.events import PHASES
 from ephemeron.rendering.table import table
-from ephemeron.training.planner.plan import load_plan
+from ephemeron.training.planner.plan import Choice, Predicted, load_plan
 from ephemeron.training.report.headline import usd
 
 Unit = Literal["s", "usd", "count"]
@@ -54,7 +54,7 @@ class Comparison:
     """Why the two should not be expected to agree."""
 
 
-def compare(folder: Path, summary: Mapping[str, Any]) -> Comparison | None:
+def compare(folder: Path, summary: Mapping[str, object]) -> Comparison | None:
     """The comparison for a run's folder, or None where it has no `plan.json` that can be read.
 
     Args:
@@ -68,34 +68,34 @@ def compare(folder: Path, summary: Mapping[str, Any]) -> Comparison | None:
         plan = load_plan(path)
     except JobError:
         return None
-    chosen = asdict(plan.choice)
-    told = rows(chosen.pop("predicted"), summary)
-    return Comparison(rows=tuple(told), notes=tuple(_notes(chosen, summary))) if told else None
+    told = rows(plan.choice.predicted, summary)
+    return Comparison(rows=tuple(told), notes=tuple(_notes(plan.choice, summary))) if told else None
 
 
-def rows(predicted: Mapping[str, Any], summary: Mapping[str, Any]) -> list[ComparisonRow]:
+def rows(predicted: Predicted, summary: Mapping[str, object]) -> list[ComparisonRow]:
     """Every quantity that the plan or the run knows.
 
     Args:
-        predicted: `Predicted` as a dictionary.
+        predicted: of the plan's choice.
         summary: what `--json` prints at the end of a run; may be partial.
     """
     storage, cost = _number(summary, "billed.storage_usd"), _number(summary, "cost_usd")
-    rest = [x for x in (_number(predicted, "cost.storage"), _number(predicted, "cost.requests")) if x is not None]
+    p = predicted
+    rest = [p.cost[name] for name in ("storage", "requests") if name in p.cost]
     out = [
-        _row("time", "s", _number(predicted, "seconds"), _number(summary, "seconds")),
-        _row("cost", "usd", _number(predicted, "cost_usd"), cost),
-        _row("cost of functions", "usd", _number(predicted, "cost.functions"), _less(cost, storage)),
+        _row("time", "s", p.seconds, _number(summary, "seconds")),
+        _row("cost", "usd", p.cost_usd, cost),
+        _row("cost of functions", "usd", p.cost.get("functions"), _less(cost, storage)),
         _row("cost of storage and requests", "usd", sum(rest) if rest else None, storage),
     ]
     for name, where in (("iterations", ""), ("invocations", ""), *((n, "traffic.") for n in ("puts", "gets", "polls"))):
-        out.append(_row(name, "count", _number(predicted, name), _number(summary, where + name)))
+        out.append(_row(name, "count", float(getattr(p, name)), _number(summary, where + name)))
     workers = _number(summary, "workers") or 1.0
     aggregators = _number(summary, "aggregators") or 1.0
     for phase in ("start", *(p for p in PHASES if p != "wait"), "relay", "wait"):
         total = _number(summary, f"phases_s.{phase}")
         share = total / (aggregators if phase == "aggregate" else workers) if total is not None else None
-        out.append(_row(phase, "s", _number(predicted, f"phases_s.{phase}"), share, phase=True))
+        out.append(_row(phase, "s", p.phases_s.get(phase), share, phase=True))
     return [r for r in out if r.predicted is not None or r.measured is not None]
 
 
@@ -112,23 +112,26 @@ def _less(whole: float | None, part: float | None) -> float | None:
     return max(0.0, whole - part) if whole is not None and part is not None else None
 
 
-def _number(tree: Mapping[str, Any], path: str) -> float | None:
+def _number(tree: Mapping[str, object], path: str) -> float | None:
     """A finite number at `a.b`, or None whatever else is there."""
-    value: Any = tree
+    value: object = tree
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
-def _notes(chosen: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+def _notes(chosen: Choice, summary: Mapping[str, object]) -> list[str]:
     out = []
     status = summary.get("status", "finished")
     if status != "finished":
         out.append(f"The run was not finished ({status}), so it did less than was predicted.")
     names = ("workers", "memory_mb", "aggregators", "batch_size_aggregator", "batch_size_nonaggregator", "pattern", "sync", "compression")  # fmt: skip
     other = [
-        f"{n} {summary[n]} instead of {chosen[n]}" for n in names if n in summary and _differ(summary[n], chosen[n])
+        f"{n} {summary[n]} instead of {getattr(chosen, n)}"
+        for n in names
+        if n in summary and _differ(summary[n], getattr(chosen, n))
     ]
     if other:
         out.append(f"The run was not the one that was planned: {', '.join(other)}.")

@@ -9,12 +9,11 @@ would press the front into a corner stays out of the picture and is told in `bey
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ephemeron.rendering.svg import Tick, log_ticks, ticks, time_ticks
-from ephemeron.training.planner.plan import Plan
+from ephemeron.training.planner.plan import Choice, MachineEstimate, Plan
 from ephemeron.training.report.headline import usd
 from ephemeron.units import human_seconds
 
@@ -83,20 +82,20 @@ class ScatterLabels:
 
 def scatter(plan: Plan) -> Scatter:
     """The picture of a plan."""
-    choice = _choice(plan.choice.to_dict())
+    choice = _choice(plan.choice)
     front = tuple(sorted(map(_choice, plan.front), key=lambda m: (m.seconds, m.cost_usd)))
     points = (choice, *front)
     slow, dear = max(m.seconds for m in points), max(m.cost_usd for m in points)
     machines: list[ScatterMark] = []
     beyond: list[ScatterMark] = []
     for row in plan.machines:
-        if row.get("fits") is False:
+        if not row.fits:
             continue
         m = _machine(row)
         near = m.seconds <= FAR * slow and m.cost_usd <= FAR * dear
         (machines if near else beyond).append(m)
     far = [m.words for m in beyond]
-    deadline, budget = plan.limits.get("deadline_s"), plan.limits.get("budget_usd")
+    deadline, budget = plan.limits.deadline_s, plan.limits.budget_usd
     if deadline and deadline > FAR * slow:
         far.append(f"deadline {human_seconds(deadline)}")
         deadline = None
@@ -112,20 +111,19 @@ def scatter(plan: Plan) -> Scatter:
     )  # fmt: skip
 
 
-def _choice(c: Mapping[str, Any]) -> ScatterMark:
-    seconds, cost = float(c["predicted"]["seconds"]), float(c["predicted"]["cost_usd"])
-    who = functions(c)
-    words = f"{who}, K = {c['aggregators']}, {c['sync']}: {human_seconds(seconds)}, {usd(cost)}"
-    return ScatterMark(seconds=seconds, cost_usd=cost, label=f"{c['workers']} × {c['memory_mb']}", words=words)
+def _choice(c: Choice) -> ScatterMark:
+    seconds, cost = c.predicted.seconds, c.predicted.cost_usd
+    words = f"{functions(c)}, K = {c.aggregators}, {c.sync}: {human_seconds(seconds)}, {usd(cost)}"
+    return ScatterMark(seconds=seconds, cost_usd=cost, label=f"{c.workers} × {c.memory_mb}", words=words)
 
 
-def functions(c: Mapping[str, Any]) -> str:
+def functions(c: Choice) -> str:
     """`8 functions of 1792 MB`."""
-    return f"{c['workers']} function{'s' if c['workers'] != 1 else ''} of {c['memory_mb']} MB"
+    return f"{c.workers} function{'s' if c.workers != 1 else ''} of {c.memory_mb} MB"
 
 
-def _machine(row: Mapping[str, Any]) -> ScatterMark:
-    seconds, cost, name = float(row["seconds"]), float(row["cost_usd"]), str(row["name"])
+def _machine(row: MachineEstimate) -> ScatterMark:
+    seconds, cost, name = row.seconds, row.cost_usd, row.name
     return ScatterMark(
         seconds=seconds, cost_usd=cost, label=name, words=f"{name}: {human_seconds(seconds)}, {usd(cost)}"
     )

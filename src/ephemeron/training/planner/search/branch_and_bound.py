@@ -23,10 +23,11 @@ import numpy as np
 
 from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.rates import Array
+from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
 from ephemeron.training.planner.search.heuristics import brute_force, two_stage
 from ephemeron.training.planner.search.pareto import NONE, Best, Candidate, Front, Points, SearchResult, joined
-from ephemeron.training.planner.search.space import PlanLimits, Space
+from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.search.splits import cut, first_blocks, groups, halved
 from ephemeron.training.planner.search.tables import PLACE, Tables, families, tabulate
 from ephemeron.training.planner.targets import ALL, Query, Targets

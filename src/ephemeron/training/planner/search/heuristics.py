@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 
+from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.pareto import Candidate, SearchResult
-from ephemeron.training.planner.search.space import Option, PlanLimits, Space
+from ephemeron.training.planner.search.space import Option, Space
 
 DELTAS = (0.6, 0.7, 0.8, 0.9, 1.0)
 """Shrinking factors of algorithm 3.2."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ephemeron.training.planner.model.rates import Array
-from ephemeron.training.planner.search.space import Option, PlanLimits
+from ephemeron.training.planner.plan import PlanLimits
+from ephemeron.training.planner.search.space import Option
 
 ROUNDING = 1e-12
 """Bounds and predictions add the same numbers in different orders."""

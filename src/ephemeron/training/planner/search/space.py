@@ -8,7 +8,6 @@ where somebody does not aggregate.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,29 +23,13 @@ from ephemeron.training.planner.model.prediction import (
 )
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.model.rates import Array
+from ephemeron.training.planner.plan import PlanLimits
 
 MOST_WORKERS = 256
 LARGEST_GLOBAL_BATCH = 1024
 """Where neither user nor data set a smaller one."""
 GAMMA_MIN = 0.5
 """Least share of the largest training rate, equation 3-33: the thesis considers no smaller batches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLimits:
-    """What the user will accept."""
-
-    deadline_s: float | None = None
-    budget_usd: float | None = None
-    max_global_batch: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        return math.inf if self.deadline_s is None else self.deadline_s
-
-    @property
-    def usd(self) -> float:
-        return math.inf if self.budget_usd is None else self.budget_usd
 
 
 @dataclass(frozen=True, slots=True)

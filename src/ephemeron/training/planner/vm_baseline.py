@@ -21,12 +21,12 @@ and **pessimistic** in two: a vCPU of a newer family is faster than the one that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from ephemeron.training.planner.model.profile import Workload
+from ephemeron.training.planner.plan import MachineEstimate
 from ephemeron.training.planner.prices import Machine
 
 BILLED_AT_LEAST_S = 60.0
@@ -35,7 +35,7 @@ BILLED_AT_LEAST_S = 60.0
 
 def on_machine(
     workload: Workload, machine: Machine, *, epochs: int, batch: int, mb_per_vcpu: float, download_s: float
-) -> dict[str, Any]:
+) -> MachineEstimate:
     """Time and cost of the whole job.
 
     Args:
@@ -46,10 +46,6 @@ def on_machine(
         mb_per_vcpu: memory quota that brings one vCPU on the platform that was measured.
         download_s: seconds to fetch code and data.
 
-    Returns:
-        `name`; `seconds` from the request to the end; `cost_usd`; `fits`: by FasDL equation 4-1, a process with
-        this batch fits the machine's memory; `vcpus` of the machine, and `counted_vcpus`, those that were measured to help;
-        `kind`, `arm64`, `verified` and `as_of` of the machine and its price.
     """
     vcpus = min(machine.vcpus, workload.vcpus) if workload.vcpus > 0 else machine.vcpus
     quota_mb = vcpus * mb_per_vcpu
@@ -59,21 +55,14 @@ def on_machine(
     epoch_s = full * full_s + (rest_s if rest else 0.0) + (test_s if workload.test_samples else 0.0)
     epoch_s += (full + bool(rest)) * (workload.step_s + workload.apply_s / vcpus)
     seconds = machine.boot_s + download_s + epochs * epoch_s
-    return {
-        "name": machine.name,
-        "seconds": seconds,
-        "cost_usd": max(seconds, BILLED_AT_LEAST_S) * machine.hour_usd / 3600,
-        "fits": bool(workload.memory_needed_mb(batch) <= machine.memory_mb),
-        "vcpus": machine.vcpus,
-        "counted_vcpus": vcpus,
-        "kind": machine.kind,
-        "arm64": machine.arm64,
-        "verified": machine.verified,
-        "as_of": machine.as_of,
-    }
+    return MachineEstimate(
+        name=machine.name, seconds=seconds, cost_usd=max(seconds, BILLED_AT_LEAST_S) * machine.hour_usd / 3600,
+        fits=bool(workload.memory_needed_mb(batch) <= machine.memory_mb), vcpus=machine.vcpus, counted_vcpus=vcpus,
+        kind=machine.kind, arm64=machine.arm64, verified=machine.verified, as_of=machine.as_of,
+    )  # fmt: skip
 
 
-def without_uncounted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_uncounted(rows: Sequence[MachineEstimate]) -> list[MachineEstimate]:
     """Comparisons without machines that differ from a cheaper one only in vCPUs that were not measured.
 
     Such a machine would be shown as slow as the cheaper one of its kind, which says nothing about it.
@@ -83,17 +72,16 @@ def without_uncounted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     return [
         r for r in rows
-        if r["vcpus"] <= r["counted_vcpus"]
+        if r.vcpus <= r.counted_vcpus
         or not any(
-            o["cost_usd"] < r["cost_usd"] and o["seconds"] <= r["seconds"]
-            for o in rows if (o["kind"], o["arm64"]) == (r["kind"], r["arm64"])
+            o.cost_usd < r.cost_usd and o.seconds <= r.seconds for o in rows if (o.kind, o.arm64) == (r.kind, r.arm64)
         )
     ]  # fmt: skip
 
 
-def uncounted_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence that belongs beside comparisons in which vCPUs are not counted; empty where all are."""
-    counted = [float(r["counted_vcpus"]) for r in rows if r.get("counted_vcpus", 0) < r.get("vcpus", 0)]
+def uncounted_words(rows: Sequence[MachineEstimate]) -> str:
+    """The sentence shown beside estimates in which vCPUs are not counted; empty where all are."""
+    counted = [r.counted_vcpus for r in rows if r.counted_vcpus < r.vcpus]
     if not counted:
         return ""
     return (
