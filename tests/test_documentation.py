@@ -1,14 +1,17 @@
-"""The pages of the repository: links resolve, commands and flags exist, and paths of modules are current."""
+"""The pages of the repository: links resolve, and commands, flags, job tables, modules and names exist."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 
+from ephemeron import load_job
 from ephemeron.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +28,20 @@ FENCE = re.compile(r"^( *)```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 MODULE = re.compile(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`")
+IMPORT = re.compile(r"^ *from (ephemeron[.\w]*) import ([\w, ]+)", re.MULTILINE)
+DOTTED = re.compile(r"`(?:python -m )?((?:ephemeron|benchmarks)\.[a-z]\w*(?:\.\w+)*)[ `]")
+TOML = re.compile(r"```toml\n(.*?)```", re.DOTALL)
+MINIMAL = """
+name = "x"
+model = "m:build"
+loss = "cross_entropy"
+optimizer = { target = "SGD", options = { lr = 0.1 } }
+epochs = 1
+"""
+DATA = """
+[data]
+source = "digits"
+"""
 HISTORY = {"CHANGELOG.md"}  # names of earlier states are right there
 
 
@@ -68,6 +85,17 @@ def faults_of(words: list[str]) -> list[str]:
     return faults
 
 
+def is_name(dotted: str) -> bool:
+    """True for a module, a file of the benchmarks, or an attribute of a module."""
+    if dotted.startswith("benchmarks."):
+        return (ROOT / dotted.replace(".", "/")).with_suffix(".py").exists()
+    module, _, attribute = dotted.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), attribute) or bool(importlib.import_module(dotted))
+    except ImportError:
+        return False
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_and_their_anchors_resolve(page: Path) -> None:
     missing = []
@@ -96,6 +124,40 @@ def test_paths_of_modules_exist(page: Path) -> None:
     places = [ROOT, ROOT / "src/ephemeron", *(ROOT / "src/ephemeron" / name for name in ("communication", "training"))]
     named = MODULE.findall(page.read_text())
     assert not [name for name in named if not any((place / name).exists() for place in places)]
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_imported_names_exist(page: Path) -> None:
+    pytest.importorskip("torch")
+    missing = []
+    for module, names in IMPORT.findall(page.read_text()):
+        found = importlib.import_module(module)
+        missing += [f"{module}.{name.strip()}" for name in names.split(",") if not hasattr(found, name.strip())]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_dotted_names_exist(page: Path) -> None:
+    pytest.importorskip("torch")
+    assert not [name for name in DOTTED.findall(page.read_text()) if not is_name(name)]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if TOML.search(p.read_text())], ids=lambda page: page.name)
+def test_tables_of_jobs_are_accepted(page: Path, tmp_path: Path) -> None:
+    """Fragments are completed to a job; files that they name are created."""
+    for block in TOML.findall(page.read_text()):
+        tables = tomllib.loads(block)
+        for name in (tables.get("data", {}).get("path"), tables.get("run", {}).get("placement")):
+            if name:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).touch()
+        job = tmp_path / "job.toml"
+        job.write_text(("" if "name" in tables else MINIMAL) + block + ("" if "data" in tables else DATA))
+        assert load_job(job).epochs > 0
 
 
 def test_the_index_of_decisions_is_complete() -> None:
