@@ -216,7 +216,7 @@ class _World:
         assert self.platform is not None
         with contextlib.suppress(Exception):  # it, or the daemon, may have ended meanwhile
             latest = [e.invocation for e in self.events if isinstance(e, Invoked) and e.rank == rank][-1]
-            pid = (await self.platform.status())["running"].get(latest)
+            pid = (await self.platform.status()).running.get(latest)
             if pid is not None:
                 os.kill(pid, signal.SIGSTOP)
                 try:

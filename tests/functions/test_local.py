@@ -24,6 +24,7 @@ from ephemeron.errors import DaemonGone, PlatformError
 from ephemeron.events import Ended, Event, Invoked, Note
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
 from ephemeron.functions.cgroups import PERIOD_US, detect
+from ephemeron.functions.daemon_messages import InvocationParams
 from ephemeron.functions.local import LocalPlatform, default_limits, default_memory_mb
 from ephemeron.testing.platform_contract import PlatformContract
 
@@ -153,7 +154,7 @@ def test_an_idle_process_is_given_up(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         pid = (await outcome(platform, "whoami")).value["pid"]
         await until(lambda: gone(pid))
-        assert (await platform.status())["warm"] == 0
+        assert (await platform.status()).warm == 0
         assert (await outcome(platform, "whoami")).value["cold"]
 
     run(folder, scenario, idle_s=0.1)
@@ -227,7 +228,7 @@ def test_functions_outlive_a_killed_client_and_another_one_attaches(folder: Path
 
     async def main() -> None:
         platform = await LocalPlatform.attach(folder)
-        function = next(iter((await platform.status())["running"].values()))
+        function = next(iter((await platform.status()).running.values()))
         assert psutil.pid_exists(function)
         await platform_channel(platform).put("go", [b""])
         seen = await events(platform, lambda e: isinstance(e, Ended))
@@ -248,7 +249,7 @@ def test_functions_do_not_outlive_their_host(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         held = await platform.invoke(call(platform, "hold"))
         await events(platform, lambda e: isinstance(e, Note))
-        (function,) = (await platform.status())["running"].values()
+        (function,) = (await platform.status()).running.values()
         os.kill(platform.host_pid, signal.SIGKILL)
         lost = await held.wait()
         assert lost.status == "lost"
@@ -277,7 +278,7 @@ def test_shutdown_leaves_no_process_no_group_no_socket(folder: Path) -> None:
         for rank in range(2):
             await platform.invoke(call(platform, "hold", rank=rank))
         await events(platform, lambda e: isinstance(e, Note))
-        running = list((await platform.status())["running"].values())
+        running = list((await platform.status()).running.values())
         socket_folder = Path(json.loads((folder / "host.json").read_text())["socket"]).parent
         assert stat.S_IMODE(socket_folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "host.json").stat().st_mode) == 0o600
@@ -351,14 +352,35 @@ def test_a_host_that_cannot_start_says_why(folder: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_the_log_level_of_the_client_reaches_daemon_and_functions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPHEMERON_LOG_LEVEL", "debug")
+    monkeypatch.setenv("EPHEMERON_LOG_FORMAT", "json")
+    ids: list[str] = []
+
+    async def scenario(platform: LocalPlatform) -> None:
+        invocation = await platform.invoke(call(platform, "whoami", rank=3, attempt=2))
+        assert (await invocation.wait()).status == "ok"
+        ids.append(invocation.id)
+
+    run(folder, scenario)
+    of_daemon = [json.loads(line) for line in (folder / "host.log").read_text().splitlines()]
+    accepted = [r for r in of_daemon if "is accepted" in r["message"]]
+    assert [(r["run"], r["rank"], r["attempt"], r["level"]) for r in accepted] == [("a run", 3, 2, "info")]
+    of_function = [json.loads(line) for line in (folder / "logs" / f"{ids[0]}.txt").read_text().splitlines()]
+    begins = [r for r in of_function if r["logger"] == "ephemeron.functions.function_main" and "begins" in r["message"]]
+    assert [(r["run"], r["rank"], r["attempt"]) for r in begins] == [("a run", 3, 2)]
+
+
 def test_the_end_of_a_duplicate_does_not_change_the_first(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         first = await platform.invoke(call(platform, "hold", duplicate=True))
         seen = await events(platform, lambda e: isinstance(e, Invoked) and e.reason == "duplicate")
         duplicate = seen[-1]
         assert isinstance(duplicate, Invoked)
-        await platform._ask("cancel", invocation=duplicate.invocation)
-        assert (await platform.status())["running"].keys() == {first.id}
+        await platform._ask("cancel", InvocationParams(invocation=duplicate.invocation))
+        assert (await platform.status()).running.keys() == {first.id}
         await platform_channel(platform).put("go", [b""])
         assert (await first.wait()).status == "ok"
 

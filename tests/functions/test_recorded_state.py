@@ -24,23 +24,41 @@ from ephemeron.functions.async_invoke.call_tracker import (
 )
 from ephemeron.functions.async_invoke.invoker import FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES, pauses
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
-from ephemeron.functions.async_invoke.records import invocation_of, sending
+from ephemeron.functions.async_invoke.records import SendingRecord, invocation_of, line_of, record_of
+from ephemeron.functions.async_invoke.records import parse as parse_record
 from ephemeron.functions.aws.logs import parse
 from ephemeron.functions.base import Call
 
 REQUEST = "6f74bd9c-9a6f-4a0c-8c2d-0123456789ab"
 OTHER = "00000000-9a6f-4a0c-8c2d-0123456789ab"
 CALL = Call(run="r", rank=2, attempt=1, memory_mb=512, lifetime_s=900.0, channel="", reason="relay", origin=5.0)
+
+
+def sending(id: str, call: Call, **more: Any) -> dict[str, Any]:
+    """A call that is about to be sent, as its line has it."""
+    value: dict[str, Any] = json.loads(line_of(SendingRecord.of(id, call, **more)))
+    return value
+
+
+class Calls(CallTracker):
+    """A tracker that is fed records as JSON objects."""
+
+    def feed(self, record: dict[str, Any], *, now: float) -> list[Invoked]:  # type: ignore[override]
+        return super().feed(parse_record(record), now=now)
+
+
 SENDING = sending("2.1.x", CALL, at=8.0)
 SENT = {"record": "sent", "id": "2.1.x", "request": REQUEST}
 BEGUN = {"record": "begun", "id": "2.1.x", "delivery": 0, "request": REQUEST, "stream": "s", "at": 9.0}
 OUTCOME = {"record": "outcome", "id": "2.1.x", "delivery": 0, "status": "ok", "value": {"outcome": "finished"}, "error": "",
            "took_s": 1.23456, "peak_mb": 99.5}  # fmt: skip
+FINAL = {"record": "final", "id": "2.1.x", "delivery": 0, "request": REQUEST, "invocation": "2.1.x", "billed_by": "report",
+         "outcome": {"status": "ok"}}  # fmt: skip
 REPORT = LogReport(request=REQUEST, stream="s", billed_s=1.3, size_mb=512, used_mb=100)
 
 
-def fed(*records: dict[str, Any], now: float = 0.0) -> CallTracker:
-    calls = CallTracker()
+def fed(*records: dict[str, Any], now: float = 0.0) -> Calls:
+    calls = Calls()
     for record in records:
         calls.feed(record, now=now)
     return calls
@@ -54,7 +72,7 @@ def only(calls: CallTracker, now: float) -> CallResult:
 
 
 def test_a_call_is_invoked_when_it_is_announced():
-    calls = CallTracker()
+    calls = Calls()
     assert calls.feed(SENDING, now=0) == [Invoked(t=3.0, rank=2, attempt=1, invocation="2.1.x", reason="relay")]
     assert calls.feed(SENDING, now=1) == [], "twice is harmless"
     assert calls.open == ["2.1.x"]
@@ -197,7 +215,7 @@ def test_a_copy_that_never_comes_is_not_waited_for_for_ever():
 
 
 def test_ends_of_an_earlier_collector_are_not_told_again():
-    calls = fed(SENDING, SENT, BEGUN, OUTCOME, {"record": "final", "id": "2.1.x", "delivery": 0, "request": REQUEST})
+    calls = fed(SENDING, SENT, BEGUN, OUTCOME, FINAL)
     assert calls.due(now=10_000) == []
     assert calls.open == []
 
@@ -208,7 +226,7 @@ RECORDS = [SENDING, SENT, BEGUN, OUTCOME, {**BEGUN, "delivery": 1, "stream": "t"
 @given(st.lists(st.sampled_from(range(len(RECORDS))), max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_repeating_records_and_lines_changes_nothing(extra: list[int], reports: list[bool]):
     """Whatever is fed again, in whatever order after the first time: the same ends, each once."""
-    plain, noisy = CallTracker(), CallTracker()
+    plain, noisy = Calls(), Calls()
     for record in RECORDS:
         plain.feed(record, now=0.0)
         noisy.feed(record, now=0.0)
@@ -223,7 +241,7 @@ def test_repeating_records_and_lines_changes_nothing(extra: list[int], reports: 
 
 @given(st.permutations([0, 1, 2, 3, 4, 5]), st.lists(st.floats(0, 2_000), min_size=6, max_size=6))
 def test_every_call_ends_once_whatever_comes_when(order: list[int], times: list[float]):
-    calls = CallTracker()
+    calls = Calls()
     ends: list[str] = []
     calls.feed({**SENDING, "copies": 2}, now=0.0)
     happenings: list[Any] = [
@@ -293,3 +311,23 @@ def test_pauses_grow_to_a_bound_and_end(seed: int):
         assert 0 <= wait <= bound <= LONGEST_PAUSE_S
         bound = min(2 * bound, LONGEST_PAUSE_S)
     assert len(set(waits)) > 1, "not in step"
+
+
+@pytest.mark.parametrize("record", [SENDING, SENT, BEGUN, OUTCOME, FINAL])
+def test_a_record_is_read_back(record: dict[str, Any]) -> None:
+    read = parse_record(record)
+    assert record_of(line_of(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"kind": "note", "t": 1}', "an event"),
+        ('{"record": "begun", "id": "0.0', "truncated"),
+        ('{"record": "retired", "id": "0.0.a"}', "a kind of another version"),
+        ('{"record": "sent", "id": "0.0.a"}', "incomplete"),
+        ('{"record": "sent", "id": "0.0.a", "request": 7}', "of another type"),
+    ],
+)
+def test_a_line_that_is_no_record_is_skipped(line: str, why: str) -> None:
+    assert record_of(line) is None, why

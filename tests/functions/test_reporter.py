@@ -11,8 +11,17 @@ import pytest
 from ephemeron.communication.channels.object_store import ObjectsChannel
 from ephemeron.errors import ChannelRefused
 from ephemeron.functions.async_invoke import reporter as module
-from ephemeron.functions.async_invoke.records import InvokeRequest, RecordKeys, decode, record_of
-from ephemeron.functions.async_invoke.reporter import InvocationReporter
+from ephemeron.functions.async_invoke.records import (
+    BegunRecord,
+    HandlerOutcome,
+    InvokeRequest,
+    OutcomeRecord,
+    RecordKeys,
+    SentRecord,
+    decode,
+    record_of,
+)
+from ephemeron.functions.async_invoke.reporter import DeliverySource, InvocationReporter
 from ephemeron.functions.base import Call
 from ephemeron.testing.flaky import FlakyChannel
 
@@ -21,7 +30,7 @@ NAMES = RecordKeys("run.calls")
 
 def reporter(folder: Path, failures: dict[str, list[Any]]) -> InvocationReporter:
     """Of a call, whose requests fail as the lists say, by operation."""
-    call = Call(run="run", rank=0, attempt=0, memory_mb=128, lifetime_s=60.0, channel="folder").to_payload()
+    call = Call(run="run", rank=0, attempt=0, memory_mb=128, lifetime_s=60.0, channel="folder")
     envelope = InvokeRequest(
         id="0.0.ab",
         run="run",
@@ -41,7 +50,7 @@ def reporter(folder: Path, failures: dict[str, list[Any]]) -> InvocationReporter
     made = InvocationReporter(
         envelope,
         lambda: FlakyChannel(ObjectsChannel.folder(folder), decide),
-        {},
+        DeliverySource(request="q"),
         lifetime_s=60.0,
         leave=lambda code: None,
     )
@@ -69,15 +78,15 @@ def test_what_is_announced_is_there_once_whatever_the_store_did_meanwhile(tmp_pa
     }  # fmt: skip
     made = reporter(tmp_path, failures)
     assert made.delivery == 0  # its own claim, not somebody else's
-    asyncio.run(made.announce({"record": "sending", "id": "next"}))
-    made.close({"status": "ok"})
+    asyncio.run(made.announce(SentRecord(id="next", request="q")))
+    made.close(HandlerOutcome(status="ok"))
     assert not any(failures.values())
-    assert [r["record"] for r in records(tmp_path)] == ["begun", "sending", "outcome"]
+    assert [type(r) for r in records(tmp_path)] == [BegunRecord, SentRecord, OutcomeRecord]
 
 
 def test_what_is_refused_is_told_to_whoever_announces(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.05)
     made = reporter(tmp_path, {"put": ["refused"]})
     with pytest.raises(ChannelRefused):
-        asyncio.run(made.announce({"record": "sending", "id": "next"}))
-    made.close({"status": "ok"})
+        asyncio.run(made.announce(SentRecord(id="next", request="q")))
+    made.close(HandlerOutcome(status="ok"))

@@ -177,8 +177,8 @@ def test_the_fork_server_and_its_functions_are_killed_and_the_weights_are_the_sa
 
     async def kill(platform: LocalPlatform) -> None:
         status = await platform.status()
-        (server,) = status["fork_servers"]
-        for pid in (server, *status["running"].values()):
+        (server,) = status.fork_servers
+        for pid in (server, *status.running.values()):
             os.kill(pid, signal.SIGKILL)
         killed.append(server)
 

@@ -221,7 +221,7 @@ def _linked(count: int, device: str, kind: str | None) -> str:
     """A topology of equal processes with measured links; each has its share of this machine's free memory."""
     import asyncio
 
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     from ephemeron.partition import Device, topology_to_json
     from ephemeron.partition.costs import measure_here

@@ -1,8 +1,8 @@
-"""The host's side of fork servers: one for all functions of a run that see the same environment variables.
+"""The host's side of fork servers: one for all functions of a run with the same environment variables.
 
 A server that is killed or stops answering is replaced at the next start; functions that it has forked go on. Where forking
-does not work (no Linux, an old kernel, imports that fail or start threads), functions get fresh processes, and the host's
-log says why.
+does not work (no Linux, an old kernel, imports that fail or start threads), functions get fresh processes, and the log of the
+host says why.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
+from ephemeron.config.typed import build
+from ephemeron.errors import JobError
+from ephemeron.functions.forking import ForkReply
+
+_log = logging.getLogger(__name__)
 _START_S = 300.0
 _ANSWER_S = 30.0
 """For a fork, which takes some milliseconds."""
@@ -29,7 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(Protocol):
-    """What the host needs of a function process; asyncio's has it, too."""
+    """A child process: asyncio's, or a forked one."""
 
     @property
     def pid(self) -> int: ...
@@ -54,7 +60,7 @@ async def spawn(
 
 
 class ForkedProcess:
-    """A process that a server has forked, and whose parent we are.
+    """A process that a server has forked, and whose parent this process is.
 
     Raises:
         OSError: there is no such child.
@@ -112,14 +118,14 @@ class _Server:
         with theirs, log.open("ab") as out:
             server = cls(await spawn(theirs, env, out, "forks"), ours)
         try:
-            await server._hear(_START_S)
+            await server._reply(_START_S)
         except BaseException:
             await server.close()
             raise
         return server
 
     async def fork(self, connection: socket.socket, log: IO[bytes]) -> ForkedProcess:
-        """Has a process forked, which takes these two descriptors. One that nobody waits for any more ends by itself.
+        """Has a process forked, which takes these two descriptors. If the caller is cancelled, the process ends by itself.
 
         Raises:
             _Gone, _Refused: it cannot be had.
@@ -145,26 +151,27 @@ class _Server:
                 except OSError as e:
                     await self.close()
                     raise _Gone from e
-                reply = await self._hear(_ANSWER_S)
+                reply = await self._reply(_ANSWER_S)
         finally:
             for fd in descriptors:
                 os.close(fd)
         try:
-            return ForkedProcess(reply["forked"])
+            return ForkedProcess(reply.pid)
         except OSError as e:
-            raise _Refused(f"process {reply['forked']} is not a child of the host's") from e
+            raise _Refused(f"process {reply.pid} is not a child of the host") from e
 
-    async def _hear(self, limit_s: float) -> dict[str, Any]:
+    async def _reply(self, limit_s: float) -> ForkReply:
         try:
             said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._control, 4096), limit_s)
         except (OSError, TimeoutError):
             said = b""
-        if not said:
+        try:
+            reply = build(ForkReply, json.loads(said), where="reply of a fork server")
+        except (ValueError, JobError):
             await self.close()
-            raise _Gone
-        reply: dict[str, Any] = json.loads(said)
-        if "refused" in reply:
-            raise _Refused(reply["refused"])
+            raise _Gone from None
+        if reply.kind == "refused":
+            raise _Refused(reply.text)
         return reply
 
 
@@ -172,7 +179,7 @@ class Forks:
     """Fork servers of one host, started when they are needed. Made by `make`.
 
     Args:
-        logs: folder for what the servers print.
+        logs: folder for the output of the servers.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -183,7 +190,7 @@ class Forks:
 
     @classmethod
     def make(cls, logs: Path) -> Forks | None:
-        """None where this system cannot do it. From here on orphans of our descendants are our children: see `reap`."""
+        """None where this system cannot fork so. Afterwards this process is the parent of orphaned descendants: see `reap`."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             return None
         try:
@@ -195,17 +202,17 @@ class Forks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers that are ready."""
+        """Processes of the servers that are ready."""
         ready = [t for t in self._servers.values() if t.done() and not t.cancelled() and t.exception() is None]
         return [t.result().process.pid for t in ready if t.result().process.returncode is None]
 
     async def fork(self, env: Mapping[str, str], connection: socket.socket, log: IO[bytes]) -> ForkedProcess | None:
-        """A process with its imports made, which waits for the host's word; None: a fresh one has to do.
+        """A process with its imports made, which waits for `Start`; None: forking does not work.
 
         Args:
             env: its environment variables.
             connection: the function's end.
-            log: for what it prints.
+            log: file for its output.
         """
         key = frozenset(env.items())
         for _ in range(_ATTEMPTS):
@@ -220,17 +227,17 @@ class Forks:
                 server = await asyncio.shield(starting)
                 return await server.fork(connection, log)
             except _Gone:
-                self._say("a fork server was killed or did not answer")
+                _log.warning("a fork server was killed or did not answer; another one is started")
                 if self._servers.get(key) is starting:
                     del self._servers[key]
             except (_Refused, OSError) as e:
                 if key not in self._given_up:
-                    self._say(f"functions get fresh processes, forking does not work: {e}")
+                    _log.warning("functions get fresh processes, forking does not work: %s", e)
                 self._given_up.add(key)
         return None
 
     def reap(self) -> None:
-        """Ends zombies whose parents have ended before them. Session leaders are those we have started ourselves."""
+        """Reaps orphaned zombies. Session leaders are left out: these were started here, and have their own waits."""
         with contextlib.suppress(ChildProcessError, psutil.Error):
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
@@ -247,6 +254,3 @@ class Forks:
         for end in await asyncio.gather(*self._servers.values(), return_exceptions=True):
             if isinstance(end, _Server):
                 await end.close()
-
-    def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)

@@ -1,17 +1,16 @@
 """The fork server: a process that has imported what functions need, does nothing else, and is forked for each function.
 
-Started by the host like a function (`function_main`), with `forks` as third argument. The host asks for a process with one
-byte and two descriptors (the function's connection and its log), over a socket that keeps messages apart:
+The host starts it like a function (`function_main`), with `forks` as third argument. The host asks for a process with one
+byte and two descriptors (the function's connection and its log), over a socket that preserves message boundaries. The server
+answers each request, and the start itself, with a `ForkReply`.
 
-    server    {"ready"}  {"forked": pid}  {"refused": why}
-
-- **Whose child a function is.** The host's, who is a subreaper (prctl(2)): the server forks twice, and the process in
+- **Parent of a function.** The host, which is a subreaper (prctl(2)): the server forks twice, and the process in
   between ends at once. So the host reaps its functions itself, they die with it, and they outlive the server.
-- **What a function is charged for.** All that it holds, as if it had made the imports itself: before its code runs, and
-  within its memory quota, `take_over` copies each private page of the server's and maps each page of a file that the
-  server had mapped. Pages that are shared are charged to whoever touched them first, and their copies to whoever writes.
-- **What a function could inherit and must not.** Threads: a server that has more than one refuses to fork. Random states:
-  drawn anew. Descriptors: the server keeps none but its own connection, which functions close.
+- **Memory of a function.** It is charged for everything it holds, as if it had made the imports itself: before its code runs,
+  and within its memory quota, `take_over` copies each private page of the server and maps each page of a file that the
+  server had mapped. The kernel charges a shared page to the first process that touches it, and a copy to the writer.
+- **State that a function must not inherit.** Threads: a server with more than one refuses to fork. Random states:
+  drawn anew. Descriptors: the server keeps only its own connection, which functions close.
 
 The same ideas: the zygotes of Android and of SOCK (Oakes et al., USENIX ATC 2018), Python's `multiprocessing.forkserver`.
 """
@@ -27,8 +26,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -38,9 +37,20 @@ _PRESENT, _OF_FILE = 1 << 63, 1 << 61
 """Bits of an entry of /proc/PID/pagemap; private copies of a file's pages do not count as the file's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkReply:
+    """Answer of the server."""
+
+    kind: Literal["ready", "forked", "refused"]
+    pid: int = 0
+    """Of the server once it is ready, of the forked process; 0 if refused."""
+    text: str = ""
+    """Reason of a refusal."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Neighbouring pages of one mapping that are in memory, all of a file or all private."""
+    """Adjacent resident pages of one mapping, all of a file or all private."""
 
     start: int
     length: int
@@ -55,22 +65,22 @@ def serve_forks(control: socket.socket, prepare: Callable[[], T]) -> tuple[socke
         control: the server's connection to the host.
         prepare: makes the imports.
 
-    Returns: the function's connection to the host, what `take_over` needs, and what `prepare` has returned.
+    Returns: the function's connection to the host, the pages for `take_over`, and the result of `prepare`.
 
     Raises:
-        Exception: what `prepare` raises; the host has been told.
-        OSError: this kernel cannot copy pages in advance (Linux can since 5.14); the host has been told.
+        Exception: any error of `prepare`, after the host was told.
+        OSError: this kernel cannot copy pages in advance (Linux can since 5.14); the host was told.
     """
     try:
         prepared = prepare()
         libc = _libc()
         _try_to_populate(libc)
-        libc.fflush(None)  # or each function would write what is left of the server's output
+        libc.fflush(None)  # or each function would write the rest of the server's output
         pages = list(_resident())
     except Exception as e:
-        _send(control, {"refused": f"{type(e).__name__}: {e}"[:1_000]})
+        _send(control, ForkReply(kind="refused", text=f"{type(e).__name__}: {e}"[:1_000]))
         raise
-    _send(control, {"ready": os.getpid()})
+    _send(control, ForkReply(kind="ready", pid=os.getpid()))
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 64, 2, socket.MSG_CMSG_CLOEXEC)
         if not request:
@@ -89,18 +99,18 @@ def serve_forks(control: socket.socket, prepare: Callable[[], T]) -> tuple[socke
 
 
 def take_over(pages: list[Pages]) -> None:
-    """Makes memory that was inherited this process's own, and draws random states anew."""
+    """Copies inherited memory into this process, and draws random states anew."""
     libc = _libc()
     for p in pages:
-        # A page that has gone since is no loss, so what these calls return does not matter.
+        # A page that is no longer resident is no loss, so the results of these calls are ignored.
         if p.of_file:
             libc.madvise(p.start, p.length, _MADV_POPULATE_READ)
         elif p.writable:
             libc.madvise(p.start, p.length, _MADV_POPULATE_WRITE)
-        elif libc.mprotect(p.start, p.length, _PROT_READ | _PROT_WRITE) == 0:  # addresses that the linker has filled in
+        elif libc.mprotect(p.start, p.length, _PROT_READ | _PROT_WRITE) == 0:  # relocations
             libc.madvise(p.start, p.length, _MADV_POPULATE_WRITE)
             libc.mprotect(p.start, p.length, _PROT_READ)
-    numpy_random: Any = sys.modules.get("numpy.random")  # which NumPy imports when it is asked for
+    numpy_random: Any = sys.modules.get("numpy.random")  # NumPy imports it on first use
     if numpy_random is not None:
         numpy_random.seed()
     torch: Any = sys.modules.get("torch")
@@ -108,20 +118,20 @@ def take_over(pages: list[Pages]) -> None:
         torch.random.default_generator.seed()
 
 
-def _forked() -> dict[str, Any] | None:
-    """What to answer to a request; None in the process that was forked for it."""
+def _forked() -> ForkReply | None:
+    """Answer to a request; None in the process that was forked for it."""
     threads = max(len(os.listdir("/proc/self/task")), threading.active_count())
     if threads > 1:
-        return {"refused": f"what was imported has started {threads - 1} threads"}
+        return ForkReply(kind="refused", text=f"imports have started {threads - 1} threads")
     try:
         pid = _fork_away()
     except OSError as e:
-        return {"refused": f"no process can be forked: {e}"}
-    return {"forked": pid} if pid else None
+        return ForkReply(kind="refused", text=f"no process can be forked: {e}")
+    return ForkReply(kind="forked", pid=pid) if pid else None
 
 
 def _fork_away() -> int:
-    """Forks a process that leads a session and is not our child but our nearest subreaper's; 0 in it.
+    """Forks a session leader whose parent is the nearest subreaper; returns 0 in it.
 
     Raises:
         OSError: the kernel does not let us.
@@ -188,8 +198,8 @@ def _libc() -> Any:
     return libc
 
 
-def _send(control: socket.socket, message: dict[str, Any]) -> None:
+def _send(control: socket.socket, reply: ForkReply) -> None:
     try:
-        control.send(json.dumps(message).encode())
+        control.send(json.dumps(asdict(reply)).encode())
     except OSError:
         os._exit(0)  # the host is gone

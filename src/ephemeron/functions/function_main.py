@@ -1,18 +1,13 @@
 """The process in which local functions run, one invocation after the other.
 
-Started as `python -m ephemeron.functions.function_main FD PARENT` by the host, or forked from a process that was started so
-with `forks` as third argument (`forking`). The connection is an inherited socket, one line of JSON per message, because
-standard output belongs to the user's code. After the host has put this process under its memory quota and before it says
-hello, imports happen, or what was forked becomes its own: that is the cold start. Two threads serve the connection, so that
-an event costs the function a queue entry and nothing else, however slow the host is.
-
-    host      {"go"}  {"call", "invocation", "origin", "lifetime_s", "vcpus", "scratch", "base", "cold", "log"}
-              {"accepted": n}  {"refused": n, "text"}
-    function  {"hello"}  {"failed", "traceback"}  {"running"}  {"event"}  {"invoke": n, "call"}
-              {"ok", "reusable"}  {"error", "traceback", "reusable"}
+The host starts it as `python -m ephemeron.functions.function_main FD PARENT`, or forks it from a process started with
+`forks` as third argument (`forking`). Host and process talk over an inherited socket (`process_messages`), because standard
+output belongs to the user's code. The cold start is the time between `Start`, which the host sends once the process is under
+its memory quota, and `Ready`: imports, or taking over the memory of the process it was forked from. Two threads serve the
+socket, so that an event costs the function one queue entry, however slow the host is.
 
 Environment variables: `EPHEMERON_ENTRY` names the code to run (`module:function`, an async function from `Context`
-to a JSON-able dict), `EPHEMERON_PRELOAD` the modules imported in advance (those not installed are passed over).
+to a JSON object), `EPHEMERON_PRELOAD` the modules imported in advance (modules that are not installed are skipped).
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ import gc
 import importlib
 import itertools
 import json
+import logging
 import os
 import queue
 import signal
@@ -30,22 +26,42 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
-from ephemeron.errors import InvocationRefused
+from ephemeron import logs
+from ephemeron.errors import CorruptMessage, InvocationRefused
 from ephemeron.events import Event, to_json
 from ephemeron.functions.base import Call
+from ephemeron.functions.context import Context, ThreadCompute
 from ephemeron.functions.forking import serve_forks, take_over
 from ephemeron.functions.function_output import printed_to, warnings_emitted
+from ephemeron.functions.process_messages import (
+    EventMessage,
+    FunctionMessage,
+    InvokeMessage,
+    InvokeSuccessor,
+    Raised,
+    Ready,
+    Returned,
+    Running,
+    Start,
+    StartFailed,
+    SuccessorAccepted,
+    SuccessorRefused,
+    encode,
+    host_message,
+)
 from ephemeron.functions.process_reset import ProcessSnapshot
 
 DEFAULT_ENTRY = "ephemeron.training.worker.loop:run_worker"
 DEFAULT_PRELOAD = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
 
-Entry: TypeAlias = Callable[[Any], Awaitable[dict[str, Any]]]
+Entry: TypeAlias = Callable[[Context], Awaitable[Mapping[str, object]]]
 _Accepted: TypeAlias = "asyncio.Future[None]"
+
+_log = logging.getLogger("ephemeron.functions.function_main")  # this module runs as `__main__`
 
 _FLUSH_S = 1.0
 _TRACEBACK = 8_000
@@ -53,27 +69,27 @@ _PR_SET_PDEATHSIG = 1
 
 
 class HostLine:
-    """The connection to the host. Any thread may send; `calls` is what the host asks for.
+    """The connection to the host. Any thread may send; `calls` holds `Start` and invocations.
 
     Args:
         sock: connected, blocking.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.calls: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[Start | InvokeMessage] = queue.SimpleQueue()
         self._sock = sock
-        self._outgoing: queue.SimpleQueue[dict[str, Any] | threading.Event] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[FunctionMessage | threading.Event] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Accepted] = {}
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"host{work.__name__}", daemon=True).start()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queues a message; messages arrive in order."""
+    def send(self, message: FunctionMessage) -> None:
+        """Queues a message that is JSON; messages arrive in order."""
         self._outgoing.put(message)
 
     def flush(self) -> None:
-        """Waits, for a second at most, until all that was sent has left."""
+        """Waits, for a second at most, until all queued messages are sent."""
         left = threading.Event()
         self._outgoing.put(left)
         left.wait(_FLUSH_S)
@@ -82,13 +98,13 @@ class HostLine:
         """Asks the host to start another function.
 
         Raises:
-            InvocationRefused: by the host, which says why.
+            InvocationRefused: the host refuses; its reason is the text.
         """
         number = next(self._numbers)
         accepted: _Accepted = asyncio.get_running_loop().create_future()
         self._asked[number] = accepted
         try:
-            self.send({"invoke": number, "call": call.to_payload()})
+            self.send(InvokeSuccessor(number=number, call=call))
             await accepted
         finally:
             self._asked.pop(number, None)
@@ -100,32 +116,32 @@ class HostLine:
                 message.set()
                 continue
             try:
-                self._sock.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+                self._sock.sendall(encode(message))
             except OSError:
                 _end_with_host()
 
     def _read(self) -> None:
         try:
             for line in self._sock.makefile("rb"):
-                message = json.loads(line)
-                if "accepted" in message or "refused" in message:
+                message = host_message(line)
+                if isinstance(message, (SuccessorAccepted, SuccessorRefused)):
                     self._answered(message)
                 else:
                     self.calls.put(message)
-        except OSError:
-            pass  # the same as its end
+        except (OSError, CorruptMessage):
+            pass  # the same as the end of the connection
         _end_with_host()
 
-    def _answered(self, message: dict[str, Any]) -> None:
-        accepted = self._asked.get(message["refused" if "refused" in message else "accepted"])
+    def _answered(self, message: SuccessorAccepted | SuccessorRefused) -> None:
+        accepted = self._asked.get(message.number)
         if accepted is None:
-            return  # whoever asked was cancelled
+            return  # the invocation has cancelled the request
 
         def settle() -> None:
             if accepted.done():
                 return
-            if "refused" in message:
-                accepted.set_exception(InvocationRefused(message["text"]))
+            if isinstance(message, SuccessorRefused):
+                accepted.set_exception(InvocationRefused(message.text))
             else:
                 accepted.set_result(None)
 
@@ -137,6 +153,7 @@ class HostLine:
 
 def main() -> None:
     """Serves the host until it closes the connection."""
+    logs.configure()
     host = int(sys.argv[2])
     _die_with_parent(host)
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -145,10 +162,13 @@ def main() -> None:
         line, entry = _forked(sock, host)
     else:
         line, entry = _fresh(sock)
-    line.send({"hello": os.getpid()})
+    line.send(Ready(pid=os.getpid()))
     while True:
-        _serve(line, entry, line.calls.get())
-        gc.collect()
+        message = line.calls.get()
+        if isinstance(message, InvokeMessage):
+            with logs.context(run=message.call.run, rank=message.call.rank, attempt=message.call.attempt):
+                _serve(line, entry, message)
+            gc.collect()
 
 
 def _fresh(sock: socket.socket) -> tuple[HostLine, Entry]:
@@ -156,8 +176,9 @@ def _fresh(sock: socket.socket) -> tuple[HostLine, Entry]:
     line.calls.get()
     try:
         entry = _prepare()
-    except Exception as e:  # noqa: BLE001 - whatever an import raises is the function's failure
-        line.send(failure("failed", e))
+    except Exception as e:  # noqa: BLE001 - any exception of an import is the function's failure
+        error, trace = failure(e)
+        line.send(StartFailed(error=error, traceback=trace))
         line.flush()
         sys.exit(1)
     return line, entry
@@ -182,7 +203,7 @@ def _prepare() -> Entry:
 
 
 def prepare_entry() -> Entry:
-    """Imports what `EPHEMERON_PRELOAD` names, and the code that `EPHEMERON_ENTRY` names."""
+    """Imports the modules in `EPHEMERON_PRELOAD` and the code in `EPHEMERON_ENTRY`."""
     for name in filter(None, os.environ.get("EPHEMERON_PRELOAD", DEFAULT_PRELOAD).split(",")):
         try:
             importlib.import_module(name)
@@ -194,72 +215,83 @@ def prepare_entry() -> Entry:
     return entry
 
 
-def _serve(line: HostLine, entry: Entry, message: dict[str, Any]) -> None:
-    scratch = Path(message["scratch"]).resolve()
+def _serve(line: HostLine, entry: Entry, message: InvokeMessage) -> None:
+    scratch = Path(message.scratch).resolve()
     before = ProcessSnapshot(scratch)
-    line.send({"running": True})
-    log = message.get("log")
-    with printed_to(None if log is None else Path(log)):
+    line.send(Running())
+    value: Mapping[str, object] = {}
+    raised: tuple[str, str] | None = None
+    with printed_to(None if message.log is None else Path(message.log)):
+        _log.debug("invocation %s begins", message.invocation)
         try:
-            reply: dict[str, Any] = {"ok": asyncio.run(_handle(line, entry, message, scratch))}
-            if not isinstance(reply["ok"], dict):
-                raise TypeError(f"a function returns a dict, not {type(reply['ok']).__name__}")
-            json.dumps(reply)
+            value = asyncio.run(_handle(line, entry, message, scratch))
+            check_value(value)
         except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - the user's
-            reply = failure("error", e)
-            sys.stderr.write(reply["traceback"])
+            raised = failure(e)
+            sys.stderr.write(raised[1])
+        _log.debug("invocation %s ends", message.invocation)
         sys.stdout.flush()
         sys.stderr.flush()
-    line.send({**reply, "reusable": before.restore()})
+    reusable = before.restore()
+    if raised is None:
+        line.send(Returned(value=value, reusable=reusable))
+    else:
+        line.send(Raised(error=raised[0], traceback=raised[1], reusable=reusable))
 
 
-async def _handle(line: HostLine, entry: Entry, message: dict[str, Any], scratch: Path) -> dict[str, Any]:
+def check_value(value: object) -> None:
+    """Raises `TypeError` or `ValueError` unless a function's result is a JSON object."""
+    if not isinstance(value, dict):
+        raise TypeError(f"a function returns a dict, not {type(value).__name__}")
+    json.dumps(value)
+
+
+async def _handle(line: HostLine, entry: Entry, message: InvokeMessage, scratch: Path) -> Mapping[str, object]:
     from ephemeron.communication.channels.address import open_channel
-    from ephemeron.functions.context import Context, ThreadCompute
 
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + message["lifetime_s"]
-    call = Call.from_payload(message["call"])
+    deadline = loop.time() + message.lifetime_s
+    call = message.call
 
     def emit(event: Event) -> None:
-        line.send({"event": to_json(event)})
+        line.send(EventMessage(line=to_json(event)))
 
     def die() -> NoReturn:
         line.flush()  # what was emitted before an injected death happened before it
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
-    compute = ThreadCompute(max(1, int(message["vcpus"])))
+    compute = ThreadCompute(max(1, int(message.vcpus)))
     try:
-        with warnings_emitted(emit, lambda: time.time() - message["origin"]):
-            async with open_channel(call.channel, base=Path(message["base"])) as channel:
+        with warnings_emitted(emit, lambda: time.time() - message.origin):
+            async with open_channel(call.channel, base=Path(message.base)) as channel:
                 return await entry(
                     Context(
                         call=call,
-                        invocation=message["invocation"],
+                        invocation=message.invocation,
                         channel=channel,
                         emit=emit,
                         invoke=line.invoke,
                         compute=compute,
-                        origin=loop.time() - (time.time() - message["origin"]),
+                        origin=loop.time() - (time.time() - message.origin),
                         deadline=deadline,
                         die=die,
                         cpu_time=time.process_time,
                         scratch=scratch,
-                        cold=message["cold"],
+                        cold=message.cold,
                     )
                 )
     finally:
         compute.close()
 
 
-def failure(kind: str, e: BaseException) -> dict[str, Any]:
-    """What was raised, as a line and as a traceback."""
+def failure(e: BaseException) -> tuple[str, str]:
+    """An exception as one line, and its traceback."""
     trace = "".join(traceback.format_exception(e))[-_TRACEBACK:]
     while isinstance(e, BaseExceptionGroup) and len(e.exceptions) == 1:
         e = e.exceptions[0]
     text = " ".join(str(e).split())[:1_000]
-    return {kind: f"{type(e).__name__}: {text}" if text else type(e).__name__, "traceback": trace}
+    return f"{type(e).__name__}: {text}" if text else type(e).__name__, trace
 
 
 def _die_with_parent(parent: int) -> None:
@@ -273,7 +305,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _end_with_host() -> NoReturn:
-    """No invocation outlives the host: with what it started, if this process leads its group."""
+    """Ends this process, and those it has started if it leads its group: no invocation outlives the host."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

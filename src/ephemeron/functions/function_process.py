@@ -1,32 +1,49 @@
 """The host's side of function processes: starting, limiting, killing and keeping them warm.
 
-An `FunctionProcess` serves one invocation at a time and is thrown away at the first sign of trouble: only an
-invocation that ended well, left no threads and no children makes its process fit for the next. Imports run without
-a CPU quota, as in clouds, and with the memory quota; where processes are forked (`fork_server`), what was imported counts.
+A `FunctionProcess` serves one invocation at a time. It serves another one only if the last has ended well and has left no
+threads and no child processes. Imports run without a CPU quota, as in clouds, and under the memory quota; a forked process
+(`fork_server`) is charged for the imports of the process it was forked from.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
+from ephemeron.errors import CorruptMessage
 from ephemeron.events import Status
 from ephemeron.functions.cgroups import ControlGroup, Enforcement
 from ephemeron.functions.fork_server import ForkedProcess, Forks, Process, spawn
+from ephemeron.functions.process_messages import (
+    EventMessage,
+    HostMessage,
+    InvocationReply,
+    InvokeMessage,
+    InvokeSuccessor,
+    Ready,
+    Returned,
+    Running,
+    Start,
+    StartFailed,
+    encode,
+    function_message,
+)
 from ephemeron.units import MIB
 
 _HAS_PROC = Path("/proc/self/status").exists()
 
-Hear: TypeAlias = Callable[[dict[str, Any]], None]
+OnMessage: TypeAlias = Callable[[EventMessage | InvokeSuccessor], None]
+_Queued: TypeAlias = Ready | Running | InvocationReply
 
 _LINE = 64 * MIB
 _INIT_S = 300.0
@@ -34,6 +51,18 @@ _DRAIN_S = 2.0
 _WATCH_S = 0.2
 _WATCH_CLOSELY_S = 0.03
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOutcome:
+    """How an invocation in a function process ended."""
+
+    status: Status
+    error: str = ""
+    value: Mapping[str, object] = field(default_factory=dict)
+    """Result of the code."""
 
 
 class FunctionProcess:
@@ -64,19 +93,19 @@ class FunctionProcess:
         self._vcpus = vcpus
         self._env = {**env, **dict.fromkeys(_THREADS, str(max(1, int(vcpus))))}
         self._folder = folder
-        self._log = f"{n}.txt"
+        self._log_name = f"{n}.txt"
         self._group: ControlGroup | None = None
         self._forks = forks
         self._forking: asyncio.Task[ForkedProcess | None] | None = None
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._killed_as: Status | None = None
-        self._hear: Hear = lambda _: None
-        self._heard: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._on_message: OnMessage = lambda _: None
+        self._replies: asyncio.Queue[_Queued | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> dict[str, Any] | None:
-        """Starts the process and waits for its hello; None if it ended instead, see `why_dead`.
+    async def start(self) -> Ready | StartFailed | None:
+        """Starts the process and waits for its first message; None if it ended instead, see `outcome`.
 
         Raises:
             PlatformError: no control group can be made.
@@ -102,61 +131,63 @@ class FunctionProcess:
                 self._group.add(self.pid)
             except ProcessLookupError:
                 pass  # it has ended already, which is noticed below
-            self.tell({"go": True})
+            self.send(Start())
         else:
             self.kill(self._killed_as)
-        return await self._next(_INIT_S)
+        first = await self._next(_INIT_S)
+        return first if first is None or isinstance(first, (Ready, StartFailed)) else None
 
     @property
     def alive(self) -> bool:
         """Whether it can take another invocation."""
         return self._killed_as is None and self._process is not None and self._process.returncode is None
 
-    async def serve(self, message: dict[str, Any], lifetime_s: float, hear: Hear) -> dict[str, Any] | None:
-        """Runs one invocation; None if the process died, see `why_dead`.
+    async def serve(self, message: InvokeMessage, on_message: OnMessage) -> InvocationReply | None:
+        """Runs one invocation; None if the process died, see `outcome`.
 
         Args:
-            message: for the function process.
-            lifetime_s: from the moment its handler starts.
-            hear: takes what the function says meanwhile.
+            message: the invocation; its lifetime counts from the start of the handler.
+            on_message: takes events and requests of the code.
         """
         assert self._group is not None
-        self._hear = hear
-        self._log = Path(message.get("log", self._log)).name
+        self._on_message = on_message
+        if message.log is not None:
+            self._log_name = Path(message.log).name
         if self.cold:
             self.peak_mb = max(self.peak_mb, self._resident_mb())
         else:
             self._forget_peak()
         self._group.set_cpu(self._vcpus)
-        self.tell(message)
-        reply = await self._next(lifetime_s)
-        if reply is not None and "running" in reply:
-            reply = await self._next(lifetime_s)
+        self.send(message)
+        reply = await self._next(message.lifetime_s)
+        if isinstance(reply, Running):
+            reply = await self._next(message.lifetime_s)
         self.cold = False
-        self._hear = lambda _: None
-        if reply is not None:
-            self.peak_mb = max(self.peak_mb, self._resident_mb())
+        self._on_message = lambda _: None
+        if reply is None or isinstance(reply, (Running, Ready)):
+            return None
+        self.peak_mb = max(self.peak_mb, self._resident_mb())
         return reply
 
     def rest(self) -> None:
-        """Between invocations nobody pays for CPU time, and nothing but tidying up uses it."""
+        """Lifts the CPU quota between invocations: CPU time is not billed, and only cleaning up uses it."""
         assert self._group is not None
         self._group.set_cpu(None)
         self.idle_since = time.monotonic()
 
-    def fit(self, reply: Mapping[str, Any] | None) -> bool:
-        """Whether another invocation may follow the one that answered so."""
-        if reply is None or "ok" not in reply or not reply.get("reusable") or self._killed_as is not None:
+    def fit(self, reply: InvocationReply | None) -> bool:
+        """Whether another invocation may follow the one with this reply."""
+        if not isinstance(reply, Returned) or not reply.reusable or self._killed_as is not None:
             return False
         try:
             return not psutil.Process(self.pid).children()
         except psutil.Error:
             return False
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: HostMessage) -> None:
         """Sends a message; of no effect once the process is dead."""
         assert self._writer is not None
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._writer.write(encode(message))
 
     def kill(self, why: Status) -> None:
         """SIGKILL for the process and everything it started. The first reason is kept."""
@@ -164,17 +195,30 @@ class FunctionProcess:
         if self._forking is not None:
             self._forking.cancel()
         if self._process is not None:
-            if self._process.returncode is None:  # else the number may be somebody else's by now
+            if self._process.returncode is None:  # else the number may belong to another process by now
                 _kill_group(self.pid)
             if self._group is not None:
                 self._group.kill()
 
+    def outcome(self, reply: InvocationReply | StartFailed | None) -> ProcessOutcome:
+        """How an invocation ended.
+
+        Args:
+            reply: its last message, or the `StartFailed` of the process; None: the process has ended without one.
+        """
+        if isinstance(reply, Returned):
+            return ProcessOutcome(status="ok", value=reply.value)
+        if reply is None or self.oom_killed():  # a child of the function may have been killed, and the function went on
+            status, error = self._why_dead()
+            return ProcessOutcome(status=status, error=error)
+        return ProcessOutcome(status="error", error=f"{reply.error}\n{reply.traceback}")
+
     def oom_killed(self) -> bool:
-        """Whether something in it was killed for want of memory."""
+        """Whether a process in it was killed because memory ran out."""
         return self._killed_as == "out_of_memory" or (self._group is not None and self._group.oom_killed())
 
-    def why_dead(self) -> tuple[Status, str]:
-        """Status and sentence, once the process has ended on its own or by `kill`."""
+    def _why_dead(self) -> tuple[Status, str]:
+        """Status and error, once the process has ended on its own or by `kill`."""
         if self._killed_as in ("timed_out", "cancelled"):
             return self._killed_as, "killed at its lifetime limit" if self._killed_as == "timed_out" else "cancelled"
         if self.oom_killed():
@@ -183,7 +227,7 @@ class FunctionProcess:
         code = None if self._process is None else self._process.returncode
         if code is not None and code < 0:
             return "lost", f"killed by {signal.Signals(-code).name}"
-        return "lost", f"ended with exit code {code} in the midst of its work; see logs/{self._log}"
+        return "lost", f"ended with exit code {code} in the midst of its work; see logs/{self._log_name}"
 
     async def dispose(self) -> None:
         """Kills what is left and removes the control group."""
@@ -208,35 +252,36 @@ class FunctionProcess:
         await asyncio.wait([self._forking])
         return None if self._forking.cancelled() else self._forking.result()
 
-    async def _next(self, limit_s: float) -> dict[str, Any] | None:
+    async def _next(self, limit_s: float) -> _Queued | None:
         try:
-            return await asyncio.wait_for(self._heard.get(), limit_s)
+            return await asyncio.wait_for(self._replies.get(), limit_s)
         except TimeoutError:
+            _log.info("process %d is killed at its time limit of %g s", self.pid, limit_s)
             self.kill("timed_out")
-            # What was said before the kill still counts as said.
-            return await self._heard.get()
+            return await self._replies.get()  # a message that was sent before the kill counts
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         assert self._process is not None
         lines = asyncio.create_task(self._read_lines(reader))
         await self._process.wait()
-        # Its children may hold the connection open; then the end of the stream comes with theirs.
+        # Its children may hold the connection open; then the stream ends when they do.
         _kill_group(self.pid)
         self.kill(self._killed_as or "lost")
         await asyncio.wait([lines], timeout=_DRAIN_S)
         lines.cancel()
-        self._heard.put_nowait(None)
+        self._replies.put_nowait(None)
 
     async def _read_lines(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
-                message = json.loads(line)
-                if "event" in message or "invoke" in message:
-                    self._hear(message)
+                message = function_message(line)
+                if isinstance(message, (EventMessage, InvokeSuccessor)):
+                    self._on_message(message)
                 else:
-                    self._heard.put_nowait(message)
-        except (OSError, ValueError):
-            self.kill("lost")  # no more can be understood of what it says
+                    self._replies.put_nowait(message)
+        except (OSError, ValueError, CorruptMessage) as e:
+            _log.warning("process %d is killed: its messages cannot be read: %s", self.pid, e)
+            self.kill("lost")
 
     async def _watch(self) -> None:
         """Samples memory for the peak, and kills above the quota where the kernel does not."""
@@ -245,12 +290,13 @@ class FunctionProcess:
             used = self._resident_mb(tree=close)
             self.peak_mb = max(self.peak_mb, used)
             if close and used > self.memory_mb:
+                _log.info("process %d is killed: %.0f MB are above its quota of %d MB", self.pid, used, self.memory_mb)
                 self.kill("out_of_memory")
                 return
             await asyncio.sleep(_WATCH_CLOSELY_S if close else _WATCH_S)
 
     def _resident_mb(self, *, tree: bool = False) -> float:
-        """Peak so far where the kernel keeps one, else the present."""
+        """Peak so far where the kernel keeps one, else the present size."""
         try:
             if tree:
                 process = psutil.Process(self.pid)
@@ -270,7 +316,7 @@ class FunctionProcess:
         try:
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         except OSError:
-            pass  # then the peak is that of the process, an upper bound
+            pass  # then the peak is that of the process, which is an upper bound
 
 
 class WarmPool:

@@ -1,7 +1,7 @@
-"""Functions as processes of this machine that behave like a cloud's: the platform that needs no account.
+"""Functions as processes of this machine that behave like those of a cloud. Needs no account.
 
-A function gets CPU time in proportion to its memory quota, dies above it, dies at its lifetime limit, finds an
-empty scratch folder and no memory of earlier invocations, and is billed to the millisecond. A process of its own
+A function gets CPU time in proportion to its memory quota, is killed above the quota and at its time limit, starts with an
+empty scratch folder and without state of earlier invocations, and is billed to the millisecond. A separate process
 (`local_daemon`) owns the functions of a run, so that they go on when the client is killed.
 
     platform = await LocalPlatform.start(home / "runs" / run)
@@ -20,20 +20,22 @@ import asyncio
 import contextlib
 import fcntl
 import fnmatch
+import logging
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from ephemeron.communication.rpc import Client
+from ephemeron.config.typed import build, plain
 from ephemeron.errors import CallTimedOut, InvocationRefused, PlatformError, ProtocolError, RemoteError
 from ephemeron.errors import DaemonGone as DaemonGone
 from ephemeron.events import Event, Note, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform
+from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams
 from ephemeron.functions.jsonl import Journal, follow, latest_t
 from ephemeron.functions.local_daemon import (
     CHANNEL_FOLDER,
@@ -43,18 +45,26 @@ from ephemeron.functions.local_daemon import (
     SCRATCH_FOLDER,
     remove_remains,
 )
-from ephemeron.functions.local_daemon_client import Successor, held, reach, reach_or_launch, settings_of
+from ephemeron.functions.local_daemon_client import (
+    DaemonStart,
+    held,
+    reach,
+    reach_or_launch,
+    settings_of,
+    status_of,
+)
 from ephemeron.functions.validation import check_call
 from ephemeron.units import MIB
 
 PASSED_ON = (
     "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
-    "EPHEMERON_CHANNEL_*", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
+    "EPHEMERON_CHANNEL_*", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
-"""Variables of the client's environment that functions see. Everything else stays here."""
+"""Variables of the client's environment that functions see. All others stay with the client."""
 
-_SAID = {"DaemonGone": DaemonGone, "InvocationRefused": InvocationRefused}
-"""What a host answers with, by the name of the error; anything else is a PlatformError."""
+_log = logging.getLogger(__name__)
+_ERRORS = {"DaemonGone": DaemonGone, "InvocationRefused": InvocationRefused}
+"""Errors of the daemon by name; any other one is a PlatformError."""
 _END_S = 30.0
 _ASK_EVERY_S = 5.0
 """Between two questions whether the host still answers."""
@@ -74,20 +84,21 @@ class LocalInvocation(Invocation):
         self._platform = platform
 
     async def wait(self) -> Outcome:
-        """Until it has ended. A host that died took its functions along: they are lost.
+        """Waits for its end. If the daemon dies, its functions are lost.
 
         Raises:
             PlatformError: the platform was closed meanwhile.
         """
         try:
-            return Outcome(**await self._platform._ask("wait", invocation=self.id))
+            reply = await self._platform._ask("wait", InvocationParams(invocation=self.id))
+            return build(Outcome, reply, where=f"outcome of invocation {self.id}")
         except DaemonGone as e:
             return Outcome(status="lost", error=str(e))
 
     async def cancel(self) -> None:
         """Ends it now, and returns when it has ended."""
         with contextlib.suppress(DaemonGone):
-            await self._platform._ask("cancel", invocation=self.id)
+            await self._platform._ask("cancel", InvocationParams(invocation=self.id))
 
 
 class LocalPlatform(Platform):
@@ -95,25 +106,25 @@ class LocalPlatform(Platform):
 
     Args:
         run_dir: folder of the run; holds `events.jsonl`, `channel/`, `logs/` and, while it runs, `host.json`.
-        client: connected to the host.
-        status: the host's answer to `status`.
-        successor: settings and environment variables of the host that replaces one that dies; None: none does.
+        client: connected to the daemon.
+        status: the daemon's answer to `status`.
+        successor: start of the daemon that replaces a dead one; None: it is not replaced.
     """
 
     name = "local"
 
     def __init__(
-        self, run_dir: Path, client: Client, status: Mapping[str, Any], successor: Successor | None = None
+        self, run_dir: Path, client: Client, status: DaemonStatus, successor: DaemonStart | None = None
     ) -> None:
         self.run_dir = run_dir
-        self.limits = Limits(**status["limits"])
-        self.unenforced = tuple(status["unenforced"])
-        self.host_pid = int(status["pid"])
+        self.limits = status.limits
+        self.unenforced = status.unenforced
+        self.host_pid = status.pid
         self._client = client
         self._successor = successor
         self._closed = self._ending = False
         self._gone: PlatformError | None = None
-        """Why there is no host any more, and will be none."""
+        """Why there is no daemon any more, and will be none."""
         self._connected = asyncio.Event()
         self._connected.set()
         self._journal = Journal(run_dir / EVENTS_FILE)
@@ -132,47 +143,47 @@ class LocalPlatform(Platform):
         restart: bool = False,
         forks: bool = True,
     ) -> LocalPlatform:
-        """Starts a host for the run, or attaches to the one that lives (whose settings then hold).
+        """Starts a daemon for the run, or attaches to the living one, whose settings then hold.
 
         Args:
             run_dir: made when missing.
             limits: by default up to this machine's memory and 64 functions at once.
             env: variables for the functions, beside those of `PASSED_ON`; never written to disk.
             idle_s: how long a warm process is kept.
-            linger_s: how long the host stays when nobody is attached and nothing runs.
+            linger_s: how long the daemon stays without clients and functions.
             enforce: False leaves CPU unlimited and memory watched, as where control groups are missing.
-            restart: start another host where this one is killed or stops answering, as long as this object is open. Its
-                functions die with it; the new host records them as lost.
+            restart: start another daemon if this one is killed or stops answering, as long as this object is open. Its
+                functions die with it; the new daemon records them as lost.
             forks: where Linux allows it, fork functions from a process that has made their imports; False, or the environment
                 variable `EPHEMERON_FORKS=0`: each is a fresh process.
 
         Raises:
-            PlatformError: the host does not start; says why.
+            PlatformError: the daemon does not start; says why.
         """
         run_dir = run_dir.absolute()
         run_dir.mkdir(parents=True, exist_ok=True)
         settings = settings_of(
             run_dir, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks
         )  # fmt: skip
-        successor = Successor(settings, _environment(env or {}))
+        successor = DaemonStart(settings, _environment(env or {}))
         client, status = await reach_or_launch(run_dir, successor)
         return cls(run_dir, client, status, successor if restart else None)
 
     @classmethod
     async def attach(cls, run_dir: Path, *, restart: bool = False) -> LocalPlatform:
-        """Connects to the living host of a run.
+        """Connects to the living daemon of a run.
 
         Args:
             run_dir: folder of the run.
             restart: as in `start`.
 
         Raises:
-            HostGone: there is none.
-            PlatformError: it refuses us.
+            DaemonGone: there is none.
+            PlatformError: it refuses the token.
         """
         run_dir = run_dir.absolute()
         client, status = await reach(run_dir)
-        successor = Successor(settings_of(run_dir, Limits(**status["limits"])), _environment({}))
+        successor = DaemonStart(settings_of(run_dir, status.limits), _environment({}))
         return cls(run_dir, client, status, successor if restart else None)
 
     @property
@@ -184,16 +195,18 @@ class LocalPlatform(Platform):
         check_call(call, self.limits)
         while True:
             try:
-                reply = await self._ask("invoke", call=call.to_payload())
-                return LocalInvocation(self, reply["invocation"], call)
+                reply = build(
+                    InvocationParams, await self._ask("invoke", InvokeParams(call=call)), where="reply of the daemon"
+                )
+                return LocalInvocation(self, reply.invocation, call)
             except DaemonGone:
                 if self._successor is None or self._gone is not None:
                     raise
-            # A call that the dead host had accepted is recorded as lost, and fenced off like any second delivery.
+            # A call that the dead daemon had accepted is recorded as lost, and fenced off like any second delivery.
             await self._connected.wait()
 
     def events(self, run: str) -> AsyncIterator[Event]:
-        """All events in the run's folder, those of earlier hosts included. Ends with `DaemonGone` when no host is left."""
+        """All events in the run's folder, also of earlier daemons. Ends with `DaemonGone` when no daemon is left."""
         return follow(self.run_dir / EVENTS_FILE, self._check)
 
     async def emit(self, run: str, event: Event) -> None:
@@ -210,13 +223,13 @@ class LocalPlatform(Platform):
         with contextlib.suppress(DaemonGone):
             await self._ask("cancel_all")
 
-    async def status(self) -> dict[str, Any]:
-        """What the host does now: `running` (invocation to pid), `warm`, `enforcement`, `problem`.
+    async def status(self) -> DaemonStatus:
+        """The state of the daemon.
 
         Raises:
-            HostGone: there is none.
+            DaemonGone: there is none.
         """
-        return await self._ask("status")
+        return build(DaemonStatus, await self._ask("status"), where="status of the daemon")
 
     async def close(self) -> None:
         if self._closed:
@@ -227,14 +240,14 @@ class LocalPlatform(Platform):
         await self._client.close()
 
     async def shutdown(self) -> None:
-        """Ends all functions and the host, waits until they are gone, and detaches. A host that does not end is killed.
+        """Ends all functions and the daemon, waits for their end, and detaches. A daemon that does not end is killed.
 
         Raises:
-            PlatformError: the host does not end.
+            PlatformError: the daemon does not end.
         """
         self._ending = True
         with contextlib.suppress(DaemonGone, CallTimedOut):
-            await self._ask("shutdown", _timeout_s=_END_S)
+            await self._ask("shutdown", timeout_s=_END_S)
         end = time.monotonic() + _END_S
         while held(self.run_dir / LOCK_FILE):
             if time.monotonic() > end + _END_S:
@@ -251,20 +264,22 @@ class LocalPlatform(Platform):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _ask(self, method: str, *, _timeout_s: float | None = None, **params: Any) -> dict[str, Any]:
+    async def _ask(
+        self, method: str, params: InvokeParams | InvocationParams | None = None, *, timeout_s: float | None = None
+    ) -> Mapping[str, object]:
         if self._closed:
             raise PlatformError("this platform was closed")
         if self._gone is not None:
             raise self._gone
         client = self._client
         try:
-            reply, _ = await client.call(method, params, timeout_s=_timeout_s)
+            reply, _ = await client.call(method, None if params is None else plain(params), timeout_s=timeout_s)
         except RemoteError as e:
-            raise _SAID.get(e.type, PlatformError)(e.text) from None
+            raise _ERRORS.get(e.type, PlatformError)(e.text) from None
         except ConnectionError as e:
             if self._closed:
                 raise PlatformError("this platform was closed") from e
-            if client is self._client:  # else another host has been reached meanwhile
+            if client is self._client:  # else another daemon has been reached meanwhile
                 self._connected.clear()
             raise self._host_gone() from e
         return reply
@@ -273,26 +288,27 @@ class LocalPlatform(Platform):
         return DaemonGone(f"the process that hosts the functions (pid {self.host_pid}) is gone")
 
     def _check(self) -> None:
-        """Raises what a wait for the host's functions has to end with."""
+        """Raises the error with which waiting for functions of a dead daemon ends."""
         if self._gone is not None:
             raise self._gone
 
-    # -- the host's life --------------------------------------------------------------------------------------
+    # -- watching the daemon ----------------------------------------------------------------------------------
 
     async def _attend(self) -> None:
-        """Keeps the host alive as long as we are here, kills one that stops answering, and replaces one that died."""
+        """Keeps the daemon alive while this object is open, kills it if it stops answering, and replaces it if it died."""
         while True:
             await self._until_gone()
             if self._closed:
                 return
             self._connected.clear()
-            killed = (self.run_dir / HOST_FILE).exists()  # one that ended in order has removed it
+            killed = (self.run_dir / HOST_FILE).exists()  # a daemon that ends in order removes it
             if self._ending or self._successor is None or not killed:
                 self._gone = self._host_gone()
                 break
             try:
                 await self._replace_host(self._successor)
-            except Exception as e:  # noqa: BLE001 - whatever it is, waits for this host have to end
+            except Exception as e:  # noqa: BLE001 - after any error, waits for this daemon have to end
+                _log.warning("the daemon of %s was killed, and no other one starts: %s", self.run_dir, e)
                 self._gone = DaemonGone(
                     f"the process that hosts the functions (pid {self.host_pid}) was killed, and no other one starts: {e}"
                 )
@@ -306,8 +322,11 @@ class LocalPlatform(Platform):
             while not attending.done():
                 await asyncio.wait([attending], timeout=_ASK_EVERY_S)
                 try:
-                    await self._client.call("status", timeout_s=_SILENT_S)
+                    await status_of(self._client, timeout_s=_SILENT_S)
                 except CallTimedOut:
+                    _log.warning(
+                        "the daemon (process %d) has not answered for %g s and is killed", self.host_pid, _SILENT_S
+                    )
                     self._kill_host()
                 except (ConnectionError, RemoteError, ProtocolError):
                     pass  # gone, or ending
@@ -315,23 +334,24 @@ class LocalPlatform(Platform):
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
 
-    async def _replace_host(self, successor: Successor) -> None:
+    async def _replace_host(self, successor: DaemonStart) -> None:
         dead = self.host_pid
         await self._client.close()
         self._client, status = await reach_or_launch(self.run_dir, successor)
-        self.host_pid = int(status["pid"])
+        self.host_pid = status.pid
+        _log.warning("the daemon (process %d) was killed; process %d replaces it", dead, self.host_pid)
         text = f"the process that hosts the functions (pid {dead}) was killed; pid {self.host_pid} replaces it and its functions"
         self._journal.append(to_json(Note(t=latest_t(self.run_dir / EVENTS_FILE), level="warning", text=text)))
 
     def _kill_host(self) -> None:
-        """For one that does not answer; it holds its lock, so the number is still its own."""
+        """Kills a daemon that does not answer; while it holds its lock, the process number is still its own."""
         if held(self.run_dir / LOCK_FILE):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.host_pid, signal.SIGKILL)
 
 
 def sweep(runs: Path) -> None:
-    """Removes what killed hosts have left in the run folders below `runs`: sockets, addresses, scratch folders."""
+    """Removes sockets, addresses and scratch folders of killed daemons in the run folders below `runs`."""
     if runs.is_dir():
         for run_dir in runs.iterdir():
             _sweep_one(run_dir)
@@ -341,26 +361,26 @@ def _sweep_one(run_dir: Path) -> None:
     if not ((run_dir / HOST_FILE).exists() or (run_dir / SCRATCH_FOLDER).exists()):
         return
     with contextlib.suppress(OSError), (run_dir / LOCK_FILE).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by a living host, which none can become meanwhile
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if a daemon lives; none can start while it is held
         remove_remains(run_dir)
 
 
 def is_hosted(run_dir: Path) -> bool:
-    """Whether a host for the functions of this run lives."""
+    """Whether the daemon of this run lives."""
     return (run_dir / LOCK_FILE).exists() and held(run_dir / LOCK_FILE)
 
 
 def default_limits() -> Limits:
-    """This machine's memory, 64 functions at once, everything else as AWS Lambda has it."""
+    """This machine's memory and 64 concurrent functions; other limits as on AWS Lambda."""
     total_mb = psutil.virtual_memory().total // MIB
     return Limits(memory_max_mb=max(Limits().memory_min_mb, int(total_mb)), concurrency=64)
 
 
 def default_memory_mb(workers: int) -> int:
-    """The largest quota with which that many functions get the CPU time they are promised, MB.
+    """The largest memory quota (MB) at which the machine has the CPU time that so many functions are due.
 
-    All CPU shares together are at most 0.8 of the cores, a function has at most one core, and never less than
-    512 MB (PyTorch alone takes some 350): with many workers the machine is promised more than once, and slower.
+    All CPU shares together are at most 0.8 of the cores, a function has at most one core, and at least 512 MB (PyTorch alone
+    takes some 350): with many workers the shares exceed the machine, and functions are slower.
     """
     cores = _CPU_PART * (os.cpu_count() or 1) / max(1, workers)
     most = Limits().mb_per_vcpu * min(1.0, cores)

@@ -1,12 +1,12 @@
-"""The process that owns the local functions of one run, so that they outlive whoever started them.
+"""The process that owns the local functions of one run, so that they outlive the client that has started them.
 
-A client may be killed; its functions train on, invoke their successors and write their events, and another client
-attaches later. The host ends by itself when nobody is connected and nothing has run for two seconds, and takes
-every function with it. Started as `python -m ephemeron.functions.local_daemon SETTINGS` by `LocalPlatform.start`;
-secrets come in its environment and are written nowhere.
+A client may be killed: its functions train on, invoke their successors and write their events, and another client
+attaches later. The daemon ends by itself when no client is connected and no function has run for two seconds, and ends all
+function processes. `LocalPlatform.start` starts it as `python -m ephemeron.functions.local_daemon SETTINGS`. Secrets
+come in its environment and are never written.
 
-Bills run from the acceptance of a call to its end, cold start included (as AWS Lambda does since August 2025),
-rounded up to the millisecond.
+An invocation is billed from the acceptance of its call to its end, including a cold start (as AWS Lambda does since August
+2025), rounded up to the millisecond.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import fcntl
 import json
+import logging
 import math
 import os
 import secrets
@@ -23,20 +24,41 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from ephemeron import logs
 from ephemeron.communication.rpc import Server
-from ephemeron.errors import DaemonGone, InvocationRefused, PlatformError
-from ephemeron.events import Ended, Invoked, Status, to_json
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import DaemonGone, InvocationRefused, JobError, PlatformError
+from ephemeron.events import Ended, Invoked, to_json
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
+from ephemeron.functions.daemon_messages import (
+    DaemonAddress,
+    DaemonSettings,
+    DaemonStatus,
+    InvocationParams,
+    InvokeParams,
+)
 from ephemeron.functions.fork_server import Forks
-from ephemeron.functions.function_process import FunctionProcess, WarmPool
+from ephemeron.functions.function_process import FunctionProcess, ProcessOutcome, WarmPool
 from ephemeron.functions.jsonl import Journal, quota_mb, unfinished
+from ephemeron.functions.process_messages import (
+    EventMessage,
+    HostMessage,
+    InvocationReply,
+    InvokeMessage,
+    InvokeSuccessor,
+    Ready,
+    SuccessorAccepted,
+    SuccessorRefused,
+)
 from ephemeron.functions.validation import check_call
+
+P = TypeVar("P")
 
 HOST_FILE = "host.json"
 LOCK_FILE = "host.lock"
@@ -44,12 +66,14 @@ EVENTS_FILE = "events.jsonl"
 SCRATCH_FOLDER = "scratch"
 LOGS_FOLDER = "logs"
 CHANNEL_FOLDER = "channel"
-"""What the channel `folder` means, below the run's folder."""
+"""Folder that the channel address `folder` means, below the run's folder."""
 
 _TICK_S = 0.2
 _PRIVATE = "eph-"
 _SOCKET_PATH = 100
-"""Longest path of a socket that every system takes."""
+"""Longest path of a socket that every system accepts."""
+
+_log = logging.getLogger("ephemeron.functions.local_daemon")  # this module runs as `__main__`
 
 
 @dataclass(kw_only=True)
@@ -71,9 +95,9 @@ class LocalDaemon:
         folder: of the run.
         limits: beyond which calls are refused.
         enforcement: how quotas are imposed.
-        idle_s: after which a warm process is given up.
-        linger_s: how long to stay when there is nobody to serve and nothing to run.
-        forks: what function processes are forked from; None: they are fresh ones.
+        idle_s: time after which a warm process is ended.
+        linger_s: time for which to stay without clients and functions.
+        forks: fork servers; None: each function gets a fresh process.
     """
 
     def __init__(
@@ -97,32 +121,33 @@ class LocalDaemon:
         self._busy = time.monotonic()
 
     async def handle(
-        self, method: str, params: dict[str, Any], buffers: list[memoryview]
-    ) -> tuple[dict[str, Any], Sequence[memoryview]]:
-        """Answers one message of a client."""
+        self, method: str, params: Mapping[str, object], buffers: Sequence[memoryview]
+    ) -> tuple[Mapping[str, object], Sequence[memoryview]]:
+        """Answers one request of a client."""
         if self.stopping.is_set():
             raise DaemonGone("the process that hosts the functions is ending")
-        reply: dict[str, Any] = {}
-        if method == "attend":
-            await self._attend()
-        elif method == "invoke":
-            reply["invocation"] = self.invoke(Call.from_payload(params["call"]))
-        elif method == "wait":
-            reply = dataclasses.asdict(await asyncio.shield(self._find(params["invocation"]).outcome))
-        elif method == "cancel":
-            await self._cancel([self._find(params["invocation"])])
-        elif method == "cancel_all":
-            await self.cancel_all()
-        elif method == "status":
-            reply = self._status()
-        elif method == "shutdown":
-            self.stopping.set()
-        else:
-            raise ValueError(f"no method {method!r}")
-        return reply, ()
+        reply: object = {}
+        match method:
+            case "attend":
+                await self._attend()
+            case "invoke":
+                reply = InvocationParams(invocation=self.invoke(_read(InvokeParams, params).call))
+            case "wait":
+                reply = await asyncio.shield(self._find(params).outcome)
+            case "cancel":
+                await self._cancel([self._find(params)])
+            case "cancel_all":
+                await self.cancel_all()
+            case "status":
+                reply = self._status()
+            case "shutdown":
+                self.stopping.set()
+            case _:
+                raise ValueError(f"no method {method!r}")
+        return plain(reply), ()
 
     def invoke(self, call: Call) -> str:
-        """Accepts a call and starts it, twice when it asks for a duplicate.
+        """Accepts a call and starts it, twice if it asks for a duplicate.
 
         Raises:
             InvocationRefused: memory, lifetime, payload or concurrency is beyond the limits.
@@ -135,12 +160,12 @@ class LocalDaemon:
         return first
 
     async def cancel_all(self) -> None:
-        """Ends everything, also what functions invoke meanwhile."""
+        """Ends all invocations, also those that functions start meanwhile."""
         while self._running:
             await self._cancel(list(self._running.values()))
 
     async def tend(self) -> None:
-        """Gives up idle processes and, in the end, the host itself."""
+        """Ends idle processes, and at last the daemon itself."""
         while not self.stopping.is_set():
             await asyncio.sleep(_TICK_S)
             await self._pool.expire()
@@ -154,7 +179,8 @@ class LocalDaemon:
                 self.stopping.set()
 
     async def close(self) -> None:
-        """Leaves no process, no control group and no scratch folder behind."""
+        """Ends all processes and removes control groups and scratch folders."""
+        _log.info("the daemon of %s ends", self._folder)
         self.stopping.set()
         await self.cancel_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -165,7 +191,7 @@ class LocalDaemon:
         await asyncio.to_thread(shutil.rmtree, self._folder / SCRATCH_FOLDER, ignore_errors=True)
 
     def close_unfinished(self) -> None:
-        """Writes the end of invocations that died with an earlier host, billed until the last event of the run."""
+        """Writes the end of invocations that died with an earlier daemon, billed until the last event of the run."""
         events = self._folder / EVENTS_FILE
         left, latest = unfinished(events)
         memory_mb = quota_mb(events) if left else 0
@@ -189,22 +215,26 @@ class LocalDaemon:
             t=self._t(call), rank=call.rank, attempt=call.attempt, invocation=started.id, reason=reason
         )  # fmt: skip
         self._journal.append(to_json(invoked))
-        self._in_background(self._run(started))
+        with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+            _log.info("invocation %s (%s) is accepted", started.id, reason)
+            self._in_background(self._run(started))
         return started.id
 
     async def _run(self, started: _Started) -> None:
         scratch = self._folder / SCRATCH_FOLDER / started.id
         environment = started.environment = self._pool.take(started.call.memory_mb)
-        reply: dict[str, Any] | None = None
+        reply: InvocationReply | None = None
         try:
             scratch.mkdir(parents=True)
-            reply = await self._lead(started, environment, scratch)
-            status, error = _judge(environment, reply)
-        except Exception as e:  # noqa: BLE001 - also a fault of ours must not leave the caller waiting
-            status, error = "error", f"{type(e).__name__}: {e}"
-        if started.cancelled and status != "ok":
-            status, error = "cancelled", "cancelled"
-        outcome = self._outcome(started, status, error, reply)
+            reply = await self._serve(started, environment, scratch)
+            ended = environment.outcome(reply)
+        except Exception as e:  # noqa: BLE001 - also a fault of the daemon must not leave the caller waiting
+            _log.exception("invocation %s failed in the daemon", started.id)
+            ended = ProcessOutcome(status="error", error=f"{type(e).__name__}: {e}")
+        if started.cancelled and ended.status != "ok":
+            ended = ProcessOutcome(status="cancelled", error="cancelled")
+        outcome = self._outcome(started, ended)
+        _log.info("invocation %s has ended: %s, billed %g s", started.id, outcome.status, outcome.billed_s)
         self._journal.append(to_json(ended_event(started.call, started.id, outcome, t=self._t(started.call))))
         fit = environment.fit(reply)
         if fit:
@@ -215,47 +245,42 @@ class LocalDaemon:
             await environment.dispose()
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
-    async def _lead(self, started: _Started, environment: FunctionProcess, scratch: Path) -> dict[str, Any] | None:
+    async def _serve(self, started: _Started, environment: FunctionProcess, scratch: Path) -> InvocationReply | None:
         if environment.cold:
-            hello = await environment.start()
-            if hello is None or "failed" in hello:
-                return hello
+            first = await environment.start()
+            if not isinstance(first, Ready):
+                return first
         call = started.call
-        message = {
-            "call": call.to_payload(),
-            "invocation": started.id,
-            "origin": self._origin(call),
-            "lifetime_s": call.lifetime_s,
-            "vcpus": self._limits.vcpus(call.memory_mb),
-            "scratch": str(scratch),
-            "base": str(self._folder / CHANNEL_FOLDER),
-            "cold": environment.cold,
-            "log": str(self._folder / LOGS_FOLDER / f"{started.id}.txt"),
-        }
+        message = InvokeMessage(
+            call=call, invocation=started.id, origin=self._origin(call), lifetime_s=call.lifetime_s,
+            vcpus=self._limits.vcpus(call.memory_mb), scratch=str(scratch), base=str(self._folder / CHANNEL_FOLDER),
+            cold=environment.cold, log=str(self._folder / LOGS_FOLDER / f"{started.id}.txt"),
+        )  # fmt: skip
 
-        def hear(said: dict[str, Any]) -> None:
-            if "event" in said:
-                self._journal.append(said["event"])
+        def on_message(received: EventMessage | InvokeSuccessor) -> None:
+            if isinstance(received, EventMessage):
+                self._journal.append(received.line)
             else:
-                environment.tell(self._answer(said))
+                environment.send(self._answer(received))
 
-        return await environment.serve(message, call.lifetime_s, hear)
+        return await environment.serve(message, on_message)
 
-    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """A function invokes another one."""
+    def _answer(self, asked: InvokeSuccessor) -> HostMessage:
+        """Starts the function that another one asks for."""
         try:
-            self.invoke(Call.from_payload(asked["call"]))
+            self.invoke(asked.call)
         except InvocationRefused as e:
-            return {"refused": asked["invoke"], "text": str(e)}
-        return {"accepted": asked["invoke"]}
+            _log.info("rank %d, attempt %d is refused: %s", asked.call.rank, asked.call.attempt, e)
+            return SuccessorRefused(number=asked.number, text=str(e))
+        return SuccessorAccepted(number=asked.number)
 
-    def _outcome(self, started: _Started, status: Status, error: str, reply: dict[str, Any] | None) -> Outcome:
+    def _outcome(self, started: _Started, ended: ProcessOutcome) -> Outcome:
         billed_s = math.ceil((time.monotonic() - started.accepted) * 1000) / 1000
         assert started.environment is not None
         return Outcome(
-            status=status,
-            value=reply["ok"] if status == "ok" and reply else {},
-            error=error,
+            status=ended.status,
+            value=ended.value,
+            error=ended.error,
             billed_s=billed_s,
             gb_seconds=started.call.memory_mb / 1024 * billed_s,
             peak_memory_mb=round(started.environment.peak_mb, 1),
@@ -269,29 +294,27 @@ class LocalDaemon:
         await asyncio.gather(*(asyncio.shield(victim.outcome) for victim in victims))
 
     async def _attend(self) -> None:
-        """A client stays connected for as long as this call of its is open."""
+        """Counts a client as connected while its `attend` request is open."""
         self._clients += 1
         try:
             await asyncio.Event().wait()
         finally:
             self._clients -= 1
 
-    def _find(self, invocation: str) -> _Started:
+    def _find(self, params: Mapping[str, object]) -> _Started:
+        invocation = _read(InvocationParams, params).invocation
         if invocation not in self._started:
             raise PlatformError(f"this host knows no invocation {invocation!r}")
         return self._started[invocation]
 
-    def _status(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "limits": dataclasses.asdict(self._limits),
-            "enforcement": self._enforcement.kind,
-            "unenforced": list(self._enforcement.unenforced),
-            "running": {s.id: s.environment.pid if s.environment else 0 for s in self._running.values()},
-            "warm": len(self._pool),
-            "fork_servers": self._forks.pids if self._forks else [],
-            "problem": self._journal.problem,
-        }
+    def _status(self) -> DaemonStatus:
+        return DaemonStatus(
+            pid=os.getpid(), limits=self._limits, enforcement=self._enforcement.kind,
+            unenforced=tuple(self._enforcement.unenforced),
+            running={s.id: s.environment.pid if s.environment else 0 for s in self._running.values()},
+            warm=len(self._pool), fork_servers=tuple(self._forks.pids if self._forks else ()),
+            problem=self._journal.problem,
+        )  # fmt: skip
 
     def _make(self, memory_mb: int) -> FunctionProcess:
         self._environments += 1
@@ -308,66 +331,66 @@ class LocalDaemon:
     def _t(self, call: Call) -> float:
         return time.time() - self._origin(call)
 
-    def _in_background(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _judge(environment: FunctionProcess, reply: dict[str, Any] | None) -> tuple[Status, str]:
-    if reply is None:
-        return environment.why_dead()
-    if "ok" in reply:
-        return "ok", ""
-    if environment.oom_killed():
-        return environment.why_dead()  # a child of the function was killed, and the function could not go on
-    return "error", f"{reply.get('error', reply.get('failed'))}\n{reply['traceback']}"
+def _read(cls: type[P], params: Mapping[str, object]) -> P:
+    return build(cls, params, where="request to the daemon")
 
 
-async def serve(settings: dict[str, Any], ready: Callable[[], None]) -> None:
-    """Runs a host until it is told to end, or has nothing left to do.
+async def serve(settings: DaemonSettings, ready: Callable[[], None]) -> None:
+    """Runs a daemon until it is told to end, or has nothing left to do.
 
     Args:
-        settings: `folder`, `limits`, `idle_s`, `linger_s`, `enforce`, `forks`.
+        settings: of the run.
         ready: called once clients can connect.
     """
-    folder = Path(settings["folder"])
-    enforcement = detect() if settings["enforce"] else Enforcement(kind="none", unenforced=UNENFORCED)
+    folder = settings.folder
+    enforcement = detect() if settings.enforce else Enforcement(kind="none", unenforced=UNENFORCED)
     enforcement.clean()
-    forks = Forks.make(folder / LOGS_FOLDER) if settings["forks"] else None
-    host = LocalDaemon(
-        folder, Limits(**settings["limits"]), enforcement, idle_s=settings["idle_s"], linger_s=settings["linger_s"],
-        forks=forks,
-    )  # fmt: skip
+    forks = Forks.make(folder / LOGS_FOLDER) if settings.forks else None
+    daemon = LocalDaemon(
+        folder, settings.limits, enforcement, idle_s=settings.idle_s, linger_s=settings.linger_s, forks=forks
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, host.stopping.set)
-    host.close_unfinished()
+        loop.add_signal_handler(number, daemon.stopping.set)
+    daemon.close_unfinished()
     remove_remains(folder)
     token = secrets.token_urlsafe(32)
-    server = Server(host.handle, token=token)
+    server = Server(daemon.handle, token=token)
     with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=_short_folder()) as private:
         socket_path = os.path.join(private, "host")
         await server.listen_unix(socket_path)
-        _write_private(folder / HOST_FILE, {"pid": os.getpid(), "socket": socket_path, "token": token})
-        tending = asyncio.create_task(host.tend())
+        _write_private(folder / HOST_FILE, DaemonAddress(pid=os.getpid(), socket=socket_path, token=token))
+        tending = asyncio.create_task(daemon.tend())
         try:
             ready()
-            await host.stopping.wait()
+            _log.info(
+                "the daemon of %s is ready: quotas by %s, %s",
+                folder,
+                enforcement.kind,
+                "forks" if forks else "no forks",
+            )
+            await daemon.stopping.wait()
         finally:
-            await host.close()
+            await daemon.close()
             tending.cancel()
             (folder / HOST_FILE).unlink(missing_ok=True)
             await server.close()
 
 
 def main() -> None:
-    """Detaches from whoever started it, says `ready` on standard output and serves."""
-    settings = json.loads(sys.argv[1])
+    """Detaches from the client, writes `ready` to standard output and serves."""
+    logs.configure()
+    settings = build(DaemonSettings, json.loads(sys.argv[1]), where="settings of the daemon")
     if os.fork():
-        os._exit(0)  # so that the client has no child to wait for, and init has one
+        os._exit(0)  # the daemon becomes a child of init, and the client has no child to wait for
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with open(os.path.join(settings["folder"], LOCK_FILE), "ab") as lock:
+    with (settings.folder / LOCK_FILE).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -389,25 +412,29 @@ def _short_folder() -> str:
 
 
 def remove_remains(folder: Path) -> None:
-    """Removes what a host that was killed could not: socket, address, scratch folders. The caller holds its lock."""
+    """Removes socket, address and scratch folders of a daemon that was killed. The caller holds its lock."""
     known = folder / HOST_FILE
-    try:
-        private = Path(json.loads(known.read_text())["socket"]).parent
-    except (OSError, ValueError, KeyError):
-        pass
-    else:
-        if private.name.startswith(_PRIVATE):
-            shutil.rmtree(private, ignore_errors=True)
+    address = address_in(known)
+    if address is not None and (private := Path(address.socket).parent).name.startswith(_PRIVATE):
+        shutil.rmtree(private, ignore_errors=True)
     known.unlink(missing_ok=True)
     shutil.rmtree(folder / SCRATCH_FOLDER, ignore_errors=True)
 
 
-def _write_private(path: Path, value: dict[str, Any]) -> None:
+def address_in(path: Path) -> DaemonAddress | None:
+    """The content of `host.json`; None where there is no such file, or it is damaged."""
+    try:
+        return build(DaemonAddress, json.loads(path.read_text()), where=str(path))
+    except (OSError, ValueError, JobError):
+        return None
+
+
+def _write_private(path: Path, address: DaemonAddress) -> None:
     temporary = path.with_suffix(".part")
     temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "w") as file:
-        json.dump(value, file)
+        json.dump(dataclasses.asdict(address), file)
     os.replace(temporary, path)
 
 

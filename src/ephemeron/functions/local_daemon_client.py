@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import select
 import subprocess
@@ -13,73 +14,90 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ephemeron.communication.rpc import Client
-from ephemeron.errors import DaemonGone, PlatformError, ProtocolError, RemoteError, TokenRefused
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import DaemonGone, JobError, PlatformError, ProtocolError, RemoteError, TokenRefused
 from ephemeron.functions.base import Limits
-from ephemeron.functions.local_daemon import HOST_FILE
+from ephemeron.functions.daemon_messages import DaemonSettings, DaemonStatus
+from ephemeron.functions.local_daemon import HOST_FILE, address_in
 
 START_S = 60.0
 """Longest start of a daemon, and longest silence of one that is asked for its status."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Successor:
-    """What the next host of a run is started with."""
+_log = logging.getLogger(__name__)
 
-    settings: Mapping[str, Any]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DaemonStart:
+    """Settings and environment variables of a daemon that may have to be started."""
+
+    settings: DaemonSettings
     env: Mapping[str, str]
 
 
 def settings_of(
     run_dir: Path, limits: Limits, *, idle_s: float = 30.0, linger_s: float = 2.0, enforce: bool = True,
     forks: bool = True,
-) -> dict[str, Any]:  # fmt: skip
-    """What a host is told. The environment variable `EPHEMERON_FORKS=0` overrules `forks`."""
-    return {
-        "folder": str(run_dir), "limits": dataclasses.asdict(limits), "idle_s": idle_s, "linger_s": linger_s,
-        "enforce": enforce, "forks": forks and os.environ.get("EPHEMERON_FORKS") != "0",
-    }  # fmt: skip
+) -> DaemonSettings:  # fmt: skip
+    """Settings of a daemon. The environment variable `EPHEMERON_FORKS=0` overrules `forks`."""
+    return DaemonSettings(
+        folder=run_dir, limits=limits, idle_s=idle_s, linger_s=linger_s, enforce=enforce,
+        forks=forks and os.environ.get("EPHEMERON_FORKS") != "0",
+    )  # fmt: skip
 
 
-async def reach(run_dir: Path) -> tuple[Client, dict[str, Any]]:
-    """A connection to the living host of a run, and its status.
+async def reach(run_dir: Path) -> tuple[Client, DaemonStatus]:
+    """A connection to the living daemon of a run, and its status.
 
     Raises:
-        HostGone: there is none.
+        DaemonGone: there is none.
         PlatformError: it refuses us.
     """
     client: Client | None = None
+    address = address_in(run_dir / HOST_FILE)
+    if address is None:
+        raise DaemonGone(f"no functions of the run in {run_dir} are hosted any more")
     try:
-        known = json.loads((run_dir / HOST_FILE).read_text())
-        client = await Client.connect_unix(known["socket"], token=known["token"])
-        status, _ = await client.call("status", timeout_s=START_S)
-        return client, status
+        client = await Client.connect_unix(address.socket, token=address.token)
+        return client, await status_of(client, timeout_s=START_S)
     except TokenRefused as e:
         raise PlatformError(f"the host of the functions in {run_dir} refuses the token in {HOST_FILE}") from e
-    except (OSError, ValueError, RemoteError, ProtocolError) as e:
+    except (OSError, JobError, RemoteError, ProtocolError) as e:
         if client is not None:
             await client.close()
         raise DaemonGone(f"no functions of the run in {run_dir} are hosted any more") from e
 
 
-async def reach_or_launch(run_dir: Path, wanted: Successor) -> tuple[Client, dict[str, Any]]:
+async def status_of(client: Client, *, timeout_s: float | None = None) -> DaemonStatus:
+    """The daemon's answer to `status`."""
+    reply, _ = await client.call("status", timeout_s=timeout_s)
+    return build(DaemonStatus, reply, where="status of the daemon")
+
+
+async def reach_or_launch(run_dir: Path, wanted: DaemonStart) -> tuple[Client, DaemonStatus]:
+    """A connection to the living daemon of a run, or to a new one.
+
+    Raises:
+        PlatformError: it does not start, or cannot be reached.
+    """
     end = time.monotonic() + START_S
     while True:
         try:
             return await reach(run_dir)
         except DaemonGone:
             # "taken": another one is just starting, or just ending.
+            _log.info("a daemon for %s is started", run_dir)
             if await launch(wanted.settings, wanted.env) == "taken":
                 await asyncio.sleep(0.05)
         if time.monotonic() > end:
             raise PlatformError(f"the host of the functions in {run_dir} starts but cannot be reached")
 
 
-async def launch(settings: Mapping[str, Any], env: Mapping[str, str]) -> str:
-    """Starts a host and returns its first word. A host whose start is cancelled ends by itself."""
-    log = Path(settings["folder"]) / "host.log"
+async def launch(settings: DaemonSettings, env: Mapping[str, str]) -> str:
+    """Starts a daemon and returns its first line. A daemon whose start is cancelled ends by itself."""
+    log = settings.folder / "host.log"
     word = await asyncio.to_thread(_first_word, settings, env, log)
     if word not in ("ready", "taken"):
         tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
@@ -87,9 +105,9 @@ async def launch(settings: Mapping[str, Any], env: Mapping[str, str]) -> str:
     return word
 
 
-def _first_word(settings: Mapping[str, Any], env: Mapping[str, str], log: Path) -> str:
-    """On a thread: asyncio's pipes would complain if the loop were closed while the host starts."""
-    command = [sys.executable, "-P", "-m", "ephemeron.functions.local_daemon", json.dumps(settings)]
+def _first_word(settings: DaemonSettings, env: Mapping[str, str], log: Path) -> str:
+    # On a thread: asyncio's pipes would complain if the loop were closed while the daemon starts.
+    command = [sys.executable, "-P", "-m", "ephemeron.functions.local_daemon", json.dumps(plain(settings))]
     with (
         log.open("ab") as err,
         subprocess.Popen(
@@ -105,7 +123,7 @@ def _first_word(settings: Mapping[str, Any], env: Mapping[str, str], log: Path) 
 
 
 def held(lock: Path) -> bool:
-    """Whether a host lives; the kernel gives the lock back however it ends."""
+    """Whether a daemon lives; the kernel releases the lock however it ends."""
     try:
         with lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

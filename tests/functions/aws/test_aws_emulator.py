@@ -30,7 +30,6 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.functions.async_invoke.records import (
     EVERYTHING,
     InvokeRequest,
-    Record,
     RecordKeys,
     calls_prefix,
     cancellation,
@@ -157,20 +156,20 @@ def wanted(tmp_path: Path) -> Start:
         )  # fmt: skip
         return InvokeRequest(
             id="0.0.aa", run=RUN, rank=0, attempt=0, calls=NAMES.calls, channel=address, every_s=0.05,
-            lifetime_s=lifetime_s, call=call.to_payload(),
+            lifetime_s=lifetime_s, call=call,
         )  # fmt: skip
 
     return make
 
 
-def told(envelope: InvokeRequest) -> list[Record]:
+def told(envelope: InvokeRequest) -> list[dict[str, Any]]:
     """All records that deliveries have left, in order."""
 
-    async def read() -> list[Record]:
+    async def read() -> list[dict[str, Any]]:
         async with open_channel(envelope.channel) as channel:
             keys = [key for key in sorted(await channel.list(NAMES.all)) if NAMES.parse(key)]
             lines = [line for key in keys for line in decode(await channel.fetch(key) or b"")]
-            return [record for line in lines if (record := record_of(line))]
+            return [json.loads(line) for line in lines if record_of(line) is not None]
 
     return asyncio.run(read())
 
@@ -183,7 +182,7 @@ def put(envelope: InvokeRequest, key: str, data: bytes) -> None:
     asyncio.run(write())
 
 
-def one(records: list[Record], kind: str) -> Record:
+def one(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     [record] = [r for r in records if r["record"] == kind]
     return record
 
@@ -257,7 +256,7 @@ def test_a_call_of_a_run_that_is_over_says_nothing(peer: Lambda, wanted: Start) 
 def test_a_call_that_lies_in_the_store(peer: Lambda, wanted: Start) -> None:
     whole = wanted("echo", say="x" * 7_000_000)
     assert whole.call is not None
-    put(whole, NAMES.payload(whole.id), json.dumps(whole.call).encode())
+    put(whole, NAMES.payload(whole.id), json.dumps(whole.call.to_payload()).encode())
     thin = InvokeRequest(
         **{name: getattr(whole, name) for name in InvokeRequest.__slots__ if name != "call"}, call=None
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.call_tracker import DEATH_S, CallTracker
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
+from ephemeron.functions.async_invoke.records import parse
 from ephemeron.functions.base import Call
 from ephemeron.functions.openfaas.callbacks import heard
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, duration, gateway_values, spec_of
@@ -45,10 +46,10 @@ def test_what_is_no_call_back_tells_nothing(headers: dict[str, str]) -> None:
 
 def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> None:
     calls = CallTracker()
-    calls.feed({"record": "sending", "id": "0.0.a", "run": "r", "rank": 0, "attempt": 0, "reason": "start", "memory_mb": 512,
-                "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}, now=0.0)  # fmt: skip
-    calls.feed({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
-                "at": 0.0}, now=1.0)  # fmt: skip
+    calls.feed(parse({"record": "sending", "id": "0.0.a", "run": "r", "rank": 0, "attempt": 0, "reason": "start", "memory_mb": 512,
+                "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}), now=0.0)  # fmt: skip
+    calls.feed(parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
+                "at": 0.0}), now=1.0)  # fmt: skip
     for said in heard({"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"):
         calls.hear(said, now=8.0)
     assert calls.due(now=8.0) == [], "an outcome may still be in the store"
@@ -60,12 +61,12 @@ def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> N
 def test_a_supervisors_bill_is_final_and_no_other_is_waited_for() -> None:
     calls = CallTracker()
     call = Call(run="r", rank=0, attempt=0, memory_mb=1024, lifetime_s=60.0, channel="")
-    calls.feed({"record": "sending", "id": "0.0.a", "run": "r", "rank": 0, "attempt": 0, "reason": "start",
-                "memory_mb": call.memory_mb, "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}, now=0.0)  # fmt: skip
-    calls.feed({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
-                "at": 0.0}, now=1.0)  # fmt: skip
-    calls.feed({"record": "outcome", "id": "0.0.a", "delivery": 0, "status": "out_of_memory", "error": "", "value": {},
-                "took_s": 2.0001, "peak_mb": 1024.0, "traffic": {}}, now=3.0)  # fmt: skip
+    calls.feed(parse({"record": "sending", "id": "0.0.a", "run": "r", "rank": 0, "attempt": 0, "reason": "start",
+                "memory_mb": call.memory_mb, "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}), now=0.0)  # fmt: skip
+    calls.feed(parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
+                "at": 0.0}), now=1.0)  # fmt: skip
+    calls.feed(parse({"record": "outcome", "id": "0.0.a", "delivery": 0, "status": "out_of_memory", "error": "", "value": {},
+                "took_s": 2.0001, "peak_mb": 1024.0, "traffic": {}}), now=3.0)  # fmt: skip
     for said in heard({"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "9"}, b""):
         calls.hear(said, now=3.0)
     (end,) = calls.due(now=3.0)

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -22,7 +22,7 @@ from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
 from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, TokenRefused
 
-BlockingHandler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], tuple[dict[str, Any], Sequence[Buffer]]]
+BlockingHandler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], tuple[Mapping[str, object], Sequence[Buffer]]]
 """`(method, params, buffers) -> (reply, buffers)`; called in several threads at once."""
 BlockingObjectHandler: TypeAlias = Callable[[str, Any], Any]
 """`(method, value) -> value`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
 from ephemeron.errors import ProtocolError, TokenRefused
 
-Handler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], Awaitable[tuple[dict[str, Any], Sequence[Buffer]]]]
+Handler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], Awaitable[tuple[Mapping[str, object], Sequence[Buffer]]]]
 """`async (method, params, buffers) -> (reply, buffers)`. The buffers it is given are its own to keep."""
 ObjectHandler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 """`async (method, value) -> value`."""

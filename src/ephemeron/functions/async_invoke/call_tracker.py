@@ -1,12 +1,12 @@
-"""What is known of every call, and when and how each has ended: records and log lines in, ends out, no I/O.
+"""State of every call, and when and how each has ended: records and log lines in, ends out, no I/O.
 
-A *delivery* is one run of a call's code; a call has one, or more when the cloud delivers it again. It ends
+A *delivery* is one run of a call's code; a call has one, or more if the cloud delivers it again. It ends
 
-1. by its outcome, as soon as its REPORT line is here, or `REPORT_S` after the outcome without one;
-2. by a log line that tells of its death, `DEATH_S` after the line and after another look into the store, which
+1. by its outcome, as soon as its REPORT line has arrived, or `REPORT_S` after the outcome without one;
+2. by a log line that reports its death, `DEATH_S` after the line and after another look into the store, which
    might still hold an outcome;
-3. `LATE_S` after its lifetime, if neither came: then nobody knows how;
-4. if it never began: at once when it could not be sent or was cancelled, else `NOT_BEGUN_S` after it was sent.
+3. `LATE_S` after its lifetime, if neither came: the cause is unknown;
+4. if it never began: at once if it could not be sent or was cancelled, else `NOT_BEGUN_S` after it was sent.
 
 Times are the collector's own, of the moment when it learned something: clocks of functions are not compared.
 """
@@ -14,27 +14,38 @@ Times are the collector's own, of the moment when it learned something: clocks o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ephemeron.events import Invoked, Status, Traffic
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
-from ephemeron.functions.async_invoke.records import Record, invocation_of
+from ephemeron.functions.async_invoke.records import (
+    BegunRecord,
+    CancelledRecord,
+    FinalRecord,
+    OutcomeRecord,
+    Record,
+    SendingRecord,
+    SentRecord,
+    UnsentRecord,
+    invocation_of,
+)
 from ephemeron.functions.base import Call, Outcome
 
 REPORT_S = 4.0
 DEATH_S = 1.0
 LATE_S = 30.0
 EVENT_AGE_S = 60.0
-"""AWS Lambda drops calls that have waited for so long; the least that it can be told."""
+"""Age at which AWS Lambda drops waiting calls; the smallest that can be configured."""
 NOT_BEGUN_S = EVENT_AGE_S + 60.0
-"""The age, and a minute in which a large image may start."""
+"""That age, and a minute in which a large image may start."""
 CANCELLED_S = 5.0
 ORPHANED_S = 5.0
-"""After the end of whoever was about to send it: by then it would have begun, or a cold start takes longer."""
+"""After the end of the sender: by then it would have begun, or a cold start takes longer."""
 _LATE = 1_000
-"""Numbers of deliveries that begin after they were given up; they are billed all the same."""
+"""Offset of the numbers of deliveries that begin after they were given up; they are billed all the same."""
 _REMEMBERED = 10_000
-"""Requests of which logs have told, and nobody else: other runs may share the log group."""
+"""Requests that only logs have reported: other runs may share the log group."""
 
 
 @dataclass(kw_only=True)
@@ -44,14 +55,14 @@ class CallDelivery:
     request: str
     stream: str
     seen_at: float
-    outcome: Record | None = None
+    outcome: OutcomeRecord | None = None
     outcome_at: float = 0.0
     billed_by: str = ""
-    """Who measures it, where it is not the cloud: then no report is waited for."""
+    """Who measures the bill, where it is not the cloud: then no report is awaited."""
     report: LogReport | None = None
     death: Death | None = None
     death_at: float = math.inf
-    """When the logs first told that it is over."""
+    """When the logs first reported its end."""
     ended: bool = False
 
 
@@ -67,12 +78,12 @@ class CallState:
     cancelled_at: float = math.inf
     copies: int = 1
     by: str = ""
-    """The invocation that sends it; empty for clients."""
+    """Invocation that sends it; empty: a client."""
     deliveries: dict[int, CallDelivery] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
-        """Whether something of it may still run, or begin."""
+        """Whether a delivery of it may still run, or begin."""
         begun = self.deliveries
         return len(begun) < self.copies or any(not delivery.ended for delivery in begun.values())
 
@@ -88,26 +99,26 @@ class CallResult:
     request: str
     stream: str
     billed_by: str
-    """`report`, `handler`, `nobody` (then what it cost is not known), or whoever measures it elsewhere than on AWS."""
+    """`report`, `handler`, `nobody` (the cost is unknown), or what measures it on platforms other than AWS."""
     traffic: Traffic
-    """Of its reporting."""
+    """Of its reporter."""
 
     @property
     def invocation(self) -> str:
-        """As events call it."""
+        """Its name in events."""
         return invocation_of(self.id, self.delivery)
 
 
 class CallTracker:
-    """Everything known of a run's calls. Feeding a record twice changes nothing."""
+    """State of a run's calls. Feeding a record twice changes nothing."""
 
     def __init__(self) -> None:
         self.sent: dict[str, CallState] = {}
         self._heard: dict[str, list[tuple[LogReport | Death, float]]] = {}
-        """Per request, log lines of which no delivery is known: not yet begun, or of another run."""
+        """Per request, log lines without a known delivery: not yet begun, or of another run."""
         self._of_request: dict[str, list[CallDelivery]] = {}
         self._ended_at: dict[str, float] = {}
-        """Per invocation, when its end was learned of."""
+        """Per invocation, when its end became known."""
 
     @property
     def open(self) -> list[str]:
@@ -116,42 +127,42 @@ class CallTracker:
 
     @property
     def running(self) -> int:
-        """Calls that occupy, or will occupy, a place."""
+        """Calls that count against the concurrency."""
         return len(self.open)
 
     def feed(self, record: Record, *, now: float) -> list[Invoked]:
-        """Takes in what a voice says."""
-        kind, id = record["record"], record.get("id", "")
-        if kind == "sending":
+        """Takes in a record; returns the invocations that begin with it."""
+        if isinstance(record, SendingRecord):
             return self._sending(record, now)
-        sent = self.sent.get(id)
+        sent = self.sent.get(record.id)
         if sent is None:
-            return []  # of a client that never said what it was about to send
-        if kind == "sent":
-            sent.requests.add(record["request"])
-        elif kind == "unsent":
-            sent.unsent = record["error"] or "refused"
-        elif kind == "cancelled":
-            sent.cancelled_at = min(sent.cancelled_at, now)
-        elif kind == "begun":
-            return self._begun(sent, record, now)
-        elif kind == "outcome" and (number := _number(sent, record["delivery"])) in sent.deliveries:
-            delivery = sent.deliveries[number]
-            if delivery.outcome is None:
-                delivery.outcome, delivery.outcome_at = record, now
-        elif kind == "final":
-            self._final(sent, record, now)
+            return []  # of a client whose `SendingRecord` never arrived
+        match record:
+            case SentRecord():
+                sent.requests.add(record.request)
+            case UnsentRecord():
+                sent.unsent = record.error or "refused"
+            case CancelledRecord():
+                sent.cancelled_at = min(sent.cancelled_at, now)
+            case BegunRecord():
+                return self._begun(sent, record, now)
+            case OutcomeRecord():
+                delivery = sent.deliveries.get(_number(sent, record.delivery))
+                if delivery is not None and delivery.outcome is None:
+                    delivery.outcome, delivery.outcome_at = record, now
+            case FinalRecord():
+                self._final(sent, record, now)
         return []
 
     def hear(self, said: LogReport | Death, *, now: float) -> None:
-        """Takes in what the logs say."""
+        """Takes in a log line."""
         self._heard.setdefault(said.request, []).append((said, now))
         if len(self._heard) > _REMEMBERED:
             del self._heard[next(iter(self._heard))]
         self._settle(said.request)
 
     def due(self, *, now: float) -> list[CallResult]:
-        """What has ended by now. Each end is returned once."""
+        """Deliveries that have ended by now. Each is returned once."""
         out: list[CallResult] = []
         for sent in self.sent.values():
             if sent.deliveries:
@@ -170,51 +181,49 @@ class CallTracker:
         return out
 
     def _orphaned_at(self, sent: CallState, now: float) -> float:
-        """When whoever was about to send a call ended without having said that it did; infinity if it may still."""
+        """When the sender of a call ended without a `SentRecord`; infinity while it may still come."""
         if not sent.by or sent.requests:
             return math.inf
         return self._ended_at.get(sent.by, math.inf)
 
-    def _sending(self, record: Record, now: float) -> list[Invoked]:
-        id = record["id"]
+    def _sending(self, record: SendingRecord, now: float) -> list[Invoked]:
+        id = record.id
         if id in self.sent:
             return []
         call = Call(
-            run=record["run"], rank=record["rank"], attempt=record["attempt"], memory_mb=record["memory_mb"],
-            lifetime_s=record["lifetime_s"], channel="", reason=record["reason"], origin=record["origin"],
+            run=record.run, rank=record.rank, attempt=record.attempt, memory_mb=record.memory_mb,
+            lifetime_s=record.lifetime_s, channel="", reason=record.reason, origin=record.origin,
         )  # fmt: skip
-        self.sent[id] = CallState(id=id, call=call, seen_at=now, copies=record["copies"], by=record["by"])
-        t = record["at"] - record["origin"]
+        self.sent[id] = CallState(id=id, call=call, seen_at=now, copies=record.copies, by=record.by)
+        t = record.at - record.origin
         return [Invoked(t=t, rank=call.rank, attempt=call.attempt, invocation=id, reason=call.reason)]
 
-    def _begun(self, sent: CallState, record: Record, now: float) -> list[Invoked]:
-        number = _number(sent, record["delivery"])
+    def _begun(self, sent: CallState, record: BegunRecord, now: float) -> list[Invoked]:
+        number = _number(sent, record.delivery)
         if number in sent.deliveries:
             return []
-        request = record["request"]
-        delivery = CallDelivery(
-            request=request, stream=record["stream"], seen_at=now, billed_by=record.get("billed_by", "")
-        )
+        request = record.request
+        delivery = CallDelivery(request=request, stream=record.stream, seen_at=now, billed_by=record.billed_by)
         sent.deliveries[number] = delivery
         self._of_request.setdefault(request, []).append(delivery)
         self._settle(request)
         if number == 0:
             return []
-        t = record["at"] - sent.call.origin
+        t = record.at - sent.call.origin
         return [Invoked(t=t, rank=sent.call.rank, attempt=sent.call.attempt,
                         invocation=invocation_of(sent.id, number), reason="duplicate")]  # fmt: skip
 
-    def _final(self, sent: CallState, record: Record, now: float) -> None:
-        """An end that was decided by an earlier collector."""
-        number = record["delivery"]
+    def _final(self, sent: CallState, record: FinalRecord, now: float) -> None:
+        """Takes over the decision of an earlier collector."""
+        number = record.delivery
         blank = CallDelivery(request="", stream="", seen_at=now)
         sent.deliveries.setdefault(number, blank).ended = True
         self._ended_at.setdefault(invocation_of(sent.id, number), now)
-        if not record["request"]:
+        if not record.request:
             sent.copies = 1
 
     def _settle(self, request: str) -> None:
-        """Gives log lines to the deliveries that they are about."""
+        """Assigns log lines to their deliveries."""
         deliveries = self._of_request.get(request)
         if not deliveries:
             return
@@ -229,7 +238,7 @@ class CallTracker:
                     break
 
     def _dead_unbegun(self, sent: CallState, now: float) -> CallDelivery | None:
-        """A call of which only the logs have ever told: its process died while it was still importing."""
+        """Delivery of a call that only logs have reported: its process died during its imports."""
         for request in sent.requests:
             for said, at in self._heard.get(request, ()):
                 if now < at + DEATH_S:
@@ -249,23 +258,23 @@ def _end_of(sent: CallState, number: int, delivery: CallDelivery, now: float) ->
     if now >= delivery.death_at + DEATH_S:
         return _dead(sent, number, delivery)
     if now >= delivery.seen_at + sent.call.lifetime_s + LATE_S:
-        error = f"no word of it {LATE_S:g} s after its lifetime of {sent.call.lifetime_s:g} s"
+        error = f"nothing was reported {LATE_S:g} s after its lifetime of {sent.call.lifetime_s:g} s"
         return _final(sent, number, delivery, "lost", error, billed_s=sent.call.lifetime_s, billed_by="nobody")
     return None
 
 
-def _by_outcome(sent: CallState, number: int, delivery: CallDelivery, said: Record) -> CallResult:
+def _by_outcome(sent: CallState, number: int, delivery: CallDelivery, said: OutcomeRecord) -> CallResult:
     report = None if delivery.billed_by else delivery.report
-    billed = report.billed_s if report is not None else math.ceil(said["took_s"] * 1000 - 1e-6) / 1000
-    peak = report.used_mb if report is not None else said["peak_mb"]
+    billed = report.billed_s if report is not None else math.ceil(said.took_s * 1000 - 1e-6) / 1000
+    peak = report.used_mb if report is not None else said.peak_mb
     return _final(
-        sent, number, delivery, said["status"], said["error"], value=said["value"], billed_s=billed, peak_mb=peak,
+        sent, number, delivery, said.status, said.error, value=said.value, billed_s=billed, peak_mb=peak,
         billed_by=delivery.billed_by or ("handler" if report is None else "report"),
     )  # fmt: skip
 
 
 def _dead(sent: CallState, number: int, delivery: CallDelivery) -> CallResult:
-    """The witness's own words: over its time, over its memory, or gone."""
+    """End by the log source: over its time limit, over its memory quota, or lost."""
     report, death = delivery.report, delivery.death
     text = death.text if death is not None else "it ended without an outcome"
     status: Status = "lost"
@@ -279,7 +288,7 @@ def _dead(sent: CallState, number: int, delivery: CallDelivery) -> CallResult:
 
 
 def _number(sent: CallState, number: int) -> int:
-    """A delivery's number, or another one if it had been given up before it began."""
+    """Number of a delivery, or another one if it had been given up before it began."""
     known = sent.deliveries.get(number)
     return number + _LATE if known is not None and known.ended and not known.request else number
 
@@ -299,7 +308,8 @@ def _never_begun(sent: CallState, now: float, orphaned_at: float) -> CallResult 
 
 
 def _final(
-    sent: CallState, number: int, delivery: CallDelivery, status: Status, error: str, *, value: Record | None = None,
+    sent: CallState, number: int, delivery: CallDelivery, status: Status, error: str, *,
+    value: Mapping[str, object] | None = None,
     billed_s: float = 0.0, peak_mb: float = 0.0, billed_by: str,
 ) -> CallResult:  # fmt: skip
     outcome = Outcome(
@@ -308,5 +318,5 @@ def _final(
     )  # fmt: skip
     return CallResult(
         id=sent.id, delivery=number, call=sent.call, outcome=outcome, request=delivery.request, stream=delivery.stream,
-        billed_by=billed_by, traffic=Traffic(**(delivery.outcome or {}).get("traffic", {})),
+        billed_by=billed_by, traffic=Traffic() if delivery.outcome is None else delivery.outcome.traffic,
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""Brings home what the voices said: from the store and the logs into two files of the run's folder.
+"""Collects records and log lines of a run into two files of its folder.
 
     events.jsonl    the run's events, as every platform has them; Invoked and Ended are written here, once each
-    calls.jsonl     the records, and a `final` for each end: enough to go on after this process has died
+    calls.jsonl     the records, and a `FinalRecord` for each end: enough to go on after this process has died
 
-One process collects for a run, whoever holds the lock of the folder; others read the files. What was written down
-is deleted from the store, so that a list brings what is new and nothing grows; only the claims of deliveries stay until
-the cloud cannot deliver the same call again. A collector that dies between writing and deleting leaves segments that
-the next one reads again: records may be fed twice, ends are not written twice, and of the workers' own events some may
-be, which readers of a stream expect.
+One process collects for a run: the one that holds the lock of the folder. Others read the files. Segments that were written
+to the files are deleted from the store, so that a list returns only new ones; only the first segments of deliveries stay
+until the cloud cannot deliver the same call again. A collector that dies between writing and deleting leaves segments that
+the next one reads again: records may be fed twice, ends are not written twice, and events of workers may be written twice,
+which readers of a stream expect.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +29,17 @@ from ephemeron.errors import ChannelError
 from ephemeron.events import Ended, Note, Traffic, from_json, to_json
 from ephemeron.functions.async_invoke.call_tracker import NOT_BEGUN_S, CallResult, CallTracker
 from ephemeron.functions.async_invoke.log_source import Witness
-from ephemeron.functions.async_invoke.records import Record, RecordKeys, cancelled_ids, decode, line_of, record_of
+from ephemeron.functions.async_invoke.records import (
+    CancelledRecord,
+    FinalRecord,
+    Record,
+    RecordKeys,
+    SendingRecord,
+    cancelled_ids,
+    decode,
+    line_of,
+    record_of,
+)
 from ephemeron.functions.base import Outcome, ended_event
 from ephemeron.functions.jsonl import Journal
 
@@ -37,9 +48,11 @@ EVENTS_FILE = "events.jsonl"
 LOCK_FILE = "collector.lock"
 LOGS_FOLDER = "logs"
 CLIENT = "client."
-"""Begins the voice of a client."""
+"""Prefix of a client's name as writer."""
 _AT_ONCE = 16
 _STOP_S = 30.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +65,14 @@ class _Segment:
 
 
 class Collector:
-    """Collects for one run, in the background of whoever made it.
+    """Collects for one run, in the background of its owner.
 
     Args:
         run_dir: the run's folder.
         channel: the run's; one's own connection.
         names: of the records.
-        logs: None: not read.
-        every_s: how often to look.
+        logs: log source; None: logs are not read.
+        every_s: seconds between two rounds.
         clock: seconds, for waits.
     """
 
@@ -81,7 +94,7 @@ class Collector:
         self._wake = asyncio.Event()
         self._stopping = False
         self.looked = asyncio.Event()
-        """Set when all that was there at the beginning is known, or somebody else collects."""
+        """Set when everything present at the beginning is known, or another process collects."""
         self._fetching = asyncio.Semaphore(_AT_ONCE)
         self._complaints: set[str] = set()
         self._latest = 0.0
@@ -97,23 +110,23 @@ class Collector:
             while True:
                 try:
                     await self.round()
-                except Exception as e:  # noqa: BLE001 - whatever it is, watching goes on
+                except Exception as e:  # noqa: BLE001 - after any error, watching goes on
                     self._complain(f"a round of collecting failed: {type(e).__name__}: {e}")
                 self.looked.set()
                 if await self._paused():
                     return
 
     def hurry(self) -> None:
-        """Makes the next round come at once."""
+        """Starts the next round at once."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Lets `run` return after the round that it is in: nothing is left written and not deleted."""
+        """Lets `run` return after its current round, so that no segment is written and not deleted."""
         self._stopping = True
         self._wake.set()
 
     async def _paused(self) -> bool:
-        """Waits until it is time, or until it is hurried. Whether it is to end."""
+        """Waits for the next round; returns whether to end."""
         if not self._stopping:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._every_s)
@@ -121,7 +134,7 @@ class Collector:
         return self._stopping
 
     async def round(self) -> None:
-        """One look at the store, and at the logs while anything runs."""
+        """Reads the store, and the logs while a call is open."""
         try:
             await self._collect()
         except ChannelError as e:
@@ -147,10 +160,10 @@ class Collector:
                 elif self._is_old(at[0]):
                     stale.append(key)
         segments = await asyncio.gather(*(self._segment(*at, key) for at, key in sorted(found)))
-        # Causes before effects: a function is announced in another voice's segment than its own.
-        lines = [(record, line) for segment in segments for line in segment.lines if (record := record_of(line))]
-        sending = [(record, line) for record, line in lines if record["record"] == "sending"]
-        for record, line in sorted(sending, key=lambda said: float(said[0]["at"])):
+        # Causes before effects: a call is announced in the segment of its sender, not in its own.
+        lines = [(record_of(line), line) for segment in segments for line in segment.lines]
+        sending = [(record, line) for record, line in lines if isinstance(record, SendingRecord)]
+        for record, line in sorted(sending, key=lambda pair: pair[0].at):
             self._take(record, line)
         done = [segment.key for segment in segments if self._digest(segment)]
         if done or stale:
@@ -164,7 +177,7 @@ class Collector:
         )
 
     def _is_known_claim(self, at: tuple[str, int, int]) -> bool:
-        """Whether it is the `begun` of a delivery that is known: it stays, so that the next delivery finds it."""
+        """Whether it is the `BegunRecord` of a known delivery: it stays, so that the next delivery finds it."""
         voice, delivery, number = at
         sent = self.calls.sent.get(voice)
         return number == 0 and sent is not None and delivery in sent.deliveries
@@ -175,7 +188,7 @@ class Collector:
         return not sent.open and self._clock() > sent.seen_at + NOT_BEGUN_S
 
     def _digest(self, segment: _Segment) -> bool:
-        """Takes a segment in, if it is its turn and its voice is known. Whether it may be deleted."""
+        """Takes in a segment if it is the next one of a known writer; returns whether it may be deleted."""
         ours = segment.voice.startswith(CLIENT)
         if not (ours or segment.voice in self.calls.sent):
             return False
@@ -188,7 +201,7 @@ class Collector:
                 record = record_of(line)
                 if record is None:
                     self._events.append(line)
-                elif record["record"] != "sending":
+                elif not isinstance(record, SendingRecord):
                     self._take(record, line)
             self._next[voice] = number + 1
         return ours or segment.number > 0
@@ -202,11 +215,11 @@ class Collector:
                 self._events.append(to_json(event))
 
     async def _hear_cancellation(self) -> None:
-        # `EVERYTHING` is for deliveries that come after the end; nobody waits for those.
+        # `EVERYTHING` is for deliveries after the end of the run, which no client waits for.
         for id in cancelled_ids(await self._channel.fetch(self._names.cancel)):
             sent = self.calls.sent.get(id)
             if sent is not None and sent.open:
-                self.calls.feed({"record": "cancelled", "id": id}, now=self._clock())
+                self.calls.feed(CancelledRecord(id=id), now=self._clock())
 
     # -- ends -----------------------------------------------------------------------------------------------
 
@@ -215,12 +228,15 @@ class Collector:
         if outcome.status not in ("ok", "cancelled") and final.stream:
             outcome = dataclasses.replace(outcome, error=await self._with_logs(final))
             if outcome.status == "lost" and "[ERROR]" in outcome.error:
-                outcome = dataclasses.replace(outcome, status="error")  # raised before our code was there to say so
+                outcome = dataclasses.replace(outcome, status="error")  # raised before the handler could report it
         name = final.invocation
-        record = {
-            "record": "final", "id": final.id, "delivery": final.delivery, "request": final.request,
-            "invocation": name, "outcome": dataclasses.asdict(outcome), "billed_by": final.billed_by,
-        }  # fmt: skip
+        _log.info(
+            "invocation %s has ended: %s, billed %g s by %s", name, outcome.status, outcome.billed_s, final.billed_by
+        )
+        record = FinalRecord(
+            id=final.id, delivery=final.delivery, request=final.request, invocation=name, outcome=outcome,
+            billed_by=final.billed_by,
+        )  # fmt: skip
         if name not in self._written:
             self._written.add(name)
             self._write_end(final, outcome, name)
@@ -239,7 +255,7 @@ class Collector:
         self._events.append(to_json(event))
 
     async def _with_logs(self, final: CallResult) -> str:
-        """The error, with the last of what the function said; all of that goes into a file."""
+        """The error, with a reference to the last log lines of the function, which are written to a file."""
         said = final.outcome.error
         if self._logs is None:
             return said
@@ -258,7 +274,7 @@ class Collector:
     # -- before and after -----------------------------------------------------------------------------------
 
     def _remember(self) -> None:
-        """Everything that earlier collectors of this run wrote down."""
+        """Reads what earlier collectors of this run have written."""
         for path in (self._run_dir / EVENTS_FILE, self._run_dir / CALLS_FILE):
             if not path.exists():
                 continue
@@ -273,9 +289,10 @@ class Collector:
                             self._written.add(event.invocation)
 
     def _complain(self, text: str) -> None:
-        """Once for each text."""
+        """Warns, once for each text."""
         if text not in self._complaints:
             self._complaints.add(text)
+            _log.warning("%s", text)
             self._events.append(to_json(Note(t=self._latest, level="warning", text=text)))
 
 
@@ -293,7 +310,7 @@ async def collecting(collector: Collector) -> AsyncIterator[Collector]:
 
 
 def is_collected(run_dir: Path) -> bool:
-    """Whether somebody on this machine collects for a run."""
+    """Whether a process of this machine collects for a run."""
     if not (run_dir / LOCK_FILE).exists():
         return False
     with (run_dir / LOCK_FILE).open("ab") as lock:

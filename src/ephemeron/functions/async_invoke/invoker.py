@@ -1,4 +1,4 @@
-"""Starts functions: said before it is done, through the store where too large.
+"""Sends calls: a record before each request, and large calls through the store.
 
 The same for a client and for a function that invokes its successor.
 """
@@ -6,26 +6,38 @@ The same for a client and for a function that invokes its successor.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
 from ephemeron.errors import InvocationRefused
-from ephemeron.functions.async_invoke.records import InvokeRequest, Record, RecordKeys, new_id, sending
+from ephemeron.functions.async_invoke.records import (
+    InvokeRequest,
+    Record,
+    RecordKeys,
+    SendingRecord,
+    SentRecord,
+    UnsentRecord,
+    new_id,
+)
 from ephemeron.functions.base import Call
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES = 0.2, 8.0, 8
 
 Announce: TypeAlias = Callable[[Record], Awaitable[None]]
 
+_log = logging.getLogger(__name__)
+
 
 def pauses(rng: random.Random) -> Iterator[float]:
-    """Seconds between tries: drawn evenly below a bound that doubles ("full jitter"), so that many senders spread."""
+    """Seconds between tries, drawn uniformly below a bound that doubles ("full jitter"), so that many senders spread."""
     bound = FIRST_PAUSE_S
     for _ in range(TRIES - 1):
         yield rng.uniform(0.0, bound)
@@ -33,14 +45,14 @@ def pauses(rng: random.Random) -> Iterator[float]:
 
 
 class RecordedSender(ABC):
-    """One voice's way of starting functions: a record first, then the request. Clouds differ in `request`.
+    """Sends the calls of one writer: a record first, then the request. Clouds differ in `request`.
 
     Args:
         channel: for calls that are too large; used in the loop that sends.
         names: of the records.
         announce: takes a record, and returns when it is in the store.
-        every_s: how often functions are to report.
-        by: the invocation that sends; empty for clients.
+        every_s: seconds between reports of functions.
+        by: invocation that sends; empty: a client.
         clock: Unix time.
         inline_bytes: larger events go through the store.
     """
@@ -55,48 +67,49 @@ class RecordedSender(ABC):
 
     @abstractmethod
     async def request(self, event: bytes, call: Call) -> str:
-        """Hands an event to the cloud, patiently; returns the request's id.
+        """Sends an event to the cloud, with retries; returns the request's id.
 
         Args:
-            event: an `InvokeRequest`; of a large call, without it.
-            call: what it stands for.
+            event: an `InvokeRequest`, without the call if that is large.
+            call: the call.
 
         Raises:
-            InvocationRefused: nothing was started.
+            InvocationRefused: no function was started.
         """
 
     async def send(self, call: Call, *, id: str | None = None, copies: int = 1) -> str:
         """Starts a function, and returns the call's id.
 
         Args:
-            call: what it is told.
+            call: the call.
             id: from `records.new_id`; None: a new one.
-            copies: how often it is sent, for tests of duplicates.
+            copies: times that it is sent, for tests of duplicates.
 
         Raises:
             InvocationRefused: the cloud refuses it, or goes on throttling.
             ChannelError: the store does not take the record; then nothing was sent.
         """
         id = id or new_id(call)
-        await self._announce(sending(id, call, at=self._clock(), copies=copies, by=self._by))
+        await self._announce(SendingRecord.of(id, call, at=self._clock(), copies=copies, by=self._by))
         try:
             event = await self._event(id, call)
             for _ in range(copies):
                 request = await self.request(event, call)
-                await self._announce({"record": "sent", "id": id, "request": request})
+                await self._announce(SentRecord(id=id, request=request))
         except InvocationRefused as e:
-            await self._announce({"record": "unsent", "id": id, "error": str(e)})
+            _log.warning("call %s is refused: %s", id, e)
+            await self._announce(UnsentRecord(id=id, error=str(e)))
             raise
+        _log.info("call %s is sent", id)
         return id
 
     async def _event(self, id: str, call: Call) -> bytes:
-        payload = call.to_payload()
-        fields: dict[str, Any] = {
-            "id": id, "run": call.run, "rank": call.rank, "attempt": call.attempt, "calls": self._names.calls,
-            "channel": call.channel, "every_s": self._every_s, "lifetime_s": call.lifetime_s,
-        }  # fmt: skip
-        event = InvokeRequest(**fields, call=payload).to_bytes()
+        request = InvokeRequest(
+            id=id, run=call.run, rank=call.rank, attempt=call.attempt, calls=self._names.calls, channel=call.channel,
+            every_s=self._every_s, lifetime_s=call.lifetime_s, call=call,
+        )  # fmt: skip
+        event = request.to_bytes()
         if len(event) <= self._inline_bytes:
             return event
-        await self._channel.put(self._names.payload(id), [json.dumps(payload).encode()])
-        return InvokeRequest(**fields, call=None).to_bytes()
+        await self._channel.put(self._names.payload(id), [json.dumps(call.to_payload()).encode()])
+        return replace(request, call=None).to_bytes()

@@ -1,4 +1,4 @@
-"""Whoever besides the channel can tell of calls: what they are billed, and deaths that nobody is left to tell of."""
+"""Log sources: what tells of bills and deaths of invocations, beside the records in the channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """An invocation is over, and this is its bill (on AWS Lambda, a REPORT line)."""
+    """End and bill of an invocation (on AWS Lambda, a REPORT line)."""
 
     request: str
     stream: str
@@ -16,12 +16,12 @@ class LogReport:
     size_mb: float
     used_mb: float
     failed: bool = False
-    """It says `Status: error` or `Status: timeout`."""
+    """Its status is `error` or `timeout`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """An invocation did not come back."""
+    """End of an invocation without an outcome."""
 
     request: str
     stream: str
@@ -30,13 +30,13 @@ class Death:
 
 
 class Witness(Protocol):
-    """Whoever else can tell of invocations: the bill, and deaths. On AWS Lambda, its logs."""
+    """Source of bills and deaths. On AWS Lambda, its logs."""
 
     problem: str
-    """Why it cannot tell; empty as long as it can."""
+    """Why it cannot be read; empty: it can."""
 
     async def poll(self) -> list[LogReport | Death]:
-        """What is new."""
+        """New reports and deaths."""
 
     async def tail(self, stream: str, request: str) -> list[str]:
-        """The last lines of an invocation; none where nobody keeps them."""
+        """The last lines of an invocation; none where they are not kept."""

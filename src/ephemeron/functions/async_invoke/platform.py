@@ -1,10 +1,11 @@
-"""A platform whose calls nobody can wait for: one client's hold on what the records say of them."""
+"""Platform without synchronous results: a client follows the records of its run's calls."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import random
 import secrets
 from abc import abstractmethod
@@ -25,6 +26,7 @@ from ephemeron.functions.async_invoke.invoker import RecordedSender
 from ephemeron.functions.async_invoke.log_source import Witness
 from ephemeron.functions.async_invoke.records import (
     EVERYTHING,
+    FinalRecord,
     Record,
     RecordKeys,
     cancellation,
@@ -43,6 +45,8 @@ _POLL_S = 0.05
 _CANCEL_S = 60.0
 _SWEEP_S = 10.0
 
+_log = logging.getLogger(__name__)
+
 
 class RecordedInvocation(Invocation):
     """A call that was sent."""
@@ -53,7 +57,7 @@ class RecordedInvocation(Invocation):
         self._platform = platform
 
     async def wait(self) -> Outcome:
-        """Until its first delivery has ended, as far as can be known from here.
+        """Waits until the records show that its first delivery has ended.
 
         Raises:
             PlatformError: the platform was closed meanwhile.
@@ -66,23 +70,23 @@ class RecordedInvocation(Invocation):
 
 
 class AsyncInvokePlatform(Platform):
-    """Functions of one run, as their records tell of them.
+    """Functions of one run, followed by their records.
 
     Args:
         run_dir: folder of the run, for `events.jsonl`, `calls.jsonl` and `logs/`.
         limits: what the cloud allows.
         channel: the run's, one's own connection; the platform closes it.
         names: of the records.
-        every_s: how often functions report, and clients look.
+        every_s: seconds between reports of functions, and between rounds of the collector.
     """
 
     def __init__(self, run_dir: Path, limits: Limits, channel: Channel, names: RecordKeys, *, every_s: float) -> None:
         self.run_dir, self.limits = run_dir, limits
         self._journal = Journal(run_dir / EVENTS_FILE)
         self._known = CallTracker()
-        """What the records in `calls.jsonl` say, whoever collects them."""
+        """State by the records in `calls.jsonl`, which this or another process collects."""
         self._mine: set[str] = set()
-        """Sent by us, and not yet among what is known."""
+        """Calls of this client without a record yet."""
         self._outcomes: dict[str, Outcome] = {}
         self._changed = asyncio.Condition()
         self._voice = f"{CLIENT}{secrets.token_hex(4)}"
@@ -100,14 +104,14 @@ class AsyncInvokePlatform(Platform):
 
     @abstractmethod
     def sender(self) -> RecordedSender:
-        """This client's way of starting functions."""
+        """This client's sender."""
 
     async def hold(self, channel: str, witness: Witness | None) -> None:
-        """Begins to collect and to read what is collected; returns when all that was there is known.
+        """Starts to collect and to follow the records; returns when all present ones are known.
 
         Args:
             channel: address of the run's channel.
-            witness: who else can tell of invocations.
+            witness: a further log source.
 
         Raises:
             JobError: no channel at that address.
@@ -163,7 +167,8 @@ class AsyncInvokePlatform(Platform):
         return self._outcomes[id]
 
     async def cancel(self, ids: list[str]) -> None:
-        """Flags calls as cancelled, and waits until all have ended. Says so again in case somebody wrote over it."""
+        """Flags calls as cancelled, and waits until all have ended. Repeats the flag in case another client overwrites it."""
+        _log.info("%d calls are cancelled", len(ids))
         end = asyncio.get_running_loop().time() + _CANCEL_S
         while (left := [id for id in ids if id in self._open()]) and not self._closed:
             flagged = cancelled_ids(await self._channel.fetch(self._names.cancel))
@@ -172,7 +177,7 @@ class AsyncInvokePlatform(Platform):
             if self._collector is not None:
                 self._collector.hurry()
             if asyncio.get_running_loop().time() > end:
-                return  # a function that does not look; its lifetime ends it
+                return  # a function that does not check; its time limit ends it
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(1.0, self._every_s)), self._changed:
                     await self._changed.wait()
@@ -198,12 +203,12 @@ class AsyncInvokePlatform(Platform):
             async with asyncio.timeout(2 * _CANCEL_S):
                 await self.cancel_all("")
             async with asyncio.timeout(_SWEEP_S):
-                # The one object that stays: a cloud may deliver a call again when nothing else is left of the run.
+                # The only object that stays: a cloud may deliver a call again after the end of the run.
                 await self._channel.put(self._names.cancel, [cancellation([EVERYTHING])])
                 left = await self._channel.list(self._names.all)
                 await self._channel.delete([key for key in left if key != self._names.cancel])
         except (ChannelError, TimeoutError):
-            pass  # the store is gone: so is what lay in it, or a lifecycle rule removes it
+            pass  # the store cannot be reached: its objects are gone, or a lifecycle rule removes them
         finally:
             await self.close()
 
@@ -216,14 +221,14 @@ class AsyncInvokePlatform(Platform):
     # -- records --------------------------------------------------------------------------------------------
 
     async def _announce(self, record: Record) -> None:
-        """Our own voice: in the store like everybody's, because whoever collects may be another process."""
+        """Puts a record of this client into the store, because another process may be the collector."""
         async with self._telling:
             key = self._names.segment(self._voice, 0, self._number)
             await self._channel.put(key, [encode([line_of(record)])])
             self._number += 1
 
     async def _reopen(self) -> None:
-        """A run that was over goes on."""
+        """Removes the flag that the run is over: it goes on."""
         if not self._reopened:
             if EVERYTHING in cancelled_ids(await self._channel.fetch(self._names.cancel)):
                 await self._channel.delete([self._names.cancel])
@@ -251,10 +256,9 @@ class AsyncInvokePlatform(Platform):
 
     def _learn(self, record: Record) -> None:
         self._known.feed(record, now=0.0)
-        self._mine.discard(record.get("id", ""))
-        if record["record"] == "final":
-            name = invocation_of(record["id"], record["delivery"])
-            self._outcomes.setdefault(name, Outcome(**record["outcome"]))
+        self._mine.discard(record.id)
+        if isinstance(record, FinalRecord):
+            self._outcomes.setdefault(invocation_of(record.id, record.delivery), record.outcome)
 
 
 def _complete(path: Path, offset: int) -> bytes:

@@ -1,13 +1,14 @@
-"""What a process that supervises a function does with a call, where a cloud lets us run a process of our own.
+"""Supervision of a function's process, on platforms where the handler can start processes.
 
-One call at a time. Its life is the function's lifetime from the moment the call arrives, imports included; then, or
-when the call is cancelled, the function's process is killed, with whatever it has started. The supervisor tells of the
-end, so that only the death of both (a container, a machine) has to be told by somebody else.
+One call at a time. The time limit counts from the arrival of the call, imports included. At the limit, or when the call is
+cancelled, the function's process is killed with everything it has started. The supervisor reports the end, so that only the
+death of both (of a container, of a machine) has to be learned from another log source.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import tempfile
@@ -17,22 +18,34 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from ephemeron import logs
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.errors import EphemeronError
 from ephemeron.events import Status
 from ephemeron.functions.async_invoke.invoker import RecordedSender
-from ephemeron.functions.async_invoke.records import InvokeRequest, Record, RecordKeys
-from ephemeron.functions.async_invoke.reporter import InvocationReporter
+from ephemeron.functions.async_invoke.records import HandlerOutcome, InvokeRequest, RecordKeys
+from ephemeron.functions.async_invoke.reporter import DeliverySource, InvocationReporter
 from ephemeron.functions.base import Call
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.functions.function_process import FunctionProcess
+from ephemeron.functions.process_messages import (
+    EventMessage,
+    InvocationReply,
+    InvokeMessage,
+    InvokeSuccessor,
+    Ready,
+    StartFailed,
+    SuccessorAccepted,
+    SuccessorRefused,
+)
 
+_log = logging.getLogger(__name__)
 _WATCHED = Enforcement(kind="none")
 """No control groups: the machine is shared, and its owner may use them."""
 
 
-class _Ended(Exception):
-    """There is nothing to run: the call was cancelled before it began, or its run is over."""
+class _CallEnded(Exception):
+    """The call was cancelled before it began, or its run is over."""
 
 
 class ProcessSupervisor(ABC):
@@ -41,7 +54,7 @@ class ProcessSupervisor(ABC):
     Args:
         folder: for scratch folders and output; the supervisor's own.
         vcpus: CPU share of the function's process.
-        lifetime_s: longest life that this place allows.
+        lifetime_s: longest invocation that the platform allows.
     """
 
     def __init__(self, folder: Path, *, vcpus: float, lifetime_s: float) -> None:
@@ -50,7 +63,7 @@ class ProcessSupervisor(ABC):
         self.idle.set()
         self._numbers = 0
         self._environment: FunctionProcess | None = None
-        self._hello: asyncio.Task[dict[str, Any] | None] | None = None
+        self._starting: asyncio.Task[Ready | StartFailed | None] | None = None
 
     @abstractmethod
     def make(self, n: int) -> FunctionProcess:
@@ -58,7 +71,7 @@ class ProcessSupervisor(ABC):
 
     @abstractmethod
     def sender(self, callback: str, **voice: Any) -> RecordedSender:
-        """Starts successors for a call; `voice` goes to `RecordedSender`."""
+        """Sender for the successors of a call; `voice` goes to `RecordedSender`."""
 
     @property
     def busy(self) -> bool:
@@ -66,19 +79,19 @@ class ProcessSupervisor(ABC):
         return not self.idle.is_set()
 
     def prepare(self) -> None:
-        """Starts a process ahead, so that the next call finds its imports made."""
+        """Starts a process in advance, so that the next call finds its imports made."""
         if self._environment is None:
             self._numbers += 1
             self._environment = self.make(self._numbers)
-            self._hello = asyncio.create_task(self._environment.start())
+            self._starting = asyncio.create_task(self._environment.start())
 
-    async def serve(self, envelope: InvokeRequest, *, request: str, callback: str = "") -> Record:
-        """Runs one delivery of a call, and returns its outcome after that is in the store.
+    async def serve(self, envelope: InvokeRequest, *, request: str, callback: str = "") -> HandlerOutcome:
+        """Runs one delivery of a call, and returns its outcome once the outcome is in the store.
 
         Args:
-            envelope: what was delivered.
+            envelope: the delivered request.
             request: the cloud's id of the call.
-            callback: whom the cloud tells about it; successors' ends go there, too.
+            callback: URL that the cloud notifies of its end; also for successors.
 
         Raises:
             ChannelError: the store does not answer; nothing was run.
@@ -89,30 +102,32 @@ class ProcessSupervisor(ABC):
         started = False
 
         def leave(code: int) -> None:
-            # In the reporter's thread, which ends by what is raised here: it has had its last word.
+            # In the reporter's thread, which these exceptions end after its last report.
             if not started:
-                raise _Ended
+                raise _CallEnded
             loop.call_soon_threadsafe(self._kill, "cancelled")
             raise asyncio.CancelledError
 
-        begun = {"request": request, "stream": "", "billed_by": "supervisor"}
+        source = DeliverySource(request=request, billed_by="supervisor")
         reporter = InvocationReporter(
-            envelope, lambda: open_channel(envelope.channel), begun, lifetime_s=float("inf"), leave=leave
+            envelope, lambda: open_channel(envelope.channel), source, lifetime_s=float("inf"), leave=leave
         )
         try:
-            payload = await asyncio.to_thread(reporter.start)
+            call = await asyncio.to_thread(reporter.start)
             started = True
-            try:
-                call = Call.from_payload(payload if envelope.call is None else envelope.call)
-                outcome = await self._run(call, envelope, reporter, callback, deadline)
-            except Exception as e:  # noqa: BLE001 - also a fault of ours must not leave the call without an end
-                error = f"{type(e).__name__}: {e}"
-                outcome = {"status": "error", "error": error, "value": {}, "took_s": reporter.took_s, "peak_mb": 0.0}
-            if outcome["status"] != "cancelled":
+            with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+                _log.info("call %s begins", reporter.name)
+                try:
+                    outcome = await self._run(call, envelope, reporter, callback, deadline)
+                except Exception as e:  # noqa: BLE001 - also a fault of the supervisor must not leave the call without an end
+                    _log.exception("call %s failed in its supervisor", reporter.name)
+                    outcome = HandlerOutcome(status="error", error=f"{type(e).__name__}: {e}", took_s=reporter.took_s)
+                _log.info("call %s has ended: %s", reporter.name, outcome.status)
+            if outcome.status != "cancelled":
                 await asyncio.to_thread(reporter.close, outcome)
             return outcome
-        except _Ended:
-            return {"status": "cancelled", "value": {}, "error": "cancelled before it began"}
+        except _CallEnded:
+            return HandlerOutcome(status="cancelled", error="cancelled before it began")
         finally:
             self.between()
             self.idle.set()
@@ -132,39 +147,40 @@ class ProcessSupervisor(ABC):
 
     async def _run(
         self, call: Call, envelope: InvokeRequest, reporter: InvocationReporter, callback: str, deadline: float
-    ) -> Record:
+    ) -> HandlerOutcome:
         self.prepare()
         environment = self._environment
         assert environment is not None
         scratch = Path(tempfile.mkdtemp(prefix="eph-")).resolve()
         try:
-            reply = await self._lead(environment, call, envelope, reporter, callback, scratch, deadline)
+            reply = await self._invoke(environment, call, envelope, reporter, callback, scratch, deadline)
             fit = environment.fit(reply)
-            status, error, value = _judged(environment, reply)
-            return {"status": status, "error": error, "value": value, "took_s": reporter.took_s,
-                    "peak_mb": round(environment.peak_mb, 1)}  # fmt: skip
+            ended = environment.outcome(reply)
+            return HandlerOutcome(
+                status=ended.status, error=ended.error, value=ended.value, took_s=reporter.took_s,
+                peak_mb=round(environment.peak_mb, 1),
+            )  # fmt: skip
         except BaseException:
             fit = False
             raise
         finally:
             if not fit:
-                self._environment = self._hello = None
+                self._environment = self._starting = None
                 await environment.dispose()
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
-    async def _lead(
+    async def _invoke(
         self, environment: FunctionProcess, call: Call, envelope: InvokeRequest, reporter: InvocationReporter, callback: str, scratch: Path,
         deadline: float,
-    ) -> dict[str, Any] | None:  # fmt: skip
-        loop = asyncio.get_running_loop()
-        if (hello := await self._ready(environment, deadline)) is None or "failed" in hello:
-            return hello
-        lifetime_s = max(0.0, deadline - loop.time())
-        message = {
-            "call": call.to_payload(), "invocation": reporter.name, "origin": call.origin,
-            "lifetime_s": lifetime_s, "vcpus": self._vcpus, "scratch": str(scratch), "base": str(scratch),
-            "cold": environment.cold,
-        }  # fmt: skip
+    ) -> InvocationReply | None:  # fmt: skip
+        first = await self._started(environment, deadline)
+        if not isinstance(first, Ready):
+            return first
+        lifetime_s = max(0.0, deadline - asyncio.get_running_loop().time())
+        message = InvokeMessage(
+            call=call, invocation=reporter.name, origin=call.origin, lifetime_s=lifetime_s, vcpus=self._vcpus,
+            scratch=str(scratch), base=str(scratch), cold=environment.cold,
+        )  # fmt: skip
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(open_channel(envelope.channel))
             sender = self.sender(
@@ -174,28 +190,28 @@ class ProcessSupervisor(ABC):
             sending: set[asyncio.Task[None]] = set()
             stack.push_async_callback(_all_sent, sending)
 
-            def hear(said: dict[str, Any]) -> None:
-                if "event" in said:
-                    reporter.say(said["event"])
+            def on_message(received: EventMessage | InvokeSuccessor) -> None:
+                if isinstance(received, EventMessage):
+                    reporter.say(received.line)
                 else:
-                    sending.add(asyncio.create_task(_pass_on(sender, environment, said)))
+                    sending.add(asyncio.create_task(_send_successor(sender, environment, received)))
 
-            return await environment.serve(message, lifetime_s, hear)
+            return await environment.serve(message, on_message)
 
-    async def _ready(self, environment: FunctionProcess, deadline: float) -> dict[str, Any] | None:
-        """What a process says when its imports are made: once for each process."""
-        if self._hello is None:
-            return {}
-        hello, self._hello = self._hello, None
+    async def _started(self, environment: FunctionProcess, deadline: float) -> Ready | StartFailed | None:
+        """First message of a process; a process that has served a call is ready."""
+        if self._starting is None:
+            return Ready(pid=environment.pid)
+        starting, self._starting = self._starting, None
         late = asyncio.get_running_loop().call_at(deadline, environment.kill, "timed_out")
         try:
-            return await hello
+            return await starting
         finally:
             late.cancel()
 
 
 class OneShotSupervisor(ProcessSupervisor):
-    """A supervisor of one call and no other, on a machine that enforces nothing: it watches the memory itself.
+    """A supervisor of exactly one call, on a machine that enforces no quota: it watches the memory itself.
 
     Args:
         folder: its own.
@@ -209,33 +225,24 @@ class OneShotSupervisor(ProcessSupervisor):
         self._memory_mb, self._variables = memory_mb, variables
 
     def make(self, n: int) -> FunctionProcess:
-        root = str(Path(__file__).parents[2])  # where this process has found us, however that came about
+        root = str(Path(__file__).parents[2])  # the package's folder, as this process has found it
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
         env = {**os.environ, "PYTHONPATH": path, **self._variables}
         return FunctionProcess(_WATCHED, n, memory_mb=self._memory_mb, vcpus=self._vcpus, env=env, folder=self._folder)
 
     def between(self) -> None:
-        """Nothing follows."""
+        """No call follows."""
 
 
-async def _pass_on(sender: RecordedSender, environment: FunctionProcess, asked: dict[str, Any]) -> None:
-    """A function starts another one."""
+async def _send_successor(sender: RecordedSender, environment: FunctionProcess, asked: InvokeSuccessor) -> None:
+    """Starts the function that another one asks for, and answers."""
     try:
-        await sender.send(Call.from_payload(asked["call"]))
-        environment.tell({"accepted": asked["invoke"]})
+        await sender.send(asked.call)
+        environment.send(SuccessorAccepted(number=asked.number))
     except EphemeronError as e:
-        environment.tell({"refused": asked["invoke"], "text": str(e)})
+        environment.send(SuccessorRefused(number=asked.number, text=str(e)))
 
 
 async def _all_sent(sending: set[asyncio.Task[None]]) -> None:
-    # What is being sent is sent, also when whoever wanted it has died: its claim has been taken.
+    # Requests are completed also when the function that made them has died: it has taken the lease for the successor.
     await asyncio.gather(*sending, return_exceptions=True)
-
-
-def _judged(environment: FunctionProcess, reply: dict[str, Any] | None) -> tuple[Status, str, dict[str, Any]]:
-    if reply is not None and "ok" in reply:
-        return "ok", "", reply["ok"]
-    if reply is None or environment.oom_killed():
-        status, error = environment.why_dead()
-        return status, error, {}
-    return "error", f"{reply.get('error', reply.get('failed'))}\n{reply['traceback']}", {}

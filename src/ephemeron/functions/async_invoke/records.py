@@ -1,18 +1,139 @@
-"""What voices tell the collector, and under which names. See the package for who tells what."""
+"""Records that writers put into the channel for the collector, and their keys. See the package for who writes which."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, TypeAlias
 
-from ephemeron.errors import CorruptMessage
-from ephemeron.functions.base import Call
+from ephemeron.config.typed import AtLeast, Count, build
+from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.events import Status, Traffic
+from ephemeron.functions.base import Call, Outcome, Reason
 
-Record: TypeAlias = dict[str, Any]
-"""`record` says which kind: sending, sent, unsent, begun, outcome; of the collector's own: report, died, final."""
+_Number: TypeAlias = Annotated[int, AtLeast(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendingRecord:
+    """A call is about to be sent: everything that the collector needs to watch it."""
+
+    id: str
+    run: str
+    rank: int
+    attempt: int
+    reason: Reason
+    memory_mb: int
+    lifetime_s: float
+    origin: float
+    """As in `Call`."""
+    at: float
+    """Unix time."""
+    copies: Count = 1
+    """Times that it is sent."""
+    by: str = ""
+    """Invocation that sends it; empty: a client."""
+
+    @classmethod
+    def of(cls, id: str, call: Call, *, at: float, copies: int = 1, by: str = "") -> SendingRecord:
+        return cls(
+            id=id, run=call.run, rank=call.rank, attempt=call.attempt, reason=call.reason, memory_mb=call.memory_mb,
+            lifetime_s=call.lifetime_s, origin=call.origin, at=round(at, 3), copies=copies, by=by,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentRecord:
+    """The cloud has accepted a call."""
+
+    id: str
+    request: str
+    """Id that the cloud gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsentRecord:
+    """The cloud has refused a call."""
+
+    id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunRecord:
+    """A delivery of a call has begun."""
+
+    id: str
+    delivery: _Number
+    request: str
+    stream: str
+    """Log stream; empty: none."""
+    at: float
+    """Unix time."""
+    mark: str = ""
+    """Random text by which a reporter recognises its own record."""
+    billed_by: str = ""
+    """Who measures the bill, where it is not the cloud."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeRecord:
+    """A delivery of a call has ended, as its handler tells."""
+
+    id: str
+    delivery: _Number
+    status: Status
+    error: str
+    took_s: float
+    peak_mb: float
+    value: Mapping[str, object] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of the reporter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelledRecord:
+    """A call is to end. Made by the collector."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalRecord:
+    """A delivery has ended, as the collector has decided."""
+
+    id: str
+    delivery: _Number
+    request: str
+    """Empty: it never began."""
+    invocation: str
+    outcome: Outcome
+    billed_by: str
+    """See `CallResult`."""
+
+
+Record: TypeAlias = (
+    SendingRecord | SentRecord | UnsentRecord | BegunRecord | OutcomeRecord | CancelledRecord | FinalRecord
+)
+_KINDS: Mapping[str, type[Record]] = {
+    "sending": SendingRecord, "sent": SentRecord, "unsent": UnsentRecord, "begun": BegunRecord,
+    "outcome": OutcomeRecord, "cancelled": CancelledRecord, "final": FinalRecord,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOutcome:
+    """End of a delivery, as its handler measures it."""
+
+    status: Status
+    error: str = ""
+    value: Mapping[str, object] = field(default_factory=dict)
+    took_s: float = 0.0
+    """Seconds since the handler was called."""
+    peak_mb: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +171,13 @@ def calls_prefix(run: str) -> str:
 
 
 def new_id(call: Call) -> str:
-    """Names rank and attempt, and is unique: a rank's attempt may be sent more than once."""
+    """A unique id with rank and attempt: an attempt of a rank may be sent more than once."""
     return f"{call.rank}.{call.attempt}.{secrets.token_hex(4)}"
 
 
 def invocation_of(id: str, delivery: int) -> str:
-    """The name of a delivery: that of its call, and a number for all but the first."""
+    """Name of a delivery: the id of its call, with a number except for the first."""
     return id if delivery == 0 else f"{id}.{delivery}"
-
-
-def sending(id: str, call: Call, *, at: float, copies: int = 1, by: str = "") -> Record:
-    """Before a call is sent: what will be needed to watch it."""
-    return {
-        "record": "sending", "id": id, "run": call.run, "rank": call.rank, "attempt": call.attempt,
-        "reason": call.reason, "memory_mb": call.memory_mb, "lifetime_s": call.lifetime_s,
-        "origin": call.origin, "at": round(at, 3),
-        "copies": copies, "by": by,
-    }  # fmt: skip
 
 
 def encode(lines: Iterable[str]) -> bytes:
@@ -81,54 +192,70 @@ def decode(data: memoryview | bytes) -> list[str]:
 
 def line_of(record: Record) -> str:
     """A record as one line."""
-    return json.dumps(record, separators=(",", ":"))
+    return json.dumps({"record": _NAMES[type(record)], **asdict(record)}, separators=(",", ":"))
 
 
 def record_of(line: str) -> Record | None:
-    """The record in a line; None for an event, or for a line that was cut off."""
+    """The record in a line; None for an event, for a truncated line, and for a record of another version."""
     try:
         value = json.loads(line)
-    except ValueError:
+        return parse(value) if isinstance(value, dict) and "record" in value else None
+    except (ValueError, CorruptMessage):
         return None
-    return value if isinstance(value, dict) and "record" in value else None
+
+
+def parse(value: Mapping[str, object]) -> Record:
+    """A record from its JSON object.
+
+    Raises:
+        CorruptMessage: it is not one.
+    """
+    kind = _KINDS.get(str(value.get("record")))
+    if kind is None:
+        raise CorruptMessage(f"no kind of record: {value.get('record')!r}")
+    try:
+        return build(kind, {k: v for k, v in value.items() if k != "record"}, where=f"record {value['record']}")
+    except JobError as e:
+        raise CorruptMessage(str(e)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeRequest:
-    """The event that a cloud is given: a call, and how to report about it. No secrets."""
+    """The event that a cloud delivers: a call, and how to report about it. No secrets."""
 
     id: str
     run: str
     rank: int
     attempt: int
     calls: str
+    """See `RecordKeys`."""
     channel: str
     every_s: float
+    """Seconds between two reports."""
     lifetime_s: float
-    call: dict[str, Any] | None
-    """None: it lies under `RecordKeys.payload`."""
+    call: Call | None
+    """None: it is stored under `RecordKeys.payload`."""
 
     def to_bytes(self) -> bytes:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({"ephemeron": 1, **fields}, separators=(",", ":")).encode()
+        return json.dumps({"ephemeron": 1, **asdict(self)}, separators=(",", ":")).encode()
 
     @classmethod
-    def from_event(cls, event: Any) -> InvokeRequest:
+    def from_event(cls, event: object) -> InvokeRequest:
         """The inverse.
 
         Raises:
-            CorruptMessage: no event of ours.
+            CorruptMessage: it is not a call of this package.
         """
         if not isinstance(event, dict) or event.get("ephemeron") != 1:
             raise CorruptMessage("not a call of ephemeron (version 1): this function trains, and is invoked by `train`")
         try:
-            return cls(**{name: event[name] for name in cls.__slots__})
-        except KeyError as e:
-            raise CorruptMessage(f"a call of ephemeron without {e}") from None
+            return build(cls, {k: v for k, v in event.items() if k != "ephemeron"}, where="a call of ephemeron")
+        except JobError as e:
+            raise CorruptMessage(str(e)) from None
 
 
 EVERYTHING = "*"
-"""Instead of an id: the run is over, and whatever is still delivered has nothing to do."""
+"""Instead of an id: the run is over, and calls that are still delivered end at once."""
 
 
 def cancelled_ids(data: memoryview | bytes | None) -> frozenset[str]:

@@ -1,15 +1,16 @@
-"""A function's voice: a thread of its own that reports, looks whether the call is cancelled, and minds the lifetime.
+"""Reporting of one delivery: a thread that writes records, checks for cancellation and enforces the time limit.
 
-Apart from the worker's event loop, so that whatever the user's code does to that one, what was emitted still
-reaches the store, and a call that is cancelled or too old still ends. (Code that never lets go of the interpreter
-lock stops this thread, too; the cloud's own time limit remains.)
+It has an event loop of its own: if user code blocks the worker's loop, emitted events still reach the store, and a call
+that is cancelled or over its time limit still ends. (Code that never releases the interpreter lock stops this thread, too;
+the cloud's own time limit remains.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import json
+import logging
 import os
 import random
 import secrets
@@ -19,17 +20,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
 from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.errors import ChannelError, ChannelUnreachable, KeyExists
-from ephemeron.events import Traffic
+from ephemeron.events import Status, Traffic
 from ephemeron.functions.async_invoke.records import (
     EVERYTHING,
+    BegunRecord,
+    HandlerOutcome,
     InvokeRequest,
+    OutcomeRecord,
     Record,
     RecordKeys,
     cancelled_ids,
@@ -39,6 +43,9 @@ from ephemeron.functions.async_invoke.records import (
     line_of,
     record_of,
 )
+from ephemeron.functions.base import Call
+
+_log = logging.getLogger(__name__)
 
 _START_S = 60.0
 _CLOSE_S = 30.0
@@ -46,24 +53,36 @@ _LAST_WORD_S = 5.0
 _PAUSE_S = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySource:
+    """Origin of a delivery, for its `BegunRecord`."""
+
+    request: str
+    """Id that the cloud gave the call."""
+    stream: str = ""
+    """Log stream; empty: none."""
+    billed_by: str = ""
+    """Who measures the bill, where it is not the cloud."""
+
+
 class InvocationReporter:
     """Reports for one delivery of one call.
 
     Args:
-        envelope: what was delivered.
+        envelope: the delivered request.
         open_channel: makes this thread's own connection; called in the thread.
-        begun: more for the record that says so: request and log stream.
+        source: of the delivery.
         lifetime_s: from now; then the process ends.
         leave: ends the process; for tests.
     """
 
     def __init__(
-        self, envelope: InvokeRequest, open_channel: Callable[[], Channel], begun: Record, *, lifetime_s: float,
-        leave: Callable[[int], Any] = os._exit,
+        self, envelope: InvokeRequest, open_channel: Callable[[], Channel], source: DeliverySource, *, lifetime_s: float,
+        leave: Callable[[int], object] = os._exit,
     ) -> None:  # fmt: skip
         self.delivery = 0
         self._policy, self._rng = RetryPolicy(), random.Random(envelope.id)
-        self._envelope, self._open_channel, self._begun_with = envelope, open_channel, begun
+        self._envelope, self._open_channel, self._source = envelope, open_channel, source
         self._names = RecordKeys(envelope.calls)
         self._leave = leave
         self._began = time.monotonic()
@@ -71,46 +90,47 @@ class InvocationReporter:
         self._lifetime_s = lifetime_s
         self._pending: deque[str] = deque()
         self._waiting: deque[Future[None]] = deque()
-        """Whoever wants to know when everything so far is in the store."""
+        """Resolved when everything so far is in the store."""
         self._number = 1
         self._urgent = threading.Event()
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._begun: Future[dict[str, Any] | None] = Future()
+        self._begun: Future[Call] = Future()
         self._channel: Metered | None = None
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
-    def start(self) -> dict[str, Any] | None:
-        """Says that the call has begun. Returns its payload, if that lies in the store.
+    def start(self) -> Call:
+        """Reports that the call has begun; returns it.
 
         Raises:
             ChannelError: the store does not answer.
+            JobError: the store holds something else than the call.
         """
         self._thread.start()
         return self._begun.result(_START_S)
 
     @property
     def name(self) -> str:
-        """Of this delivery, as events call it."""
+        """Name of this delivery in events."""
         return invocation_of(self._envelope.id, self.delivery)
 
     @property
     def took_s(self) -> float:
-        """Since the handler was called."""
+        """Seconds since the handler was called."""
         return time.monotonic() - self._began
 
     @property
     def traffic(self) -> Traffic:
-        """What reporting has cost so far."""
+        """Channel operations of the reporter so far."""
         return Traffic() if self._channel is None else self._channel.traffic
 
     def say(self, line: str) -> None:
-        """Adds a line; it leaves within the usual time. Any thread; never blocks, never fails."""
+        """Adds a line, which is put with the next report. Any thread; never blocks, never fails."""
         self._pending.append(line)
 
     async def announce(self, record: Record) -> None:
-        """Adds a record, and returns when it is in the store. What cannot be put stays, and is put with the next try.
+        """Adds a record, and returns when it is in the store. A record that cannot be put is put with the next try.
 
         Raises:
             ChannelError: the store has not taken it for as long as requests are repeated.
@@ -129,13 +149,13 @@ class InvocationReporter:
             await asyncio.sleep(pause_s)
 
     def flush(self, limit_s: float = _LAST_WORD_S) -> None:
-        """Waits, but not for ever, until everything said is in the store."""
+        """Waits, with a limit, until all lines are in the store."""
         with contextlib.suppress(TimeoutError, ChannelError):
             self._flushed().result(limit_s)
 
-    def close(self, outcome: Record) -> None:
-        """The last word; returns when it is in the store, or cannot be put there."""
-        self._closing = True  # from here on neither the lifetime nor a cancellation ends us
+    def close(self, outcome: HandlerOutcome) -> None:
+        """Reports the end; returns when it is in the store, or cannot be put there."""
+        self._closing = True  # from here on neither the time limit nor a cancellation ends the process
         self._say_outcome(outcome)
         end = time.monotonic() + _CLOSE_S
         while self._thread.is_alive() and time.monotonic() < end:
@@ -147,10 +167,12 @@ class InvocationReporter:
         self._stop()
         self._thread.join(_CLOSE_S)
 
-    def _say_outcome(self, outcome: Record) -> None:
-        traffic = dataclasses.asdict(self.traffic)  # reporting is paid for, too
-        more = {"record": "outcome", "id": self._envelope.id, "delivery": self.delivery, "traffic": traffic}
-        self.say(line_of({**outcome, **more}))
+    def _say_outcome(self, outcome: HandlerOutcome) -> None:
+        record = OutcomeRecord(
+            id=self._envelope.id, delivery=self.delivery, status=outcome.status, error=outcome.error, value=outcome.value,
+            took_s=outcome.took_s, peak_mb=outcome.peak_mb, traffic=self.traffic,
+        )  # fmt: skip
+        self.say(line_of(record))
 
     def _stop(self) -> None:
         if self._loop is not None:
@@ -178,15 +200,15 @@ class InvocationReporter:
         try:
             async with self._open_channel() as channel:
                 self._channel = Metered(channel)
-                # Later on nothing is repeated here: reports go with the next ones, and the lifetime is minded meanwhile.
+                # Later requests are not repeated here: reports go with the next ones, and the time limit is checked meanwhile.
                 steady = Retrying(self._channel, policy=RetryPolicy(total_s=0.75 * _START_S), rng=self._rng)
                 if EVERYTHING in await self._cancelled(steady):
-                    self._leave(1)  # delivered again when the run was over: not even a word about it
+                    self._leave(1)  # delivered again after the end of the run: nothing is reported
                 await self._begin(steady)
-                payload = await self._payload(steady)
+                call = await self._call(steady)
                 if await self._is_cancelled(steady):
                     await self._end(self._channel, "cancelled", "cancelled before it began")
-                self._begun.set_result(payload)
+                self._begun.set_result(call)
                 await self._report(self._channel)
         except Exception as e:
             if self._begun.done():
@@ -194,11 +216,13 @@ class InvocationReporter:
             self._begun.set_exception(e)
 
     async def _begin(self, channel: Channel) -> None:
-        """Takes the first free number: a second delivery of the same call goes by another one."""
+        """Takes the first free number: a second delivery of the same call gets another one."""
         mark = secrets.token_hex(8)
         while True:
-            record = {**self._begun_with, "record": "begun", "id": self._envelope.id, "delivery": self.delivery,
-                      "at": round(time.time(), 3), "mark": mark}  # fmt: skip
+            record = BegunRecord(
+                id=self._envelope.id, delivery=self.delivery, request=self._source.request, stream=self._source.stream,
+                billed_by=self._source.billed_by, at=round(time.time(), 3), mark=mark,
+            )  # fmt: skip
             key = self._names.segment(self._envelope.id, self.delivery, 0)
             try:
                 await channel.put(key, [encode([line_of(record)])], create=True)
@@ -206,19 +230,17 @@ class InvocationReporter:
             except KeyExists:
                 there = await channel.fetch(key)
                 first = None if there is None else record_of(decode(there)[0])
-                if first is not None and first.get("mark") == mark:
-                    return  # our own: the answer to an earlier try was lost
+                if isinstance(first, BegunRecord) and first.mark == mark:
+                    return  # its own: the answer to an earlier try was lost
+                _log.info("delivery %d of the call exists; this is another one", self.delivery)
                 self.delivery += 1
 
-    async def _payload(self, channel: Channel) -> dict[str, Any] | None:
+    async def _call(self, channel: Channel) -> Call:
         if self._envelope.call is not None:
-            return None
-        import json
-
+            return self._envelope.call
         deadline = asyncio.get_running_loop().time() + _START_S
         data = (await channel.get(self._names.payload(self._envelope.id), deadline=deadline)).data
-        value: dict[str, Any] = json.loads(bytes(data))
-        return value
+        return Call.from_payload(json.loads(bytes(data)))
 
     async def _report(self, channel: Channel) -> None:
         every_s = self._envelope.every_s
@@ -239,7 +261,7 @@ class InvocationReporter:
                 await self._end(channel, "timed_out", text)
 
     async def _flush(self, channel: Channel) -> None:
-        """Puts what waits, as one object; what cannot be put waits for the next time."""
+        """Puts the pending lines as one object; lines that cannot be put stay pending."""
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         lines = [self._pending.popleft() for _ in range(len(self._pending))]
         try:
@@ -252,7 +274,7 @@ class InvocationReporter:
             for done in waiting:
                 if not done.done():
                     done.set_exception(e)
-            sys.stderr.write(f"ephemeron: cannot report: {e}\n")
+            _log.warning("cannot report: %s", e)
             await asyncio.sleep(_PAUSE_S)
             return
         for done in waiting:
@@ -268,10 +290,10 @@ class InvocationReporter:
     async def _cancelled(self, channel: Channel) -> frozenset[str]:
         return cancelled_ids(await channel.fetch(self._names.cancel))
 
-    async def _end(self, channel: Channel, status: str, error: str) -> None:
-        """Ends the process, after a last word that may fail but not hang."""
-        said = {"status": status, "value": {}, "error": error, "took_s": self.took_s, "peak_mb": peak_mb()}
-        self._say_outcome(said)
+    async def _end(self, channel: Channel, status: Status, error: str) -> None:
+        """Ends the process, after a last report that may fail but not hang."""
+        _log.info("the call ends: %s", error)
+        self._say_outcome(HandlerOutcome(status=status, error=error, took_s=self.took_s, peak_mb=peak_mb()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORD_S):
                 await self._flush(channel)
@@ -281,7 +303,7 @@ class InvocationReporter:
 
 
 def peak_mb() -> float:
-    """Most memory that this process has ever held, MiB: of a warm one, by any of its invocations."""
+    """Peak memory of this process, MiB; in a warm process, over all its invocations."""
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

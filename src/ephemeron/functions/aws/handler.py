@@ -1,54 +1,61 @@
 """The code of the Lambda function: `ephemeron.functions.aws.handler.handle`. Runs one delivery of one call.
 
-What is particular to Lambda: a process that is not fit for another invocation (see `_hygiene`) ends itself, after its
-outcome is in the store; Lambda calls that an error and starts afresh. Imports are made by the first invocation and
-not while Lambda initialises, because there they may take 10 s and no longer, which PyTorch from a cold image can
-exceed; both are billed alike since August 2025.
+Particular to Lambda: a process that is not fit for another invocation (see `process_reset`) ends itself once its
+outcome is in the store; Lambda reports that as an error and starts a new one. The first invocation makes the imports, and
+not Lambda's initialisation, which is limited to 10 s: PyTorch from a cold image can take longer. Both are billed alike
+since August 2025.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ephemeron import logs
 from ephemeron.events import Event, to_json
-from ephemeron.functions.async_invoke.records import InvokeRequest, Record, RecordKeys
-from ephemeron.functions.async_invoke.reporter import InvocationReporter, peak_mb
+from ephemeron.functions.async_invoke.records import HandlerOutcome, InvokeRequest, RecordKeys
+from ephemeron.functions.async_invoke.reporter import DeliverySource, InvocationReporter, peak_mb
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.function_output import warnings_emitted
 from ephemeron.functions.process_reset import ProcessSnapshot
 
+if TYPE_CHECKING:
+    from ephemeron.communication.channels.base import Channel
+    from ephemeron.functions.aws.settings import AwsSettings
+    from ephemeron.functions.function_main import Entry
+
 MARGIN_S = 1.5
-"""Before Lambda's own limit: for the last word."""
+"""Reserve before Lambda's own limit, for the last report."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _served = 0
-_entry: Any = None
+_entry: Entry | None = None
 _client: Any = None
 _making = threading.Lock()
 
 
-def handle(event: Any, context: Any) -> dict[str, Any]:
-    """What Lambda calls.
+def handle(event: object, context: Any) -> dict[str, object]:
+    """Entry point of the Lambda function.
 
     Args:
         event: an `InvokeRequest`.
         context: Lambda's own.
 
     Raises:
-        CorruptMessage: it is no call of ours.
-        RuntimeError: the call's code raised; the outcome has been reported, this is for Lambda's own books.
+        CorruptMessage: the event is not a call of this package.
+        RuntimeError: the call's code has raised; the outcome is reported, and Lambda counts an error.
     """
     global _served
+    logs.configure()
     cold, _served = _served == 0, _served + 1
     envelope = InvokeRequest.from_event(event)
     sys.stdout.write(
@@ -58,60 +65,61 @@ def handle(event: Any, context: Any) -> dict[str, Any]:
     remaining_s = max(0.1, context.get_remaining_time_in_millis() / 1000 - MARGIN_S)
     lifetime_s = min(remaining_s, envelope.lifetime_s)
     reporter = InvocationReporter(
-        envelope, lambda: _channel(envelope.channel), {"request": context.aws_request_id, "stream": context.log_stream_name},
-        lifetime_s=lifetime_s,
+        envelope, lambda: _channel(envelope.channel),
+        DeliverySource(request=context.aws_request_id, stream=context.log_stream_name), lifetime_s=lifetime_s,
     )  # fmt: skip
-    payload = reporter.start()
-    call = Call.from_payload(payload if envelope.call is None else envelope.call)
-    outcome, fit = _serve(call, envelope, reporter, context, deadline=time.monotonic() + lifetime_s, cold=cold)
+    call = reporter.start()
+    with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+        outcome, fit = _serve(call, envelope, reporter, context, deadline=time.monotonic() + lifetime_s, cold=cold)
     reporter.close(outcome)
     if not fit:
         sys.stdout.write("ephemeron: the invocation left threads behind; this process ends\n")
         sys.stdout.flush()
         os._exit(1)
-    if outcome["status"] == "error":
-        raise RuntimeError(outcome["error"])
-    return {"id": envelope.id, "delivery": reporter.delivery, "status": outcome["status"]}
+    if outcome.status == "error":
+        raise RuntimeError(outcome.error)
+    return {"id": envelope.id, "delivery": reporter.delivery, "status": outcome.status}
 
 
 def _serve(
     call: Call, envelope: InvokeRequest, reporter: InvocationReporter, context: Any, *, deadline: float, cold: bool
-) -> tuple[Record, bool]:
-    """Runs the entry; its outcome, and whether the process is fit for another one."""
-    from ephemeron.functions.function_main import failure
+) -> tuple[HandlerOutcome, bool]:
+    """Runs the entry; returns its outcome, and whether the process is fit for another one."""
+    from ephemeron.functions.function_main import check_value, failure
 
     vcpus = Limits().vcpus(int(context.memory_limit_in_mb))
     for name in _THREADS:
         os.environ.setdefault(name, str(max(1, int(vcpus))))
     scratch = Path(tempfile.mkdtemp(prefix="eph-")).resolve()
-    done: Record = {"status": "ok", "value": {}, "error": ""}
+    value: Mapping[str, object] = {}
+    error = ""
     fit = False
     clean: ProcessSnapshot | None = None
     try:
         entry = _prepared()
         clean = ProcessSnapshot(scratch)
         value = asyncio.run(_run(entry, call, envelope, reporter, context, deadline, scratch, vcpus, cold))
-        if not isinstance(value, dict):
-            raise TypeError(f"a function returns a dict, not {type(value).__name__}")
-        json.dumps(value)
-        done["value"] = value
+        check_value(value)
     except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - it is the user's
-        said = failure("error", e)
-        done |= {"status": "error", "error": f"{said['error']}\n{said['traceback']}"}
-        sys.stderr.write(said["traceback"])
+        line, trace = failure(e)
+        value, error = {}, f"{line}\n{trace}"
+        sys.stderr.write(trace)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         if clean is not None:
             fit = clean.restore()
         shutil.rmtree(scratch, ignore_errors=True)
-    return {**done, "took_s": reporter.took_s, "peak_mb": peak_mb()}, fit
+    outcome = HandlerOutcome(
+        status="error" if error else "ok", value=value, error=error, took_s=reporter.took_s, peak_mb=peak_mb()
+    )
+    return outcome, fit
 
 
 async def _run(
-    entry: Any, call: Call, envelope: InvokeRequest, reporter: InvocationReporter, lambda_context: Any, deadline: float, scratch: Path,
+    entry: Entry, call: Call, envelope: InvokeRequest, reporter: InvocationReporter, lambda_context: Any, deadline: float, scratch: Path,
     vcpus: float, cold: bool,
-) -> Any:  # fmt: skip
+) -> Mapping[str, object]:  # fmt: skip
     from ephemeron.functions.aws.invoker import Sender
     from ephemeron.functions.aws.settings import AwsSettings
     from ephemeron.functions.context import Context, ThreadCompute
@@ -141,7 +149,7 @@ async def _run(
             sending: set[asyncio.Task[str]] = set()
 
             async def invoke(successor: Call) -> None:
-                # What is being sent is sent, also when whoever wanted it is cancelled: its claim has been taken.
+                # The request is completed also when its caller is cancelled: it has taken the lease for the successor.
                 task = asyncio.create_task(sender.send(successor))
                 sending.add(task)
                 await asyncio.shield(task)
@@ -161,8 +169,8 @@ async def _run(
         compute.close()
 
 
-async def _ahead(settings: Any, lifetime_s: float) -> None:
-    """Makes the client in time: near the end of a life its import could take longer than is left."""
+async def _ahead(settings: AwsSettings, lifetime_s: float) -> None:
+    """Makes the client in time: near the time limit its import could take longer than is left."""
     await asyncio.sleep(0.5 * lifetime_s)
     await asyncio.to_thread(_made_once, settings)
 
@@ -171,7 +179,7 @@ async def _all_sent(sending: set[asyncio.Task[str]]) -> None:
     await asyncio.gather(*sending, return_exceptions=True)
 
 
-def _made_once(settings: Any) -> Any:
+def _made_once(settings: AwsSettings) -> Any:
     """The boto3 client, kept for later invocations of this process."""
     global _client
     from ephemeron.functions.aws.settings import client
@@ -187,8 +195,8 @@ def _origin(call: Call, loop_time: float) -> float:
     return loop_time - (time.time() - call.origin)
 
 
-def _prepared() -> Any:
-    """The code to run, imported once for a process."""
+def _prepared() -> Entry:
+    """The code to run, imported once per process."""
     global _entry
     if _entry is None:
         from ephemeron.functions.function_main import prepare_entry
@@ -197,7 +205,7 @@ def _prepared() -> Any:
     return _entry
 
 
-def _channel(address: str) -> Any:
+def _channel(address: str) -> Channel:
     from ephemeron.communication.channels.address import open_channel
 
     return open_channel(address)

@@ -1,38 +1,42 @@
-"""What Lithops runs: a supervisor of one delivery of one call. Lithops unpickles it by name, from the runtime's package."""
+"""The function that Lithops runs: a supervisor of one delivery of one call. Unpickled by name, from the runtime's package."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ephemeron import logs
+from ephemeron.config.typed import build
 from ephemeron.functions.async_invoke.process_supervisor import OneShotSupervisor
 from ephemeron.functions.async_invoke.records import InvokeRequest
-from ephemeron.functions.lithops.invoker import Executor, LithopsSender
+from ephemeron.functions.lithops.invoker import Executor, LithopsSender, LithopsTask
 from ephemeron.functions.lithops.settings import LithopsSettings
 
 
-def run_call(message: dict[str, Any]) -> str:
+def run_call(message: Mapping[str, object]) -> str:
     """Runs a call until it has ended, and its outcome is in the channel.
 
     Args:
-        message: `event`, `request`, `memory_mb` and `told`, see `Executor.call`.
+        message: a `LithopsTask` as JSON, so that Lithops pickles no class of this package.
 
     Returns:
-        How it ended, in a word.
+        Its status.
     """
-    settings = LithopsSettings(**message["told"])
-    envelope = InvokeRequest.from_event(json.loads(message["event"]))
+    logs.configure()
+    task = build(LithopsTask, message, where="task of Lithops")
+    envelope = InvokeRequest.from_event(json.loads(task.event))
     with tempfile.TemporaryDirectory(prefix="ephemeron-") as folder:
-        return asyncio.run(_serve(settings, envelope, message, Path(folder)))
+        return asyncio.run(_serve(task, envelope, Path(folder)))
 
 
-async def _serve(settings: LithopsSettings, envelope: InvokeRequest, message: dict[str, Any], folder: Path) -> str:
-    supervisor = BackendSupervisor(settings, message["memory_mb"], folder)
+async def _serve(task: LithopsTask, envelope: InvokeRequest, folder: Path) -> str:
+    supervisor = BackendSupervisor(task.settings, task.memory_mb, folder)
     try:
-        return str((await supervisor.serve(envelope, request=message["request"]))["status"])
+        return (await supervisor.serve(envelope, request=task.request)).status
     finally:
         await supervisor.close()
 

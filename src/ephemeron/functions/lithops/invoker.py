@@ -7,10 +7,11 @@ import logging
 import math
 import secrets
 import threading
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from ephemeron.config.typed import plain
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.async_invoke.invoker import RecordedSender
 from ephemeron.functions.base import Call
@@ -18,6 +19,19 @@ from ephemeron.functions.lithops.settings import LOCALHOST, MARGIN_S, LithopsSet
 
 INLINE_BYTES = 64_000
 """Larger calls go through the channel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LithopsTask:
+    """Argument of `lithops.function.run_call`."""
+
+    event: str
+    """An `InvokeRequest`."""
+    request: str
+    """Id of the call, for the collector."""
+    memory_mb: int
+    """Quota of the call."""
+    settings: LithopsSettings
 
 
 class Executor:
@@ -28,7 +42,7 @@ class Executor:
         run: `lithops.function.run_call`, which Lithops is to run.
     """
 
-    def __init__(self, settings: LithopsSettings, run: Callable[[dict[str, Any]], str]) -> None:
+    def __init__(self, settings: LithopsSettings, run: Callable[[Mapping[str, object]], str]) -> None:
         self.settings = settings
         self._run = run
         self._one = threading.Lock()
@@ -38,30 +52,25 @@ class Executor:
         """Starts a function; returns its future. Blocks."""
         with self._one:
             executor = self._made()
-            data = {
-                "event": event.decode(),
-                "request": request,
-                "memory_mb": call.memory_mb,
-                "told": asdict(self.settings),
-            }
+            task = LithopsTask(event=event.decode(), request=request, memory_mb=call.memory_mb, settings=self.settings)
             return executor.call_async(
-                self._run, {"message": data},
-                # Lithops would kill the function without a last word; its supervisor does it before.
+                self._run, {"message": plain(task)},
+                # Lithops would kill the function without a report; its supervisor ends it before.
                 timeout=math.ceil(min(call.lifetime_s + MARGIN_S, self.settings.timeout_s)),
                 runtime_memory=None if self.settings.backend == LOCALHOST else call.memory_mb,
-                # The runtime has us; Lithops would pack every module that it can see.
+                # The runtime has this package; Lithops would pack every module that it can see.
                 exclude_modules=["ephemeron"],
             )  # fmt: skip
 
     def look(self, futures: list[Any]) -> None:
-        """Brings the futures' states up to date. Blocks."""
+        """Updates the states of futures. Blocks."""
         with self._one:
             self._made().wait(
                 futures, return_when=_always(), throw_except=False, show_progressbar=False, download_results=False
             )  # fmt: skip
 
     def clean(self) -> None:
-        """Removes what calls have left in Lithops' storage. Blocks; only when all have ended."""
+        """Removes the objects of calls from Lithops' storage. Blocks; only after all calls have ended."""
         with self._one:
             if self._executor is not None:
                 self._executor.clean(clean_cloudobjects=False, force=True)
@@ -79,7 +88,7 @@ class LithopsSender(RecordedSender):
 
     Args:
         executor: to call with.
-        started: told of every future, by its request.
+        started: called with each request and its future.
         voice: see `RecordedSender`.
     """
 
@@ -104,8 +113,8 @@ def _always() -> Any:
     return ALWAYS
 
 
-def _user_config() -> dict[str, Any]:
-    """What the user, or within a function Lithops itself, has configured; empty where nothing is."""
+def _user_config() -> Mapping[str, Any]:
+    """Configuration of the user, or within a function of Lithops itself; empty where there is none."""
     from lithops.config import load_config
 
     logging.getLogger("lithops").setLevel(logging.ERROR)

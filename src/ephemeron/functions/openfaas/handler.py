@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ephemeron import logs
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
 from ephemeron.errors import ChannelError, CorruptMessage
 from ephemeron.functions.async_invoke.records import InvokeRequest
@@ -45,6 +46,7 @@ _STATUS = {"ok": 200, "cancelled": 200, "timed_out": 504}
 
 def main() -> None:
     """Serves until it is told to end."""
+    logs.configure()
     os.environ.update(secrets_in(Path(os.environ.get("EPHEMERON_SECRETS_FOLDER", SECRETS_FOLDER))))
     try:
         told = told_by(dict(os.environ))
@@ -101,7 +103,7 @@ async def _run(replica: FunctionReplica, envelope: InvokeRequest, headers: Mappi
     except ChannelError as e:
         return json_response({"error": f"the channel cannot be reached from here: {e}"}, status=500)
     return Response(
-        status=_STATUS.get(outcome["status"], 500),
+        status=_STATUS.get(outcome.status, 500),
         headers={"Content-Type": "application/json"},
         body=answer_of(outcome, envelope.id),
     )

@@ -1,7 +1,7 @@
-"""A replica: the handler's container, in which the function's process runs beside it, under the container's limits.
+"""A replica: the handler's container, in which the function's process runs beside the handler, under the container's limits.
 
-What is done with a call is what every supervisor does (`platforms.supervised`). A process that has ended well and left
-nothing behind serves the next call; another one is started ahead otherwise.
+Calls are served by a `ProcessSupervisor`. A process that has ended well and left nothing behind serves the next call;
+otherwise another one is started in advance.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ephemeron.functions.async_invoke.process_supervisor import ProcessSupervisor
-from ephemeron.functions.async_invoke.records import Record
+from ephemeron.functions.async_invoke.records import HandlerOutcome
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.functions.function_process import FunctionProcess
 from ephemeron.functions.openfaas.gateway import Gateway
@@ -33,7 +34,7 @@ _GROUP_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
-    """What `deploy` has told the function about itself."""
+    """Description of the function, from the environment variables that `deploy` sets."""
 
     memory_mb: int
     """Limit of the replica, handler included."""
@@ -45,7 +46,7 @@ class ReplicaSettings:
 
 
 class Resident(FunctionProcess):
-    """A process that shares a container with the handler: the container's limits are the ones that hold."""
+    """A process that shares a container, and so its limits, with the handler."""
 
     def __init__(self, n: int, *, memory_mb: int, vcpus: float, folder: Path) -> None:
         super().__init__(_NOTHING, n, memory_mb=memory_mb, vcpus=vcpus, env=os.environ, folder=folder)
@@ -64,7 +65,7 @@ class FunctionReplica(ProcessSupervisor):
     """Serves calls, one after the other.
 
     Args:
-        told: what this replica is.
+        told: of the function.
         folder: for scratch folders and output; the replica's own.
     """
 
@@ -81,7 +82,7 @@ class FunctionReplica(ProcessSupervisor):
 
 
 def out_of_memory_kills(own: Path = Path("/proc/self/cgroup")) -> int:
-    """How many processes the kernel has killed for want of memory in this process's control group; 0 if unknown."""
+    """Processes that the kernel has killed in this control group because memory ran out; 0 if unknown."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -99,17 +100,17 @@ def out_of_memory_kills(own: Path = Path("/proc/self/cgroup")) -> int:
 
 
 def _pass_output_on(folder: Path, n: int) -> None:
-    """What the user's code prints goes where the handler's own output goes: to the function's log."""
+    """Sends the output of user code to the handler's own output, the function's log."""
     log = folder / "logs" / f"{n}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.symlink_to("/dev/stdout")
 
 
-def told_by(environ: dict[str, str]) -> ReplicaSettings:
-    """Reads what `deploy` has put into the function's environment.
+def told_by(environ: Mapping[str, str]) -> ReplicaSettings:
+    """Reads the environment variables that `deploy` sets.
 
     Raises:
-        KeyError, ValueError: it was not deployed by us.
+        KeyError, ValueError: the function was deployed otherwise.
     """
     return ReplicaSettings(
         memory_mb=int(environ["EPHEMERON_MEMORY_MB"]), vcpus=float(environ["EPHEMERON_VCPUS"]),
@@ -121,7 +122,7 @@ def told_by(environ: dict[str, str]) -> ReplicaSettings:
     )  # fmt: skip
 
 
-def answer_of(outcome: Record, delivery: str) -> bytes:
-    """What the gateway, and a call-back, are told: small, since the value is in the store."""
-    error = str(outcome["error"]).splitlines()[0] if outcome["error"] else ""
-    return json.dumps({"id": delivery, "status": outcome["status"], "error": error}).encode()
+def answer_of(outcome: HandlerOutcome, delivery: str) -> bytes:
+    """Answer to the gateway, and to a call-back: small, since the value is in the store."""
+    error = outcome.error.splitlines()[0] if outcome.error else ""
+    return json.dumps({"id": delivery, "status": outcome.status, "error": error}).encode()

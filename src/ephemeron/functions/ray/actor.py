@@ -70,7 +70,7 @@ class Actor:
         supervisor = NodeSupervisor(self._told, self._memory_mb, folder)
         try:
             outcome = await supervisor.serve(self._envelope, request=self._request)
-            sys.stdout.write(f"ephemeron: {self._envelope.id}: {outcome['status']}\n")
+            sys.stdout.write(f"ephemeron: {self._envelope.id}: {outcome.status}\n")
         finally:
             await supervisor.close()
 

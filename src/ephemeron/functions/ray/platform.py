@@ -11,7 +11,7 @@ from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelError
 from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
-from ephemeron.functions.async_invoke.records import Record, RecordKeys, calls_prefix
+from ephemeron.functions.async_invoke.records import BegunRecord, Record, RecordKeys, SentRecord, calls_prefix
 from ephemeron.functions.base import Limits
 from ephemeron.functions.ray.actor import Actor
 from ephemeron.functions.ray.actor_monitor import ActorWatch
@@ -95,8 +95,8 @@ class RayPlatform(AsyncInvokePlatform):
             await super().shutdown()
 
     def _learn(self, record: Record) -> None:
-        if record["record"] in ("sent", "begun"):
-            self._watch.expect(record.get("request", ""))
+        if isinstance(record, (SentRecord, BegunRecord)):
+            self._watch.expect(record.request)
         super()._learn(record)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Listener, Response, json_response, listen
 from ephemeron.functions.cgroups import ControlGroup, Enforcement

@@ -76,7 +76,7 @@ async def at_work(folder: RunFolder, run: dict[str, Any]) -> bool:
 
     try:
         async with await LocalPlatform.attach(folder.path) as platform:
-            return bool((await platform.status())["running"])
+            return bool((await platform.status()).running)
     except DaemonGone:
         return False
 

@@ -272,7 +272,7 @@ def peak_mb() -> float:
 
 def children_mb() -> float:
     """Memory that the processes started by this one have to themselves now, MiB: loaders that were forked from it."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     nbytes = 0
     for child in psutil.Process().children(recursive=True):
