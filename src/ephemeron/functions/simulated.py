@@ -15,22 +15,22 @@ import math
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.channels.wrappers import Throttled
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Event, Invoked, to_json
-from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, ended_event
+from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, Reason, ended_event
 from ephemeron.functions.context import Context
 from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
 
 T = TypeVar("T")
-Entry = Callable[[Context], Awaitable[dict[str, Any]]]
+Entry = Callable[[Context], Awaitable[Mapping[str, object]]]
 
 
 MEASURED = (
@@ -105,7 +105,7 @@ class SimulatedPlatform(Platform):
         if len(self._running) >= limits.concurrency:
             raise InvocationRefused(f"{limits.concurrency} functions run already: the concurrency limit")
 
-    def _start(self, call: Call, reason: Any) -> SimulatedInvocation:
+    def _start(self, call: Call, reason: Reason) -> SimulatedInvocation:
         self._started += 1
         invocation = SimulatedInvocation(self, f"i{self._started}", call)
         self._running[invocation.id] = invocation
@@ -167,7 +167,7 @@ class SimulatedInvocation(Invocation):
         self.id, self.call = id, call
         self._platform = platform
         self._why: Outcome | None = None
-        self._body: asyncio.Task[dict[str, Any]] | None = None
+        self._body: asyncio.Task[Mapping[str, object]] | None = None
         self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def wait(self) -> Outcome:
@@ -203,7 +203,7 @@ class SimulatedInvocation(Invocation):
         platform.ended(self, final, reusable=final.status == "ok")
         return final
 
-    def _judge(self, body: asyncio.Task[dict[str, Any]] | None) -> Outcome:
+    def _judge(self, body: asyncio.Task[Mapping[str, object]] | None) -> Outcome:
         if body is None or body.cancelled():
             return Outcome(status="cancelled")
         error = body.exception()
@@ -213,7 +213,7 @@ class SimulatedInvocation(Invocation):
             return Outcome(status="error", error=f"{type(error).__name__}: {' '.join(str(error).split())}")
         return Outcome(status="ok", value=body.result())
 
-    async def _run(self, *, cold: bool) -> dict[str, Any]:
+    async def _run(self, *, cold: bool) -> Mapping[str, object]:
         platform, call, world, loop = self._platform, self.call, self._platform.world, asyncio.get_running_loop()
         await asyncio.sleep(world.cold_start_s if cold else world.warm_start_s)
         self._deadline = loop.time() + call.lifetime_s

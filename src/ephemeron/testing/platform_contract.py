@@ -246,7 +246,7 @@ class PlatformContract:
         ],
         ids=["too little memory", "too much memory", "too long", "too large"],
     )
-    def test_what_is_beyond_the_limits_is_refused(self, changes: dict[str, Any], named: str) -> None:
+    def test_what_is_beyond_the_limits_is_refused(self, changes: Mapping[str, Any], named: str) -> None:
         async def scenario(platform: Platform, run: str) -> None:
             with pytest.raises(InvocationRefused, match=named):
                 await platform.invoke(self.call(run, "echo", **changes))

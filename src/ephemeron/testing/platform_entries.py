@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from ephemeron.config.typed import build
 from ephemeron.events import Note
 from ephemeron.functions.context import Context
+from ephemeron.functions.function_main import Entry
 
 NEVER_S = 1_000_000.0
 """Longer than any lifetime."""
@@ -49,24 +51,24 @@ def _request(context: Context) -> EntryRequest:
     return build(EntryRequest, context.call.request, where="request of a contract's function")
 
 
-async def dispatch(context: Context) -> dict[str, Any]:
+async def dispatch(context: Context) -> Mapping[str, object]:
     """Runs the function of this module that `request["entry"]` names."""
-    out: dict[str, Any] = await globals()[str(context.call.request["entry"])](context)
-    return out
+    entry: Entry = globals()[str(context.call.request["entry"])]
+    return await entry(context)
 
 
-async def echo(context: Context) -> dict[str, Any]:
+async def echo(context: Context) -> Mapping[str, object]:
     """Says what it was given."""
     said = _request(context).say
     return {"outcome": "finished", "rank": context.call.rank, "said": said, "cold": context.cold}
 
 
-async def fail(context: Context) -> dict[str, Any]:
+async def fail(context: Context) -> Mapping[str, object]:
     """Raises."""
     raise ValueError("seven is\nnot a colour")
 
 
-async def timed(context: Context) -> dict[str, Any]:
+async def timed(context: Context) -> Mapping[str, object]:
     """Takes a while, and says how long and how much time it had."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
@@ -75,33 +77,33 @@ async def timed(context: Context) -> dict[str, Any]:
     return asdict(TimedResult(took_s=took_s, left_s=context.deadline - begin, run_s=begin - context.origin))
 
 
-async def forever(context: Context) -> dict[str, Any]:
+async def forever(context: Context) -> Mapping[str, object]:
     """Says that it lives, and does not end by itself."""
     context.emit(Note(t=0.0, text="alive"))
     await asyncio.sleep(NEVER_S)
     return {}
 
 
-async def talk(context: Context) -> dict[str, Any]:
+async def talk(context: Context) -> Mapping[str, object]:
     """Emits many events, in order."""
     for n in range(_request(context).events):
         context.emit(Note(t=float(n), text=f"event {n}"))
     return {}
 
 
-async def vanish(context: Context) -> dict[str, Any]:
+async def vanish(context: Context) -> Mapping[str, object]:
     """Dies as an injected fault does, after a last word."""
     context.emit(Note(t=0.0, text="last word"))
     context.die()
 
 
-async def killed(context: Context) -> dict[str, Any]:
+async def killed(context: Context) -> Mapping[str, object]:
     """Dies as if somebody had killed its process."""
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
-async def allocate(context: Context) -> dict[str, Any]:
+async def allocate(context: Context) -> Mapping[str, object]:
     """Takes memory, megabyte by megabyte, all of it touched."""
     held = []
     for _ in range(_request(context).mb):
@@ -110,7 +112,7 @@ async def allocate(context: Context) -> dict[str, Any]:
     return {"held_mb": len(held)}
 
 
-async def share(context: Context) -> dict[str, Any]:
+async def share(context: Context) -> Mapping[str, object]:
     """Leaves traces in its scratch folder and in a module of its own, and reports those it found."""
     scratch = context.scratch
     if scratch is None:
@@ -124,7 +126,7 @@ async def share(context: Context) -> dict[str, Any]:
     return {"scratch": str(scratch), "found": found, "count": module.count, "here": str(Path.cwd())}
 
 
-async def through_channel(context: Context) -> dict[str, Any]:
+async def through_channel(context: Context) -> Mapping[str, object]:
     """Counts in the channel, which is what invocations do share."""
     key = f"{context.call.run}/count"
     before = await context.channel.fetch(key)
@@ -133,7 +135,7 @@ async def through_channel(context: Context) -> dict[str, Any]:
     return {"count": count}
 
 
-async def succeed(context: Context) -> dict[str, Any]:
+async def succeed(context: Context) -> Mapping[str, object]:
     """Starts the next attempt of itself until `request["attempts"]` have run."""
     call = context.call
     if call.attempt + 1 < _request(context).attempts:

@@ -7,15 +7,30 @@ import os
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from dataclasses import asdict
+from typing import TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from ephemeron.communication.channels._ps_messages import (
+    AccumulateParams,
+    DeleteParams,
+    FetchReply,
+    GetParams,
+    GetReply,
+    HeardReply,
+    KeyParams,
+    ListParams,
+    ListReply,
+    PutParams,
+    ReduceParams,
+)
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Traits
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.communication.channels.reduction import SupportsReduction, Vector
 from ephemeron.communication.rpc import Client
+from ephemeron.config.typed import build
 from ephemeron.errors import (
     ChannelError,
     ChannelRefused,
@@ -28,10 +43,13 @@ from ephemeron.errors import (
     TokenRefused,
 )
 
+P = TypeVar("P")
+
 TOKEN = "EPHEMERON_CHANNEL_TOKEN"
 """The environment variable with the shared secret."""
 
-_Reply: TypeAlias = tuple[dict[str, Any], list[memoryview]]
+_Params: TypeAlias = KeyParams | PutParams | GetParams | DeleteParams | ListParams | ReduceParams | AccumulateParams
+_Reply: TypeAlias = tuple[Mapping[str, object], Sequence[memoryview]]
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
@@ -61,40 +79,43 @@ class ParameterServerChannel(Channel, SupportsReduction):
         return f"ParameterServerChannel({self.url!r})"
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
-        await self._call(key, "put", {"create": create}, buffers)
+        await self._call("put", PutParams(key=key, create=create), buffers)
 
     async def fetch(self, key: str) -> memoryview | None:
-        reply, buffers = await self._call(key, "fetch")
-        return buffers[0] if reply["found"] else None
+        reply, buffers = await self._call("fetch", KeyParams(key=key))
+        return buffers[0] if _read(FetchReply, reply).found else None
 
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        reply, buffers = await self._call(key, "get", {"wait_s": wait_s}, wait_s=wait_s)
-        return Received(buffers[0], float(reply["waited_s"]))
+        reply, buffers = await self._call("get", GetParams(key=key, wait_s=wait_s), wait_s=wait_s)
+        return Received(buffers[0], _read(GetReply, reply).waited_s)
 
     async def delete(self, keys: Iterable[str]) -> None:
         shares: dict[int, list[str]] = {}
         for key in keys:
             shares.setdefault(self._shard(key), []).append(key)
-        calls = (self._call_server(self._servers[i], None, "delete", {"keys": share}) for i, share in shares.items())
+        calls = (
+            self._call_server(self._servers[i], None, "delete", DeleteParams(keys=tuple(share)))
+            for i, share in shares.items()
+        )
         await asyncio.gather(*calls)
 
     async def list(self, prefix: str) -> list[str]:
-        calls = (self._call_server(server, None, "list", {"prefix": prefix}) for server in self._servers)
-        return sorted(key for reply, _ in await asyncio.gather(*calls) for key in reply["keys"])
+        calls = (self._call_server(server, None, "list", ListParams(prefix=prefix)) for server in self._servers)
+        return sorted(key for reply, _ in await asyncio.gather(*calls) for key in _read(ListReply, reply).keys)
 
     async def reduce(self, key: str, *, rank: int, world: int, weight: float, vector: Vector) -> None:
-        params = {"rank": rank, "world": world, "weight": float(weight), "dtype": vector.dtype.str}
-        await self._call(key, "reduce", params, [_bytes_of(vector)])
+        params = ReduceParams(key=key, rank=rank, world=world, weight=float(weight), dtype=vector.dtype.str)
+        await self._call("reduce", params, [_bytes_of(vector)])
 
     async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
-        params = {"rank": rank, "iteration": iteration, "dtype": delta.dtype.str}
-        _, buffers = await self._call(key, "accumulate", params, [_bytes_of(delta)])
+        params = AccumulateParams(key=key, rank=rank, iteration=iteration, dtype=delta.dtype.str)
+        _, buffers = await self._call("accumulate", params, [_bytes_of(delta)])
         return np.frombuffer(buffers[0], dtype=delta.dtype)
 
     async def heard(self, key: str) -> dict[int, int]:
-        reply, _ = await self._call(key, "heard")
-        return {int(rank): int(iteration) for rank, iteration in reply["heard"].items()}
+        reply, _ = await self._call("heard", KeyParams(key=key))
+        return dict(_read(HeardReply, reply).heard)
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers))
@@ -104,27 +125,30 @@ class ParameterServerChannel(Channel, SupportsReduction):
 
     async def _call(
         self,
-        key: str,
         method: str,
-        params: Mapping[str, Any] | None = None,
+        params: KeyParams | PutParams | GetParams | ReduceParams | AccumulateParams,
         buffers: Sequence[Buffer] = (),
         wait_s: float = 0.0,
     ) -> _Reply:
-        server = self._servers[self._shard(key)]
-        return await self._call_server(server, key, method, {"key": key, **(params or {})}, buffers, wait_s)
+        server = self._servers[self._shard(params.key)]
+        return await self._call_server(server, params.key, method, params, buffers, wait_s)
 
     async def _call_server(
         self,
         server: _Remote,
         key: str | None,
         method: str,
-        params: Mapping[str, Any],
+        params: _Params,
         buffers: Sequence[Buffer] = (),
         wait_s: float = 0.0,
     ) -> _Reply:
         async with _errors(server, key), asyncio.timeout(wait_s + _ANSWER_S):
             client = await server.client(self._token)
-            return await client.call(method, params, buffers)
+            return await client.call(method, asdict(params), buffers)
+
+
+def _read(cls: type[P], reply: Mapping[str, object]) -> P:
+    return build(cls, reply, where="reply of the parameter server")
 
 
 class _Remote:

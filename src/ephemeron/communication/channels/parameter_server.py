@@ -17,21 +17,38 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
 from ephemeron.communication.channels._buffers import joined
 from ephemeron.communication.channels._ps_client import TOKEN, ParameterServerChannel
+from ephemeron.communication.channels._ps_messages import (
+    AccumulateParams,
+    DeleteParams,
+    FetchReply,
+    GetParams,
+    GetReply,
+    HeardReply,
+    KeyParams,
+    ListParams,
+    ListReply,
+    PutParams,
+    ReduceParams,
+)
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.channels.reduction import LocalReduction, SupportsReduction, Vector
 from ephemeron.communication.object_frame import opened, sealed
 from ephemeron.communication.rpc import Server
 from ephemeron.communication.rpc.sockets import is_loopback
+from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, KeyExists
+
+P = TypeVar("P")
 
 __all__ = ["MemoryParameterServer", "ParameterServer", "ParameterServerChannel", "main"]
 
@@ -111,49 +128,54 @@ class ParameterServer:
         await self.rpc.close()
 
     async def _handle(
-        self, method: str, params: dict[str, Any], buffers: list[memoryview]
-    ) -> tuple[dict[str, Any], Sequence[Buffer]]:
-        memory, key = self.memory, str(params.get("key", ""))
+        self, method: str, params: Mapping[str, object], buffers: Sequence[memoryview]
+    ) -> tuple[Mapping[str, object], Sequence[Buffer]]:
+        memory = self.memory
         match method:
             case "put":
-                if params["create"] and key in memory.objects:
+                put = _read(PutParams, params)
+                if put.create and put.key in memory.objects:
                     raise KeyExists("the key is taken")
-                memory.publish_view(key, joined(buffers))
+                memory.publish_view(put.key, joined(buffers))
                 return {}, ()
             case "get":
-                deadline = asyncio.get_running_loop().time() + float(params["wait_s"])
-                received = await memory.get(key, deadline=deadline)
-                return {"waited_s": received.waited_s}, (received.data,)
+                get = _read(GetParams, params)
+                deadline = asyncio.get_running_loop().time() + get.wait_s
+                received = await memory.get(get.key, deadline=deadline)
+                return asdict(GetReply(waited_s=received.waited_s)), (received.data,)
             case "fetch":
-                found = await memory.fetch(key)
-                return {"found": found is not None}, () if found is None else (found,)
+                found = await memory.fetch(_read(KeyParams, params).key)
+                return asdict(FetchReply(found=found is not None)), () if found is None else (found,)
             case "delete":
-                await memory.delete(params["keys"])
+                await memory.delete(_read(DeleteParams, params).keys)
                 return {}, ()
             case "list":
-                return {"keys": await memory.list(str(params["prefix"]))}, ()
+                keys = tuple(await memory.list(_read(ListParams, params).prefix))
+                return asdict(ListReply(keys=keys)), ()
             case "reduce":
+                part = _read(ReduceParams, params)
+                vector = _vector(part.dtype, buffers)
                 memory.contribute(
-                    key,
-                    rank=int(params["rank"]),
-                    world=int(params["world"]),
-                    weight=float(params["weight"]),
-                    vector=_vector(params, buffers),
-                    owned=True,
+                    part.key, rank=part.rank, world=part.world, weight=part.weight, vector=vector, owned=True
                 )
                 return {}, ()
             case "accumulate":
+                delta = _read(AccumulateParams, params)
                 total = memory.add(
-                    key, rank=int(params["rank"]), iteration=int(params["iteration"]), delta=_vector(params, buffers)
+                    delta.key, rank=delta.rank, iteration=delta.iteration, delta=_vector(delta.dtype, buffers)
                 )
                 return {}, (memoryview(total.data),)
             case "heard":
-                return {"heard": {str(rank): iteration for rank, iteration in memory.reduction.heard(key).items()}}, ()
+                return asdict(HeardReply(heard=memory.reduction.heard(_read(KeyParams, params).key))), ()
         raise ValueError(f"a parameter server has no method {method!r}")
 
 
-def _vector(params: dict[str, Any], buffers: list[memoryview]) -> Vector:
-    dtype = np.dtype(str(params["dtype"]))
+def _read(cls: type[P], params: Mapping[str, object]) -> P:
+    return build(cls, params, where="request to the parameter server")
+
+
+def _vector(name: str, buffers: Sequence[memoryview]) -> Vector:
+    dtype = np.dtype(name)
     if dtype.kind != "f":
         raise ValueError(f"{dtype} is no dtype of floats")
     return np.frombuffer(joined(buffers), dtype=dtype)

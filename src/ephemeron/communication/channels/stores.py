@@ -1,11 +1,11 @@
-"""How cloud stores are opened, and what their errors mean in one line."""
+"""Opening of cloud stores, and their errors in one line."""
 
 from __future__ import annotations
 
 import os
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
@@ -14,25 +14,25 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from ephemeron.errors import ChannelRefused, ChannelThrottled, ChannelUnreachable, JobError
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
 
-# How a request gives up: refused connections within half a second, a silent host within ten, a transfer that
-# stalls within a minute. Shorter read times would cut uploads, during which nothing is read.
-_CLIENT: dict[str, Any] = {"connect_timeout": "3s", "read_timeout": "60s", "timeout": "300s"}
-_RETRY: dict[str, Any] = {  # none: `channels.retrying` makes them, one policy for all stores, and counts them
+# Time limits of a request: refused connections fail within half a second, a silent host within ten, a stalled transfer
+# within a minute. Shorter read times would cut uploads, during which nothing is read.
+_CLIENT: ClientConfig = {"connect_timeout": "3s", "read_timeout": "60s", "timeout": "300s"}
+_RETRY: RetryConfig = {  # none: `channels.retrying` repeats requests, by one policy for all stores, and counts them
     "max_retries": 0,
     "retry_timeout": timedelta(0),
     "backoff": {"init_backoff": timedelta(0), "max_backoff": timedelta(0), "base": 2},
 }
 _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING_CLIENT_ERRORS = ("RequestTimeout", "RequestTimeTooSkewed", "ConditionalRequestConflict", "OperationAborted")
-"""Codes of answers below 500 that say nothing against the same request, made again."""
+"""Codes of answers below 500 after which the same request may succeed."""
 _PASSING_LOCALLY = ("(os error 4)", "(os error 5)", "(os error 11)", "(os error 23)", "(os error 24)", "(os error 116)")
 """EINTR, EIO, EAGAIN, ENFILE, EMFILE, ESTALE."""
 
 
 _CREDENTIAL_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
-"""At which machines in a cloud find their own credentials: asked for want of others."""
+"""Hosts at which machines in a cloud find their own credentials; asked if no others are set."""
 
 
 def cloud_store(url: str) -> ObjectStore:
@@ -49,32 +49,29 @@ def cloud_store(url: str) -> ObjectStore:
         )
     if parts.scheme not in ("s3", "gs", "az") or not parts.netloc:
         raise JobError(f"{url} names no bucket", remedy="write s3://bucket/prefix, gs://... or az://...")
-    common: dict[str, Any] = {
-        "prefix": parts.path.strip("/") or None,
-        "retry_config": _RETRY,
-        "client_options": _CLIENT,
-    }
+    prefix = parts.path.strip("/") or None
     try:
         if parts.scheme == "s3":
-            return _s3(parts.netloc, common)
+            return _s3(parts.netloc, prefix)
         store = GCSStore if parts.scheme == "gs" else AzureStore
-        return store(parts.netloc, **common)
+        return store(parts.netloc, prefix=prefix, retry_config=_RETRY, client_options=_CLIENT)
     except Exception as e:
         raise JobError(f"{url} cannot be opened: {explain(e)}") from e
 
 
-def _s3(bucket: str, common: dict[str, Any]) -> ObjectStore:
+def _s3(bucket: str, prefix: str | None) -> ObjectStore:
     env = os.environ
     endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("AWS_ENDPOINT")
-    config: dict[str, Any] = {}
+    config: S3Config = {}
+    client = _CLIENT
     if "AWS_UNSIGNED_PAYLOAD" not in env:
         # The wire format has its own checksum, and hashing every byte costs more than sending it.
         config["unsigned_payload"] = True
     if endpoint:
         config["endpoint"] = endpoint
         config["virtual_hosted_style_request"] = False
-        config["client_options"] = {**_CLIENT, "allow_http": endpoint.startswith("http://")}
-    return S3Store(bucket, **{**common, **config})
+        client = {**_CLIENT, "allow_http": endpoint.startswith("http://")}
+    return S3Store(bucket, prefix=prefix, config=config, client_options=client, retry_config=_RETRY)
 
 
 def is_missing_bucket(e: Exception) -> bool:
@@ -90,7 +87,7 @@ def error_of(e: Exception, *, local: bool) -> type[ChannelUnreachable]:
     """Which class of errors a failure is of; see `channels.retry`.
 
     Args:
-        local: the store is a folder, where little passes.
+        local: the store is a folder, where few errors are transient.
     """
     text = str(e)
     if local:
@@ -114,7 +111,7 @@ def is_conflict(e: Exception) -> bool:
 
 
 def explain(e: Exception) -> str:
-    """What went wrong and what to do, in one line and without the query strings that may hold signatures."""
+    """Problem and remedy in one line, without query strings, which may hold signatures."""
     text = str(e)
     if is_missing_bucket(e):
         return "the bucket does not exist or is not ours; create it, or check its name and the endpoint"
@@ -139,7 +136,7 @@ def explain(e: Exception) -> str:
 
 
 def _unverified(reason: str) -> str:
-    """What rustls holds against a certificate; SSL_CERT_FILE is what obstore takes authorities from."""
+    """Why rustls refuses a certificate. obstore reads its authorities from SSL_CERT_FILE."""
     if reason.lstrip().startswith("Expired"):
         return "its certificate has expired; renew it on the server, or set this machine's clock"
     if reason.lstrip().startswith("NotValidForName"):

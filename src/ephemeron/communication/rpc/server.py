@@ -18,7 +18,9 @@ from ephemeron.communication.rpc.session import SendState, deadline_of, fault
 from ephemeron.communication.rpc.sockets import listen_tcp, listen_unix
 from ephemeron.errors import ProtocolError, TokenRefused
 
-Handler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], Awaitable[tuple[Mapping[str, object], Sequence[Buffer]]]]
+Handler: TypeAlias = Callable[
+    [str, dict[str, Any], list[Any]], Awaitable[tuple[Mapping[str, object], Sequence[Buffer]]]
+]
 """`async (method, params, buffers) -> (reply, buffers)`. The buffers it is given are its own to keep."""
 ObjectHandler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 """`async (method, value) -> value`."""

@@ -1,8 +1,8 @@
-"""What CloudWatch Logs say about invocations: the bill, and the deaths that nobody else can tell of.
+"""CloudWatch Logs as log source: bills of invocations, and deaths that no handler can report.
 
-One request looks for all functions at once: Lambda's own lines are found by a filter pattern, in the function's log
-group, from a moment before the last look (lines arrive late and out of order). The quota is five requests a second
-for an account; this makes one every few seconds, and none while nothing runs.
+One request covers all functions: a filter pattern finds Lambda's own lines in the function's log
+group, from a moment before the last request (lines arrive late and out of order). The quota is five requests per second
+and account; this makes one every few seconds, and none while no call is open.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
@@ -33,7 +35,7 @@ _EXITED = re.compile(rf"RequestId: {_REQUEST} Error: Runtime exited(?: with erro
 
 
 def parse(message: str, stream: str) -> LogReport | Death | None:
-    """One log event; None if it is nothing of Lambda's own.
+    """One log event; None if it is not a line of Lambda itself.
 
     >>> parse("REPORT RequestId: 6f74bd9c-9a6f-4a0c-8c2d-0123456789ab\\tDuration: 3.1 ms\\tBilled Duration: 4 ms\\t"
     ...       "Memory Size: 128 MB\\tMax Memory Used: 36 MB\\t", "s").billed_s
@@ -57,6 +59,25 @@ def parse(message: str, stream: str) -> LogReport | Death | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEvent:
+    """One event of CloudWatch Logs."""
+
+    id: str
+    timestamp_ms: int
+    """Unix time in milliseconds."""
+    stream: str
+    message: str
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> LogEvent:
+        """An event as FilterLogEvents returns it."""
+        return cls(
+            id=str(event["eventId"]), timestamp_ms=int(event["timestamp"]), stream=str(event["logStreamName"]),
+            message=str(event["message"]),
+        )  # fmt: skip
+
+
 class LogReader:
     """Reads one function's log group, from a moment on.
 
@@ -68,21 +89,21 @@ class LogReader:
 
     def __init__(self, client: Any, settings: AwsSettings, *, since_ms: int) -> None:
         self.problem = ""
-        """Why logs cannot be read; empty as long as they can."""
+        """Why logs cannot be read; empty: they can."""
         self._client, self._settings = client, settings
         self._since_ms = self._first_ms = since_ms
         self._seen: set[str] = set()
         self._order: deque[str] = deque()
 
     async def poll(self) -> list[LogReport | Death]:
-        """What is new. Throttled, or not allowed to read: nothing."""
+        """New reports and deaths; none while requests are throttled or refused."""
         out: list[LogReport | Death] = []
         for event in await self._fetch(filterPattern=PATTERN, startTime=self._since_ms):
-            if event["eventId"] in self._seen:
+            if event.id in self._seen:
                 continue
-            self._remember(event["eventId"])
-            self._since_ms = max(self._since_ms, event["timestamp"] - _LATE_MS)
-            said = parse(event["message"], event["logStreamName"])
+            self._remember(event.id)
+            self._since_ms = max(self._since_ms, event.timestamp_ms - _LATE_MS)
+            said = parse(event.message, event.stream)
             if said is not None:
                 out.append(said)
         return out
@@ -90,23 +111,23 @@ class LogReader:
     async def tail(self, stream: str, request: str) -> list[str]:
         """The last lines of an invocation, output of its code included."""
         events = await self._fetch(logStreamNames=[stream], startTime=self._first_ms)
-        lines = [str(event["message"]).rstrip("\n") for event in events]
+        lines = [event.message.rstrip("\n") for event in events]
         starts = [n for n, line in enumerate(lines) if line.startswith(f"START RequestId: {request}")]
         return lines[starts[-1] if starts else 0 :][-_TAIL:]
 
-    async def _fetch(self, **what: Any) -> list[dict[str, Any]]:
-        out: list[dict[str, Any]] = []
+    async def _fetch(self, **what: Any) -> list[LogEvent]:
+        out: list[LogEvent] = []
         token: dict[str, str] = {}
         try:
             while True:
                 page = await asyncio.to_thread(
                     self._client.filter_log_events, logGroupName=self._settings.log_group, **what, **token
                 )
-                out += page["events"]
+                out += [LogEvent.of(event) for event in page["events"]]
                 if not page.get("nextToken"):
                     return out
                 token = {"nextToken": page["nextToken"]}
-        except Exception as e:  # noqa: BLE001 - botocore makes its classes as it goes
+        except Exception as e:  # noqa: BLE001 - botocore makes its error classes at run time
             if code_of(e) not in THROTTLED | {"ResourceNotFoundException"}:  # no log group: nothing has run yet
                 self.problem = "; ".join(explain(e, self._settings, doing="logs:FilterLogEvents"))
             return out

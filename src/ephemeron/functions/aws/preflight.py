@@ -1,9 +1,9 @@
-"""Everything about the account and the function that can be refused before a run begins, each in one line."""
+"""Checks of the account and the function before a run begins; each refusal is one line."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,18 +19,18 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedLambda:
-    """The function as it is."""
+    """The deployed function."""
 
     memory_mb: int
     timeout_s: int
     concurrency: int
-    """At once: reserved for it, or else what the account has left unreserved."""
+    """Concurrent invocations: reserved for the function, or else unreserved in the account."""
     digest: str
-    """Of its code; empty if nobody said."""
+    """Of its code; empty: unknown."""
 
     @property
     def limits(self) -> Limits:
-        """What calls are held to."""
+        """Limits of calls."""
         return dataclasses.replace(
             LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, lifetime_s=float(self.timeout_s),
             concurrency=self.concurrency,
@@ -38,14 +38,14 @@ class DeployedLambda:
 
 
 def inspect(settings: AwsSettings) -> DeployedLambda:
-    """Asks AWS, without starting anything.
+    """Asks AWS; starts no function.
 
     Args:
         settings: located.
 
     Raises:
-        JobError: no credentials, expired or unknown ones, a permission that is missing, no such function, or one
-            that is set up so that runs would break. Names what, and what to do.
+        JobError: no credentials, expired or unknown ones, a missing permission, no such function, or one
+            configured so that runs would break. Names the problem and the remedy.
     """
     api = client(settings, "lambda", tries=6)
     name = settings.function
@@ -98,7 +98,7 @@ def check_fit(
 
 
 def check_code(deployed: DeployedLambda, settings: AwsSettings, digest: str) -> None:
-    """Whether client and function are of the same release. A function of which nobody said is trusted.
+    """Whether client and function are of the same release. A function of unknown code is trusted.
 
     Raises:
         JobError: they are not.
@@ -140,10 +140,10 @@ def is_local(settings: AwsSettings) -> bool:
     return endpoint is not None and urlsplit(endpoint).hostname in _LOOPBACK
 
 
-def _events(api: Any, name: str) -> dict[str, Any]:
+def _events(api: Any, name: str) -> Mapping[str, int]:
     try:
-        found: dict[str, Any] = api.get_function_event_invoke_config(FunctionName=name)
-        return found
+        found = api.get_function_event_invoke_config(FunctionName=name)
+        return {key: int(found[key]) for key in ("MaximumRetryAttempts", "MaximumEventAgeInSeconds") if key in found}
     except Exception as e:
         if code_of(e) != "ResourceNotFoundException":
             raise

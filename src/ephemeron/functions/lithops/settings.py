@@ -67,11 +67,11 @@ def lithops_module() -> Any:
         raise MissingExtra("lithops", "lithops") from None
 
 
-def overridden(config: Mapping[str, Any], settings: LithopsSettings) -> dict[str, Any]:
+def overridden(config: Mapping[str, Any], settings: LithopsSettings) -> Mapping[str, Mapping[str, object]]:
     """The user's configuration of Lithops, with what long functions need. Leaves its argument alone."""
-    out: dict[str, Any] = copy.deepcopy(dict(config))
+    out: dict[str, dict[str, object]] = copy.deepcopy(dict(config))
     common = out.setdefault("lithops", {})
-    backend = out.setdefault(settings.backend, None) or {}
+    backend = out.get(settings.backend) or {}
     out[settings.backend] = backend
     common["backend"] = settings.backend
     if settings.storage or settings.backend == LOCALHOST:

@@ -61,9 +61,9 @@ class FunctionSpec:
     """Requested and limit, MiB: never more than was asked for, and never given to others."""
     cpus: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         resources = {"memory": f"{self.memory_mb}Mi", "cpu": f"{round(self.cpus * 1000)}m"}
-        out: dict[str, Any] = {
+        out: dict[str, object] = {
             "service": self.service, "image": self.image, "envVars": dict(self.variables), "labels": dict(self.labels),
             "annotations": dict(self.annotations), "secrets": list(self.secrets), "limits": resources,
             "requests": resources,
@@ -113,7 +113,7 @@ class Gateway:
 
     # -- the system's part: authenticated --------------------------------------------------------------------
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Mapping[str, object]:
         """GET /system/info: provider and versions."""
         return self._object(self._system("GET", "/system/info"))
 
@@ -239,7 +239,7 @@ class Gateway:
         namespace = self.settings.namespace
         return f"/system/{what}" + (f"?namespace={quote(namespace)}" if namespace else "")
 
-    def _object(self, reply: GatewayReply) -> dict[str, Any]:
+    def _object(self, reply: GatewayReply) -> Mapping[str, object]:
         try:
             value = json.loads(reply.body)
         except ValueError:

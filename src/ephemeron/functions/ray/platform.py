@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.channels.base import Channel
@@ -102,7 +101,7 @@ class RayPlatform(AsyncInvokePlatform):
 
 def _kill_actors(namespace: str) -> None:
     ray = ray_module()
-    named: list[dict[str, Any]] = ray.util.list_named_actors(all_namespaces=True)
+    named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     for actor in named:
         if actor["namespace"] == namespace:
             try:

@@ -71,17 +71,17 @@ class LambdaFunction:
     reserved: int | None = None
     recursion: str = "Terminate"
     modified: float = field(default_factory=time.time)
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, object] = field(default_factory=dict)
     """Settings that are kept and said back, and mean nothing here."""
 
     @property
     def log_group(self) -> str:
         return f"/aws/lambda/{self.name}"
 
-    def describe(self, *, state: str = "Active", update: str = "Successful") -> dict[str, Any]:
+    def describe(self, *, state: str = "Active", update: str = "Successful") -> dict[str, object]:
         """A FunctionConfiguration."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000+0000", time.gmtime(self.modified))
-        out: dict[str, Any] = {
+        out: dict[str, object] = {
             "FunctionName": self.name, "FunctionArn": self.arn, "Role": self.role, "CodeSize": self.code_size,
             "CodeSha256": self.code_sha256, "Timeout": self.timeout_s, "MemorySize": self.memory_mb,
             "LastModified": stamp, "Version": "$LATEST", "PackageType": self.package, "State": state,

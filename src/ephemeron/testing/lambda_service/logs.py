@@ -10,6 +10,7 @@ import bisect
 import re
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ class Logs:
             self._filtered(group, wanted) if action == "FilterLogEvents" else self._stream(group, wanted)
         )
 
-    def _filtered(self, group: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _filtered(self, group: str, wanted: Mapping[str, Any]) -> dict[str, object]:
         streams = wanted.get("logStreamNames")
         lines = [
             line
@@ -86,7 +87,7 @@ class Logs:
             **more,
         }  # fmt: skip
 
-    def _stream(self, group: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _stream(self, group: str, wanted: Mapping[str, Any]) -> dict[str, object]:
         lines = [line for line in _between(self.groups[group], wanted) if line.stream == wanted.get("logStreamName")]
         limit = int(wanted.get("limit", _PAGE))
         lines = lines[:limit] if wanted.get("startFromHead") else lines[-limit:]
@@ -107,7 +108,7 @@ def matches(pattern: str, message: str) -> bool:
     return all(term in message for term in needed) and (not optional or any(term in message for term in optional))
 
 
-def _between(lines: list[CloudWatchLine], wanted: dict[str, Any]) -> list[CloudWatchLine]:
+def _between(lines: list[CloudWatchLine], wanted: Mapping[str, Any]) -> list[CloudWatchLine]:
     begin, end = wanted.get("startTime"), wanted.get("endTime")
     first = 0 if begin is None else bisect.bisect_left(lines, int(begin), key=lambda line: line.timestamp)
     return [line for line in lines[first:] if end is None or line.timestamp < int(end)]

@@ -81,7 +81,7 @@ class GatewayFunction:
         """Limit, in cores; None: none."""
         return cores(self.limits["cpu"]) if self.limits.get("cpu") else None
 
-    def describe(self, *, available: int) -> dict[str, Any]:
+    def describe(self, *, available: int) -> dict[str, object]:
         """`FunctionStatus` of the API."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.created_at))
         return {

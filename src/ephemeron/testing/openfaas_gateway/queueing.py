@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -154,7 +154,7 @@ class Queue:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             await ask(parts.hostname or "", parts.port or 80, "POST", target, headers=headers, body=answer.body)
 
-    def _in_background(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -100,12 +100,12 @@ def _settled(client: Any, name: str, waiter: str) -> None:
     client.get_waiter(waiter).wait(FunctionName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 300})
 
 
-def _code(wanted: LambdaSpec) -> dict[str, Any]:
+def _code(wanted: LambdaSpec) -> dict[str, object]:
     return {"ImageUri": wanted.image} if wanted.image else {"ZipFile": wanted.zipped}
 
 
-def _configuration(wanted: LambdaSpec) -> dict[str, Any]:
-    out: dict[str, Any] = {
+def _configuration(wanted: LambdaSpec) -> dict[str, object]:
+    out: dict[str, object] = {
         "Role": wanted.role, "MemorySize": wanted.memory_mb, "Timeout": wanted.timeout_s,
         "Environment": {"Variables": {**wanted.variables, DIGEST: wanted.digest}},
         "VpcConfig": {"SubnetIds": list(wanted.subnets), "SecurityGroupIds": list(wanted.security_groups)},

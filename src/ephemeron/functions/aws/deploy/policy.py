@@ -1,16 +1,16 @@
-"""Who may do what: the least that a function, a client and a deployer need, as documents to read before they are used.
+"""Policies of AWS: the minimum permissions of function, client and deployer, as documents for review.
 
-Three policies, because three parties differ: the function reads and writes the run's objects, invokes itself and
-writes its log; the client starts functions and reads what they left; the deployer makes the function, and nothing
-else. The template makes the first two and the log group, with CloudFormation, so that one command removes them.
+Three policies: the function reads and writes the run's objects, invokes itself and writes its log; the client starts
+functions and reads their objects and logs; the deployer makes the function. The CloudFormation template makes the first two
+and the log group, so that one command removes them.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ephemeron.errors import JobError
@@ -35,8 +35,27 @@ _OBJECTS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """One permission of a policy."""
+
+    sid: str
+    actions: tuple[str, ...]
+    resource: str
+    condition: Mapping[str, Mapping[str, str]] | None = None
+    substituted: bool = False
+    """CloudFormation replaces its variables in the resource."""
+
+    def to_json(self) -> dict[str, object]:
+        resource: object = self.resource
+        if self.substituted and "${" in self.resource:
+            resource = {"Fn::Sub": self.resource}
+        out = {"Sid": self.sid, "Effect": "Allow", "Action": list(self.actions), "Resource": resource}
+        return out if self.condition is None else {**out, "Condition": self.condition}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the policies are about. Account and region may be CloudFormation's own words for them."""
+    """Function, bucket and network of the policies. Account and region may be variables of CloudFormation."""
 
     function: str
     region: str
@@ -75,8 +94,8 @@ def place_of(settings: AwsSettings, *, account: str, channel: str, vpc: bool) ->
     )  # fmt: skip
 
 
-def function_policy(place: Place) -> dict[str, Any]:
-    """What the function's role may do."""
+def function_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
+    """Permissions of the function's role."""
     statements = [
         _allow("InvokeSuccessors", _INVOKE, place.function_arn),
         _allow("WriteItsLog", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{place.log_arn}:*"),
@@ -84,35 +103,37 @@ def function_policy(place: Place) -> dict[str, Any]:
     ]
     if place.vpc:
         statements.append(_allow("JoinTheNetwork", _NETWORK, "*"))  # these actions know no resources
-    return _document(statements)
+    return _document(statements, substituted=substituted)
 
 
-def client_policy(place: Place) -> dict[str, Any]:
-    """What whoever trains may do."""
-    return _document([
+def client_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
+    """Permissions of the client."""
+    statements = [
         _allow("StartFunctions", [*_INVOKE, *_LOOK], place.function_arn),
         _allow("ReadTheQuota", ["lambda:GetAccountSettings"], "*"),
         _allow("ReadTheLog", ["logs:FilterLogEvents"], f"{place.log_arn}:*"),
         *_objects(place),
-    ])  # fmt: skip
+    ]
+    return _document(statements, substituted=substituted)
 
 
-def deployer_policy(place: Place) -> dict[str, Any]:
-    """What whoever deploys may do."""
+def deployer_policy(place: Place) -> dict[str, object]:
+    """Permissions of the deployer."""
     role = f"arn:aws:iam::{place.account}:role/{place.function}-function"
-    passing = _allow("GiveItsRole", ["iam:PassRole"], role)
-    passing["Condition"] = {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}}
+    passing = _allow(
+        "GiveItsRole", ["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}}
+    )
     removing = _allow("RemoveItsLog", ["logs:DeleteLogGroup"], f"{place.log_arn}:*")
     return _document([_allow("MakeTheFunction", _MAKE, place.function_arn), passing, removing])
 
 
-def trust() -> dict[str, Any]:
-    """Who may take the function's role: Lambda."""
+def trust() -> dict[str, object]:
+    """Trust policy of the function's role: Lambda assumes it."""
     statement = {"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def template(place: Place) -> dict[str, Any]:
+def template(place: Place) -> dict[str, object]:
     """A CloudFormation template of role, client's policy and log group; costs nothing by itself."""
     inside = Place(
         function=place.function, region="${AWS::Region}", account="${AWS::AccountId}", bucket=place.bucket,
@@ -127,14 +148,14 @@ def template(place: Place) -> dict[str, Any]:
                 "Properties": {
                     "RoleName": f"{place.function}-function",
                     "AssumeRolePolicyDocument": trust(),
-                    "Policies": [{"PolicyName": "runs", "PolicyDocument": _substituted(function_policy(inside))}],
+                    "Policies": [{"PolicyName": "runs", "PolicyDocument": function_policy(inside, substituted=True)}],
                 },
             },
             "ClientPolicy": {
                 "Type": "AWS::IAM::ManagedPolicy",
                 "Properties": {
                     "ManagedPolicyName": f"{place.function}-client",
-                    "PolicyDocument": _substituted(client_policy(inside)),
+                    "PolicyDocument": client_policy(inside, substituted=True),
                 },
             },
             "Log": {
@@ -167,29 +188,22 @@ def write(folder: Path, place: Place) -> list[Path]:
     return [folder / name for name in documents]
 
 
-def _objects(place: Place) -> list[dict[str, Any]]:
+def _objects(place: Place) -> list[Statement]:
     if not place.bucket:
         return []
     bucket = f"arn:aws:s3:::{place.bucket}"
     below = f"{place.prefix}/*" if place.prefix else "*"
-    listing = _allow("ListRuns", ["s3:ListBucket"], bucket)
-    if place.prefix:
-        listing["Condition"] = {"StringLike": {"s3:prefix": below}}
+    only = {"StringLike": {"s3:prefix": below}} if place.prefix else None
+    listing = _allow("ListRuns", ["s3:ListBucket"], bucket, only)
     return [_allow("ReadAndWriteRuns", _OBJECTS, f"{bucket}/{below}"), listing]
 
 
-def _allow(sid: str, actions: list[str], resource: str) -> dict[str, Any]:
-    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource}
+def _allow(
+    sid: str, actions: Sequence[str], resource: str, condition: Mapping[str, Mapping[str, str]] | None = None
+) -> Statement:
+    return Statement(sid=sid, actions=tuple(actions), resource=resource, condition=condition)
 
 
-def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": statements}
-
-
-def _substituted(document: dict[str, Any]) -> dict[str, Any]:
-    """With CloudFormation's words put in where they stand."""
-    out = []
-    for statement in document["Statement"]:
-        resource = statement["Resource"]
-        out.append({**statement, "Resource": {"Fn::Sub": resource} if "${" in resource else resource})
-    return {**document, "Statement": out}
+def _document(statements: Sequence[Statement], *, substituted: bool = False) -> dict[str, object]:
+    made = [replace(statement, substituted=substituted).to_json() for statement in statements]
+    return {"Version": "2012-10-17", "Statement": made}
