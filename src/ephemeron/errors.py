@@ -32,7 +32,6 @@
     │   ├── RemoteError              the handler at the other end raised (type, text)
     │   ├── TokenRefused             the two ends do not share a token
     │   ├── ProtocolError            a frame is damaged or exceeds a limit; the connection is closed
-    │   ├── StreamEnded              the stream has no more messages, or takes none
     │   ├── CallTimedOut             (also a TimeoutError) no answer before the deadline
     │   └── ConnectionLost           (also a ConnectionError) the connection ended; `may_repeat` says whether to repeat
     ├── NonFiniteValue               a loss, gradient or parameter became NaN or infinite (rank, iteration, batch)
@@ -329,10 +328,6 @@ class ProtocolError(RpcError):
 
     Raised before anything is sent where it is our own frame that exceeds a limit; the connection stays then.
     """
-
-
-class StreamEnded(RpcError):
-    """There are no more messages to receive, or this side has said that it sends no more."""
 
 
 class CallTimedOut(RpcError, TimeoutError):

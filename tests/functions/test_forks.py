@@ -291,7 +291,7 @@ def run(folder: Path, scenario: Scenario, **options: Any) -> None:
 def logged(folder: Path) -> list[str]:
     """Messages that the daemon has logged."""
     lines = (folder / "host.log").read_text().splitlines()
-    return [line.partition(" ephemeron.functions.fork_server: ")[2] for line in lines]
+    return [line.partition(" ephemeron.functions.fork_server: ")[2].partition(" [run=")[0] for line in lines]
 
 
 def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.communication.rpc import (
-    AsyncStream,
     BlockingClient,
     BlockingServer,
-    BlockingStream,
     Client,
     Options,
     Receive,
     Server,
     cancelled,
 )
-from ephemeron.errors import StreamEnded
 
 TOKEN = "a secret of these tests"
 PATIENCE_S = 30
@@ -92,35 +89,6 @@ class Handlers:
             self.release.wait(0.01)
         return params, buffers
 
-    def blocking_streams(self, method: str, params: dict[str, Any], stream: BlockingStream) -> None:
-        match method:
-            case "echo":
-                for message in stream:
-                    stream.send(*message)
-            case "count":
-                for n in range(params["n"]):
-                    stream.send({"n": n}, [bytes(params.get("nbytes", 0))])
-            case "objects":
-                while True:
-                    try:
-                        stream.send_object(stream.receive_object())
-                    except StreamEnded:
-                        return
-            case "sink":
-                self.entered.release()
-                while not self.release.wait(0.01) and not cancelled():
-                    pass
-                if cancelled():
-                    self.cancelled.release()
-                    return
-                total = sum(len(buffer) for _, buffers in stream for buffer in buffers)
-                stream.send({"total": total})
-            case "fail":
-                stream.send({"last": "words"})
-                raise KeyError("no such stream")
-            case _:
-                return
-
     async def asynchronous(
         self, method: str, params: dict[str, Any], buffers: list[Any]
     ) -> tuple[dict[str, Any], list[Any]]:
@@ -138,36 +106,6 @@ class Handlers:
     async def asynchronous_objects(self, method: str, value: Any) -> Any:
         return self.objects(method, value)
 
-    async def asynchronous_streams(self, method: str, params: dict[str, Any], stream: AsyncStream) -> None:
-        match method:
-            case "echo":
-                async for message in stream:
-                    await stream.send(*message)
-            case "count":
-                for n in range(params["n"]):
-                    await stream.send({"n": n}, [bytes(params.get("nbytes", 0))])
-            case "objects":
-                while True:
-                    try:
-                        await stream.send_object(await stream.receive_object())
-                    except StreamEnded:
-                        return
-            case "sink":
-                self.entered.release()
-                try:
-                    while not self.release.is_set():  # noqa: ASYNC110 - another thread sets it
-                        await asyncio.sleep(0.01)
-                except asyncio.CancelledError:
-                    self.cancelled.release()
-                    raise
-                total = 0
-                async for _, buffers in stream:
-                    total += sum(len(buffer) for buffer in buffers)
-                await stream.send({"total": total})
-            case "fail":
-                await stream.send({"last": "words"})
-                raise KeyError("no such stream")
-
 
 class Served:
     """A server of one face, on TCP and on a Unix socket."""
@@ -179,7 +117,6 @@ class Served:
             self.server = BlockingServer(
                 handlers.blocking,
                 objects=handlers.objects,
-                streams=handlers.blocking_streams,
                 token=TOKEN,
                 options=options,
             )
@@ -190,7 +127,6 @@ class Served:
             self.server = Server(
                 handlers.asynchronous,
                 objects=handlers.asynchronous_objects,
-                streams=handlers.asynchronous_streams,
                 token=TOKEN,
                 options=options,
             )
@@ -209,7 +145,7 @@ class Served:
 
 
 class Dull:
-    """An asyncio `Client` or `AsyncStream` that looks blocking."""
+    """An asyncio `Client` that looks blocking."""
 
     def __init__(self, loop: Loop, inner: Any) -> None:
         self._loop, self._inner = loop, inner
@@ -220,8 +156,7 @@ class Dull:
             return found
 
         def call(*args: Any, **more: Any) -> Any:
-            back = self._loop.run(found(*args, **more))
-            return Dull(self._loop, back) if isinstance(back, AsyncStream) else back
+            return self._loop.run(found(*args, **more))
 
         return call
 
@@ -230,14 +165,6 @@ class Dull:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            try:
-                message = self.receive()
-            except StreamEnded:
-                return
-            yield message
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from faces import TOKEN, Handlers, Loop, Served
+from faces import TOKEN, Handlers, Loop, Served, in_thread
 
 from ephemeron.communication.rpc import Client
 from ephemeron.errors import ConnectionLost
@@ -23,10 +23,9 @@ def server(face: str, path: Path) -> None:
 def client(face: str, path: Path) -> None:
     connected = dial(face, path)
     views = connected.call("echo", {}, [bytes(500_000)])[1]
-    with connected.stream("sink") as stream:
-        stream.send({}, [bytes(500_000)])
-        say(f"ready {len(views)}")
-        sys.stdin.read()
+    calling = in_thread(lambda: connected.call("wait", {}, [bytes(500_000)]))
+    say(f"ready {len(views)}")
+    calling()
 
 
 def forking(face: str, path: Path) -> None:

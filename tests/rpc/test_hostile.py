@@ -26,7 +26,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.Capture
     with ExitStack() as stack:
         loop = Loop()
         stack.callback(loop.close)
-        options = Options(limits=FrameLimits(max_frame=1_000_000, max_buffers=16), window=100_000, max_calls=4)
+        options = Options(limits=FrameLimits(max_frame=1_000_000, max_buffers=16), max_calls=4)
         server = Served(request.param, loop, Handlers(), tmp_path / "s", options)
         stack.callback(server.close)
         yield server
@@ -39,7 +39,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.Capture
 def admitted(served: Served) -> socket.socket:
     """A socket whose owner knows the token."""
     sock = socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
-    steps = handshake(TOKEN, client=True, offer=Offer(window=1000, max_calls=1), nonce=bytes(NONCE_BYTES))
+    steps = handshake(TOKEN, client=True, offer=Offer(max_calls=1), nonce=bytes(NONCE_BYTES))
     try:
         step = next(steps)
         while True:
@@ -96,7 +96,7 @@ def test_friends_who_talk_rubbish_too(served: Served) -> None:
 
 def test_good_frames_with_bad_bytes(served: Served) -> None:
     rng = random.Random(3)
-    good = frame(tag=b'{"m":"echo","p":{"a":1}}', data=b"x" * 3_000) + frame(id=2) + frame(Kind.OPEN, 3)
+    good = frame(tag=b'{"m":"echo","p":{"a":1}}', data=b"x" * 3_000) + frame(id=2) + frame(Kind.CANCEL, 3)
     for _ in range(ROUNDS):
         with admitted(served) as sock:
             bad = bytearray(good)
@@ -125,10 +125,7 @@ def test_good_frames_with_bad_bytes(served: Served) -> None:
         lambda: frame(tag=b'{"m":"hang"}') * 2,
         lambda: b"".join(frame(id=n, tag=b'{"m":"hang"}') for n in range(1, 6)),
         lambda: frame(Kind.REPLY),
-        lambda: frame(Kind.OPEN, tag=b'{"m":"sink"}') + frame(Kind.CREDIT, tag=b'{"n":-1}'),
-        lambda: frame(Kind.OPEN, tag=b'{"m":"sink"}') + frame(Kind.CREDIT, tag=b'{"n":1}'),
-        lambda: frame(Kind.OPEN, tag=b'{"m":"sink"}') + 3 * frame(Kind.MESSAGE, data=bytes(60_000)),
-        lambda: frame(Kind.OPEN, tag=b'{"m":"sink"}') + frame(Kind.END) + frame(Kind.MESSAGE),
+        lambda: frame(Kind.ERROR, tag=b'{"type":"KeyError","text":""}'),
     ],
 )
 def test_each_broken_rule_ends_the_connection(served: Served, make: Callable[[], bytes]) -> None:
@@ -185,7 +182,7 @@ def test_nothing_listens_beyond_loopback_unless_told_to() -> None:
         BlockingServer(lambda *_: ({}, ()), token="")
 
 
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"max_calls": 0}, {"limits": FrameLimits(max_tag=10)}])
+@pytest.mark.parametrize("wrong", [{"max_calls": 0}, {"limits": FrameLimits(max_tag=10)}])
 def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(JobError, match="is too small; give at least"):
         Options(**wrong)

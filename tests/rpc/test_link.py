@@ -25,7 +25,7 @@ from ephemeron.communication.rpc.frame import (
     pack,
     unpack_head,
 )
-from ephemeron.errors import CallTimedOut, ConnectionLost, StreamEnded
+from ephemeron.errors import CallTimedOut, ConnectionLost
 
 
 class Script:
@@ -33,7 +33,7 @@ class Script:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        steps = handshake(TOKEN, client=False, offer=Offer(window=1 << 20, max_calls=9), nonce=bytes(NONCE_BYTES))
+        steps = handshake(TOKEN, client=False, offer=Offer(max_calls=9), nonce=bytes(NONCE_BYTES))
         try:
             step = next(steps)
             while True:
@@ -130,29 +130,3 @@ def test_a_request_that_is_not_taken_breaks_the_connection_in_the_end(
     assert not client.connected
     with pytest.raises(ConnectionLost, match="unfinished"):
         client.call("small")
-
-
-def test_a_stream_closed_by_another_thread_wakes_its_receiver(both: tuple[BlockingClient, Script]) -> None:
-    client, script = both
-    stream = client.stream("any")
-    assert script.receive()[0] is Kind.OPEN
-    receiving = in_thread(stream.receive)
-    call = in_thread(lambda: client.call("beside"))
-    id = script.receive()[1]
-    stream.reset()
-    with pytest.raises(StreamEnded):
-        receiving()
-    script.sock.sendall(reply(id, b"!"))
-    assert call()[1] == [b"!"]
-
-
-def test_a_message_for_a_stream_that_was_left_is_dropped(both: tuple[BlockingClient, Script]) -> None:
-    client, script = both
-    with client.stream("any"):
-        id = script.receive()[1]
-        script.sock.sendall(reply(id, b"one", Kind.MESSAGE))
-    script.sock.sendall(reply(id, b"two", Kind.MESSAGE))
-    call = in_thread(lambda: client.call("next"))
-    assert script.receive()[0] is Kind.RESET
-    script.sock.sendall(reply(script.receive()[1], b"!"))
-    assert call()[1] == [b"!"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ephemeron.communication.rpc.auth import HELLO, NONCE_BYTES, Offer, handshake
 from ephemeron.errors import ProtocolError, TokenRefused
 
-OFFER = Offer(window=1000, max_calls=5, codecs=("zlib",), shared=True)
+OFFER = Offer(max_calls=5, codecs=("zlib",), shared=True)
 Steps = Generator[bytes | int, bytes, Offer]
 
 
@@ -70,7 +70,7 @@ def talk(client: End, server: End) -> None:
 
 
 def test_both_learn_what_the_other_offers() -> None:
-    other = Offer(window=7, max_calls=9)
+    other = Offer(max_calls=9)
     client, server = End(side("t", client=True)), End(side("t", client=False, offer=other))
     talk(client, server)
     assert (client.result, server.result) == (other, OFFER)
@@ -127,8 +127,8 @@ def test_rubbish_is_refused_by_both(rubbish: bytes) -> None:
 
 @pytest.mark.parametrize(
     "offer",
-    [b"", b"[]", b"{}", b"[" * 5_000, b'{"window": 0, "max_calls": 1, "codecs": [], "shared": false}',
-     b'{"window": "x", "max_calls": 1, "codecs": [], "shared": false}'],
+    [b"", b"[]", b"{}", b"[" * 5_000, b'{"max_calls": 0, "codecs": [], "shared": false}',
+     b'{"max_calls": "x", "codecs": [], "shared": false}'],
 )  # fmt: skip
 def test_a_damaged_offer_is_refused(offer: bytes) -> None:
     client, server = End(side("t", client=True)), End(side("t", client=False))
@@ -137,4 +137,4 @@ def test_a_damaged_offer_is_refused(offer: bytes) -> None:
     proof = client.take()[:32]
     server.feed(proof + struct.pack("!H", len(offer)) + offer)
     assert isinstance(server.error, ProtocolError)
-    assert json.loads(server.take()[34:])["window"] == 1000
+    assert json.loads(server.take()[34:])["max_calls"] == 5

@@ -115,7 +115,7 @@ def test_a_readonly_array_stays_so() -> None:
 
 
 def test_a_message_without_an_object_is_not_unpickled() -> None:
-    plain = Frame(Kind.MESSAGE, 1, {}, [b"cos\nsystem\n(S'true'\ntR."], [FrameMark.BYTES], 0, 0)
+    plain = Frame(Kind.REPLY, 1, {}, [b"cos\nsystem\n(S'true'\ntR."], [FrameMark.BYTES], 0, 0)
     with pytest.raises(TypeError, match="no object"):
         object_of(plain, Receive.VIEWS)
-    assert message(Kind.MESSAGE, 1, {}, [b"x"], limits=FrameLimits()).flags == 0
+    assert message(Kind.REPLY, 1, {}, [b"x"], limits=FrameLimits()).flags == 0

@@ -14,7 +14,7 @@ import pytest
 from faces import PATIENCE_S, in_thread, pair
 
 from ephemeron.communication.rpc import Options, Receive
-from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, StreamEnded, TokenRefused
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, TokenRefused
 
 FACES = ("blocking", "asyncio")
 TRANSPORTS = ("tcp", "unix", "shared")
@@ -146,92 +146,6 @@ def test_a_deadline_in_the_middle_of_sending_harms_nobody_else(connect_unix: Pai
         assert client.call("echo", {"a": 1})[0] == {"a": 1}
 
 
-def test_messages_of_a_stream_keep_their_order_beside_calls(connect: Pair) -> None:
-    with connect() as (client, _), client.stream("echo") as stream:
-        for n in range(30):
-            stream.send({"n": n}, [bytes([n]) * (n * 3_000)])
-            if n % 10 == 0:
-                assert client.call("echo", {"beside": n})[0] == {"beside": n}
-        stream.end()
-        with pytest.raises(StreamEnded):
-            stream.send()
-        back = list(stream)
-        assert [params["n"] for params, _ in back] == list(range(30))
-        assert all(buffer == bytes([n]) * (n * 3_000) for n, (_, (buffer,)) in enumerate(back))
-        with pytest.raises(StreamEnded):
-            stream.receive()
-
-
-def test_streams_carry_objects(connect: Pair) -> None:
-    with connect() as (client, _), client.stream("objects", receive=Receive.COPIES) as stream:
-        for value in ({"x": np.arange(50_000)}, [b"y" * 100_000], None):
-            stream.send_object(value)
-            back = stream.receive_object()
-            np.testing.assert_equal(back, value)
-        stream.end()
-        with pytest.raises(StreamEnded):
-            stream.receive_object(timeout_s=PATIENCE_S)
-
-
-def test_a_slow_reader_stops_its_sender_and_nobody_else(connect: Pair) -> None:
-    options = Options(window=100_000)
-    with connect(options=options, client_options=options) as (client, served), client.stream("sink") as slow:
-        assert served.handlers.entered.acquire(timeout=PATIENCE_S)
-        for _ in range(4):
-            slow.send({}, [bytes(10_000)], timeout_s=PATIENCE_S)
-        filling = partial(slow.send, {}, [bytes(50_000)], timeout_s=0.05)
-        filling()
-        for _ in range(3):
-            with pytest.raises(CallTimedOut, match="no room"):
-                filling()
-        with client.stream("echo") as other:
-            for n in range(30):
-                other.send({"n": n}, [bytes(30_000)])
-                assert other.receive()[0] == {"n": n}
-        client.call("echo", {}, [bytes(1_000_000)])
-        served.handlers.release.set()
-        slow.send({}, [bytes(300_000)], timeout_s=PATIENCE_S)  # larger than the window, and yet it goes
-        slow.end()
-        assert slow.receive(timeout_s=PATIENCE_S)[0] == {"total": 4 * 10_000 + 50_000 + 300_000}
-
-
-def test_a_server_waits_for_a_slow_client(connect: Pair) -> None:
-    options = Options(window=50_000)
-    with connect(client_options=options) as (client, _), client.stream("count", {"n": 40, "nbytes": 9_000}) as stream:
-        first = stream.receive()
-        client.call("echo", {}, [bytes(500_000)])  # reads what has come of the stream as well
-        flow = getattr(stream, "_inner", stream)._flow
-        assert flow.unread_bytes <= 50_000
-        assert [params["n"] for params, _ in [first, *stream]] == list(range(40))
-
-
-def test_a_stream_that_is_left_cancels_its_handler(connect: Pair) -> None:
-    with connect() as (client, served):
-        with client.stream("sink"):
-            assert served.handlers.entered.acquire(timeout=PATIENCE_S)
-        assert served.handlers.cancelled.acquire(timeout=PATIENCE_S)
-        with client.stream("count", {"n": 1_000_000}) as endless:
-            endless.receive()
-        assert len(list(endless)) < 1_000_000
-        assert client.call("echo", {"a": 1})[0] == {"a": 1}
-
-
-def test_a_failing_stream_says_why_after_its_last_words(connect: Pair) -> None:
-    with connect() as (client, _), client.stream("fail") as stream:
-        assert stream.receive()[0] == {"last": "words"}
-        with pytest.raises(RemoteError, match="no such stream"):
-            stream.receive()
-        with pytest.raises(RemoteError, match="no such stream"):
-            stream.send()
-
-
-def test_a_stream_whose_handler_returns_takes_no_more(connect: Pair) -> None:
-    with connect() as (client, _), client.stream("count", {"n": 2}) as stream:
-        assert len(list(stream)) == 2
-        with pytest.raises(StreamEnded):
-            stream.send({}, [bytes(10_000_000)])
-
-
 def test_a_wrong_token_is_refused_at_once(connect: Pair, request: pytest.FixtureRequest) -> None:
     face, _, transport = request.node.callspec.id.split("-")
     with connect() as (client, served):
@@ -241,17 +155,13 @@ def test_a_wrong_token_is_refused_at_once(connect: Pair, request: pytest.Fixture
 
 
 def test_a_server_that_leaves_fails_what_is_under_way(connect_unix: Pair) -> None:
-    with connect_unix() as (client, served), client.stream("echo") as stream:
-        stream.send({"a": 1})
-        assert stream.receive()[0] == {"a": 1}
+    with connect_unix() as (client, served):
         pending = in_thread(lambda: client.call("hang"))
         assert served.handlers.entered.acquire(timeout=PATIENCE_S)
         served.close()
         with pytest.raises(ConnectionLost) as caught:
             pending()
         assert not caught.value.may_repeat
-        with pytest.raises(ConnectionLost):
-            stream.receive(timeout_s=PATIENCE_S)
         with pytest.raises(ConnectionLost) as caught:
             client.call("echo")
         assert caught.value.may_repeat

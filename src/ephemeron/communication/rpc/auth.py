@@ -1,9 +1,9 @@
-"""How two ends prove to each other that they know the same token, without I/O.
+"""Mutual proof of a shared token, without I/O.
 
-Each sends a challenge; the client answers first, so a stranger learns nothing from a server that could be tried
-offline. An answer is an HMAC over role and both challenges: neither can be replayed, nor handed back to its sender.
-Until both have checked it, no frame and no pickle is read. Then each says what it offers. The token is never sent;
-what follows is neither encrypted nor signed.
+Each end sends a challenge; the client answers first, so that a stranger learns nothing from a server that could be tried
+offline. An answer is an HMAC over role and both challenges: neither can be replayed or reflected to its sender.
+Until both have checked it, no frame and no pickle is read. Then each end sends its `Offer`. The token is never sent;
+later frames are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import struct
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 
-from ephemeron.errors import ProtocolError, TokenRefused
+from ephemeron.config.typed import Count, build
+from ephemeron.errors import JobError, ProtocolError, TokenRefused
 
-HELLO = b"ephemeron-rpc-2\n"
+HELLO = b"ephemeron-rpc-3\n"
 NONCE_BYTES = 32
 _LENGTH = struct.Struct("!H")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one end can do; sent once, after the proof."""
+    """Capabilities of one end; sent once, after the proof."""
 
-    window: int
-    """Bytes of messages that it takes on one stream before they are read there."""
-    max_calls: int
-    """Calls and streams that it answers at once."""
+    max_calls: Count
+    """Concurrent calls that it answers."""
     codecs: tuple[str, ...] = ()
-    """Codecs that it can undo."""
+    """Codecs that it can decompress."""
     shared: bool = False
-    """Whether it wants data sections in shared memory."""
+    """Whether it can use data sections in shared memory."""
 
 
 def handshake(token: str, *, client: bool, offer: Offer, nonce: bytes) -> Generator[bytes | int, bytes, Offer]:
@@ -71,13 +70,8 @@ def handshake(token: str, *, client: bool, offer: Offer, nonce: bytes) -> Genera
 
 def _read(text: bytes) -> Offer:
     try:
-        said = json.loads(text)
-        codecs = tuple(str(name) for name in said["codecs"])
-        offer = Offer(
-            window=int(said["window"]), max_calls=int(said["max_calls"]), codecs=codecs, shared=said["shared"] is True
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        return build(Offer, json.loads(text), where="offer of the other end")
+    except (ValueError, RecursionError) as e:
         raise ProtocolError("the other end's offer is damaged") from e
-    if offer.window < 1 or offer.max_calls < 1:
-        raise ProtocolError(f"the other end offers a window of {offer.window} and {offer.max_calls} calls")
-    return offer
+    except JobError as e:
+        raise ProtocolError(str(e)) from None

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ephemeron.communication.rpc.blocking_connection import BlockingConnection, BlockingStream, deadline_in, drive
+from ephemeron.communication.rpc.blocking_connection import BlockingConnection, deadline_in, drive
 from ephemeron.communication.rpc.frame import Buffer, Frame, Kind, Receive, message
 from ephemeron.communication.rpc.objects import object_of
 from ephemeron.communication.rpc.options import Options
@@ -22,60 +21,7 @@ from ephemeron.errors import CallTimedOut, ConnectionLost
 _CANCEL_S = 0.25
 
 
-class BlockingCaller(ABC):
-    """What a `BlockingClient` and a `BlockingRedialing` client have in common."""
-
-    def call(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None = None,
-        buffers: Sequence[Buffer] = (),
-        *,
-        timeout_s: float | None = None,
-        receive: Receive = Receive.VIEWS,
-        idempotent: bool = False,
-    ) -> tuple[dict[str, Any], list[Any]]:
-        """Calls and waits for the reply; see `Client.call`."""
-        frame = self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s, idempotent)
-        return frame.tag.get("p", {}), frame.buffers
-
-    def call_object(
-        self,
-        method: str,
-        value: Any,
-        *,
-        timeout_s: float | None = None,
-        receive: Receive = Receive.COPIES,
-        idempotent: bool = False,
-    ) -> Any:
-        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
-        request = CallRequest(method, {}, value=value, is_object=True)
-        return object_of(self._ask(request, receive, timeout_s, idempotent), receive)
-
-    @abstractmethod
-    def stream(
-        self, method: str, params: Mapping[str, Any] | None = None, *, receive: Receive = Receive.VIEWS
-    ) -> BlockingStream:
-        """Opens a stream to the handler of that name; use it as a context manager. See `Client.stream`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the connection; pending calls fail with `ConnectionLost`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @abstractmethod
-    def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None, idempotent: bool) -> Frame:
-        """The reply's frame."""
-
-
-class BlockingClient(BlockingCaller):
+class BlockingClient:
     """A connection to a server, for any number of threads. Make one with `connect_tcp`, `_unix` or `_shared`."""
 
     def __init__(self, link: BlockingConnection) -> None:
@@ -146,33 +92,44 @@ class BlockingClient(BlockingCaller):
         """`tcp`, `unix` or `shared`."""
         return self._link.wire.transport
 
-    def stream(
-        self, method: str, params: Mapping[str, Any] | None = None, *, receive: Receive = Receive.VIEWS
-    ) -> BlockingStream:
-        link, session, id = self._link, self._session, self._session.next_id()
-        opening = CallRequest(method, params or {}).message(Kind.OPEN, id, limits=link.wire.limits)
+    def call(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+        *,
+        timeout_s: float | None = None,
+        receive: Receive = Receive.VIEWS,
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Calls and waits for the reply; see `Client.call`."""
+        frame = self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s)
+        return frame.tag.get("p", {}), frame.buffers
 
-        def room() -> bool:
-            if id not in session.flows and not session.busy:
-                session.flow(id, receive)
-            return id in session.flows
-
-        link.wait(room)
-        with link.mutex:
-            if session.lost is not None:
-                raise session.loss(may_repeat=True)
-            stream = BlockingStream(link, session.flows[id])
-        try:
-            link.send(opening, SendState())
-        except BaseException:
-            stream.reset()
-            raise
-        return stream
+    def call_object(
+        self,
+        method: str,
+        value: Any,
+        *,
+        timeout_s: float | None = None,
+        receive: Receive = Receive.COPIES,
+    ) -> Any:
+        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
+        request = CallRequest(method, {}, value=value, is_object=True)
+        return object_of(self._ask(request, receive, timeout_s), receive)
 
     def close(self) -> None:
+        """Closes the connection; pending calls fail with `ConnectionLost`."""
         self._link.close("this client was closed")
 
-    def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None, idempotent: bool) -> Frame:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None) -> Frame:
         link, session, deadline = self._link, self._session, deadline_in(timeout_s)
         id, answer = session.next_id(), PendingCall(receive)
         sending = request.message(Kind.REQUEST, id, limits=link.wire.limits, timeout_s=timeout_s)

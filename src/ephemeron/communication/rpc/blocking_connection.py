@@ -1,9 +1,8 @@
-"""The blocking engine of both ends: one connection, many threads, and no thread that only reads.
+"""Blocking engine of both ends: one connection, many threads, and no thread that only reads.
 
-Whoever waits for something reads, if nobody else does, and hands out what is not his own; when he has what he
-wanted, the next who waits goes on, in the middle of a frame if need be. So a lone caller sends and receives in his
-own thread, without a switch, and 2.5 MB come with one system call. A server's threads are of the same kind: what
-they wait for is a request.
+A waiting thread reads, if no other one does, and hands out frames for other threads. When it has its own, the next waiting
+thread goes on, in the middle of a frame if need be. So a single caller sends and receives in its own thread, without a
+switch, and 2.5 MB are received with one system call. The threads of a server work alike: they wait for a request.
 
 A connection belongs to the process that made it: a forked child's copy is closed at once, and using it raises.
 """
@@ -14,16 +13,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from types import TracebackType
 from typing import Any
 
-from ephemeron.communication.rpc.frame import Buffer, Frame, FrameMessage, Kind, message
+from ephemeron.communication.rpc.frame import Frame, FrameMessage
 from ephemeron.communication.rpc.frame_socket import FrameSocket, Steps
-from ephemeron.communication.rpc.objects import object_message, object_of
-from ephemeron.communication.rpc.session import SendState, Session, StreamState, fault
-from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, StreamEnded
+from ephemeron.communication.rpc.session import SendState, Session
+from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError
 
 _FLUSH_S = 5.0
 _PATIENCE_S = 1.0
@@ -36,7 +33,7 @@ class BlockingConnection:
     Args:
         wire: blocking and greeted; owned from now on.
         session: its tables; to be touched under `mutex` only.
-        asked: told, under `mutex`, of a frame that wants a handler; must not wait.
+        asked: called, under `mutex`, with a request; must not wait.
     """
 
     def __init__(
@@ -178,107 +175,6 @@ class _Waiter:
         self.ready = ready
         self.bell = threading.Lock()
         self.bell.acquire()
-
-
-class BlockingStream:
-    """`Stream` for threads: same messages, same window, same errors. One thread may send while another receives."""
-
-    def __init__(self, link: BlockingConnection, flow: StreamState) -> None:
-        self._link = link
-        self._flow = flow
-        self._order = threading.Lock()
-
-    def send(
-        self, params: Mapping[str, Any] | None = None, buffers: Sequence[Buffer] = (), *, timeout_s: float | None = None
-    ) -> None:
-        """Sends one message, once there is room for it; see `Stream.send`."""
-        limits = self._link.wire.limits
-        self._send(message(Kind.MESSAGE, self._flow.id, {"p": dict(params or {})}, buffers, limits=limits), timeout_s)
-
-    def send_object(self, value: Any, *, timeout_s: float | None = None) -> None:
-        """Like `send`, for anything that can be pickled."""
-        limits = self._link.wire.limits
-        self._send(object_message(Kind.MESSAGE, self._flow.id, {}, value, limits=limits), timeout_s)
-
-    def receive(self, *, timeout_s: float | None = None) -> tuple[dict[str, Any], list[Any]]:
-        """The next message; see `Stream.receive`."""
-        frame = self._take(timeout_s)
-        return frame.tag.get("p", {}), frame.buffers
-
-    def receive_object(self, *, timeout_s: float | None = None) -> Any:
-        """Like `receive`, for what `send_object` has sent."""
-        return object_of(self._take(timeout_s), self._flow.receive)
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-        while True:
-            try:
-                message = self.receive()
-            except StreamEnded:
-                return
-            yield message
-
-    def end(self) -> None:
-        """Says that this side sends no more; it can still receive."""
-        with self._order:
-            with self._link.mutex:
-                said = self._flow.over or self._flow.ended
-                self._flow.ended = True
-            if not said:
-                self._control(Kind.END, {})
-        self._forget()
-
-    def reset(self, error: BaseException | None = None) -> None:
-        """Ends both directions at once; the other end's handler is told."""
-        with self._link.mutex:
-            over = self._flow.over
-            self._flow.fail(StreamEnded("the stream was closed on this side"))
-        if not over:
-            self._control(Kind.RESET, fault(error or StreamEnded()))
-        self._forget()
-
-    def __enter__(self) -> BlockingStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.reset(error)
-
-    def _send(self, frame: FrameMessage, timeout_s: float | None) -> None:
-        flow, departure, deadline = self._flow, SendState(), deadline_in(timeout_s)
-        with self._order:
-            if not self._link.wait(lambda: flow.may_send(frame.cost), deadline):
-                raise CallTimedOut(f"no room on the stream within {timeout_s:g} s")
-            with self._link.mutex:
-                flow.sending(frame.cost)
-            try:
-                self._link.send(frame, departure, deadline=deadline)
-            finally:
-                if not departure.begun:
-                    with self._link.mutex:
-                        flow.unsent(frame.cost)
-
-    def _take(self, timeout_s: float | None) -> Frame:
-        if not self._link.wait(self._flow.may_take, deadline_in(timeout_s)):
-            raise CallTimedOut(f"no message on the stream within {timeout_s:g} s")
-        with self._link.mutex:
-            frame, credit = self._flow.take()
-        if credit:
-            self._control(Kind.CREDIT, {"n": credit})
-        return frame
-
-    def _control(self, kind: Kind, tag: dict[str, Any]) -> None:
-        frame = message(kind, self._flow.id, tag, limits=self._link.wire.limits)
-        try:
-            self._link.send(frame, SendState())
-        except ConnectionLost:
-            pass  # whoever reads notices, too, and fails what waits
-
-    def _forget(self) -> None:
-        with self._link.mutex:
-            if self._flow.over:
-                self._link.session.flows.pop(self._flow.id, None)
-        self._link.nudge()
 
 
 def drive(wire: FrameSocket, steps: Steps[Any], deadline: float | None, *, writing: bool) -> Any:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from ephemeron.communication.rpc.auth import Offer
-from ephemeron.communication.rpc.blocking_connection import BlockingConnection, BlockingStream, deadline_in, drive
+from ephemeron.communication.rpc.blocking_connection import BlockingConnection, deadline_in, drive
 from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, FrameMessage, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_message, object_of
@@ -26,9 +26,6 @@ BlockingHandler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], tuple[Ma
 """`(method, params, buffers) -> (reply, buffers)`; called in several threads at once."""
 BlockingObjectHandler: TypeAlias = Callable[[str, Any], Any]
 """`(method, value) -> value`."""
-BlockingStreamHandler: TypeAlias = Callable[[str, dict[str, Any], BlockingStream], None]
-"""`(method, params, stream)`. The stream is closed when it returns, and fails when it raises."""
-
 _PROOF_S = 10.0
 _SPARE = 2
 """Threads of a connection that wait for the next request; one of them reads."""
@@ -50,8 +47,7 @@ class BlockingServer:
     Args:
         handler: answers one call.
         token: the shared secret; must not be empty.
-        objects: answers one call with an object. Without it, nothing is ever unpickled but by stream handlers.
-        streams: serves one stream.
+        objects: answers one call with an object. Without it, nothing is ever unpickled.
         options: see `Options`.
         max_threads: handlers at once, per connection; further requests wait.
     """
@@ -62,13 +58,12 @@ class BlockingServer:
         *,
         token: str,
         objects: BlockingObjectHandler | None = None,
-        streams: BlockingStreamHandler | None = None,
         options: Options | None = None,
         max_threads: int = 64,
     ) -> None:
         if not token:
             raise ValueError("a server without a token would answer anybody")
-        self.handler, self.objects, self.streams = handler, objects, streams
+        self.handler, self.objects = handler, objects
         self.options = options or Options()
         self.max_threads = max_threads
         self._token = token
@@ -144,13 +139,12 @@ class BlockingServer:
 
 
 class _Call:
-    """A request or a stream that wants its handler."""
+    """A request that waits for its handler, or is with it."""
 
-    __slots__ = ("_deadline", "_told", "frame", "stream")
+    __slots__ = ("_deadline", "_told", "frame")
 
-    def __init__(self, frame: Frame, stream: BlockingStream | None) -> None:
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self.stream = stream
         self._deadline = deadline_in(deadline_of(frame))
         self._told = False
 
@@ -198,23 +192,18 @@ class _Crew:
             link.close("the connection is lost")
 
     def _asked(self, frame: Frame) -> None:
-        session = self.link.session
-        flow = session.flow(frame.id, self._server.options.receive) if frame.kind is Kind.OPEN else None
-        call = _Call(frame, None if flow is None else BlockingStream(self.link, flow))
-        session.running[frame.id] = call.cancel
+        call = _Call(frame)
+        self.link.session.running[frame.id] = call.cancel
         self._jobs.append(call)
 
     def _do(self, call: _Call) -> None:
-        if call.over and call.stream is None:
+        if call.over:
             with self.link.mutex:
                 self.link.session.running.pop(call.frame.id, None)
             return
         _here.call = call
         try:
-            if call.stream is None:
-                self._answer(call)
-            else:
-                self._converse(call.frame, call.stream)
+            self._answer(call)
         except ConnectionLost:
             pass  # whoever reads notices, too, and ends this
         finally:
@@ -236,20 +225,8 @@ class _Crew:
         server, limits, method = self._server, self.link.wire.limits, frame.tag["m"]
         if not frame.flags & OBJECT:
             reply, buffers = server.handler(method, frame.tag.get("p", {}), frame.buffers)
-            return message(Kind.REPLY, frame.id, {"p": reply}, buffers, limits=limits)
+            return message(Kind.REPLY, frame.id, {"p": dict(reply)}, buffers, limits=limits)
         if server.objects is None:
             raise LookupError(f"this server takes no objects, not even for {method!r}")
         value = server.objects(method, object_of(frame, server.options.receive))
         return object_message(Kind.REPLY, frame.id, {}, value, limits=limits)
-
-    def _converse(self, frame: Frame, stream: BlockingStream) -> None:
-        failure: BaseException | None = None
-        try:
-            if self._server.streams is None:
-                raise LookupError(f"this server has no streams, not even {frame.tag['m']!r}")
-            self._server.streams(frame.tag["m"], frame.tag.get("p", {}), stream)
-        except BaseException as e:  # noqa: BLE001 - whatever the handler raised belongs to the other end
-            failure = e
-        with self.link.mutex:
-            self.link.session.running.pop(frame.id, None)
-        stream.reset(failure)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ephemeron.communication.rpc.async_connection import AsyncConnection, AsyncStream, drive, timed
+from ephemeron.communication.rpc.async_connection import AsyncConnection, drive, timed
 from ephemeron.communication.rpc.frame import Buffer, Frame, Kind, Receive, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_of
@@ -20,82 +19,10 @@ from ephemeron.communication.rpc.session import CallRequest, PendingCall, SendSt
 _FLUSH_S = 5.0
 
 
-class Caller(ABC):
-    """What a `Client` and a `Redialing` client have in common."""
-
-    async def call(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None = None,
-        buffers: Sequence[Buffer] = (),
-        *,
-        timeout_s: float | None = None,
-        receive: Receive = Receive.VIEWS,
-        idempotent: bool = False,
-    ) -> tuple[dict[str, Any], list[Any]]:
-        """Calls and waits for the reply. The buffers are free to change once this returns or raises.
-
-        Cancelling it, or its deadline, cancels the handler at the server.
-
-        Args:
-            params: whatever JSON can hold.
-            timeout_s: how long the whole call may take.
-            receive: which type the reply's buffers have: `memoryview`s or `bytes`.
-            idempotent: the handler may run twice: a `Redialing` client repeats the call when the connection is lost.
-
-        Raises:
-            RemoteError: the handler raised.
-            CallTimedOut: no reply in time.
-            ConnectionLost: the connection was lost; says whether the handler can have run.
-            ProtocolError: request too large.
-        """
-        frame = await self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s, idempotent)
-        return frame.tag.get("p", {}), frame.buffers
-
-    async def call_object(
-        self,
-        method: str,
-        value: Any,
-        *,
-        timeout_s: float | None = None,
-        receive: Receive = Receive.COPIES,
-        idempotent: bool = False,
-    ) -> Any:
-        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
-        request = CallRequest(method, {}, value=value, is_object=True)
-        return object_of(await self._ask(request, receive, timeout_s, idempotent), receive)
-
-    @abstractmethod
-    async def stream(
-        self, method: str, params: Mapping[str, Any] | None = None, *, receive: Receive = Receive.VIEWS
-    ) -> AsyncStream:
-        """Opens a stream to the handler of that name. Use it as `async with await client.stream(...) as s`.
-
-        Raises:
-            ConnectionLost: the connection is lost.
-        """
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Closes the connection; pending calls fail with `ConnectionLost`."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @abstractmethod
-    async def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None, idempotent: bool) -> Frame:
-        """The reply's frame."""
-
-
-class Client(Caller):
+class Client:
     """A connection to a `Server`. Make one with `connect_tcp`, `connect_unix` or `connect_shared`.
 
-    It is not made anew when it is lost: see `Redialing`.
+    A lost connection is not made anew: the caller connects again.
     """
 
     def __init__(self, peer: AsyncConnection) -> None:
@@ -183,24 +110,58 @@ class Client(Caller):
         """`tcp`, `unix` or `shared`."""
         return self._peer.wire.transport
 
-    async def stream(
-        self, method: str, params: Mapping[str, Any] | None = None, *, receive: Receive = Receive.VIEWS
-    ) -> AsyncStream:
-        await self._room()
-        flow = self._session.flow(self._session.next_id(), receive)
-        stream = AsyncStream(self._peer, flow, flush_s=_FLUSH_S)
-        try:
-            opening = CallRequest(method, params or {}).message(Kind.OPEN, flow.id, limits=self._peer.wire.limits)
-            await self._peer.send(opening, SendState(), flush_s=_FLUSH_S)
-        except BaseException:
-            await stream.reset()
-            raise
-        return stream
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+        *,
+        timeout_s: float | None = None,
+        receive: Receive = Receive.VIEWS,
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Calls and waits for the reply. The buffers are free to change once this returns or raises.
+
+        Cancelling it, or its deadline, cancels the handler at the server.
+
+        Args:
+            params: a JSON object.
+            timeout_s: how long the whole call may take.
+            receive: which type the reply's buffers have: `memoryview`s or `bytes`.
+
+        Raises:
+            RemoteError: the handler raised.
+            CallTimedOut: no reply in time.
+            ConnectionLost: the connection was lost; says whether the handler can have run.
+            ProtocolError: request too large.
+        """
+        frame = await self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s)
+        return frame.tag.get("p", {}), frame.buffers
+
+    async def call_object(
+        self,
+        method: str,
+        value: Any,
+        *,
+        timeout_s: float | None = None,
+        receive: Receive = Receive.COPIES,
+    ) -> Any:
+        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
+        request = CallRequest(method, {}, value=value, is_object=True)
+        return object_of(await self._ask(request, receive, timeout_s), receive)
 
     async def close(self) -> None:
+        """Closes the connection; pending calls fail with `ConnectionLost`."""
         await self._peer.close("this client was closed")
 
-    async def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None, idempotent: bool) -> Frame:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _ask(self, request: CallRequest, receive: Receive, timeout_s: float | None) -> Frame:
         session, came = self._session, asyncio.Event()
         id, answer = session.next_id(), PendingCall(receive, came.set)
         sending = request.message(Kind.REQUEST, id, limits=self._peer.wire.limits, timeout_s=timeout_s)

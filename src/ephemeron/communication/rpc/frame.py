@@ -1,25 +1,25 @@
-"""Frames: what stands on the wire, and the limits that are checked before memory is taken. No I/O.
+"""Frames: their layout on the connection, and the limits that are checked before memory is allocated. No I/O.
 
 A frame is a head, a table, a tag and a data section (DPFlow section 4.3.1, table 4-2 and figure 4-4):
 
     head    magic "EPH2", kind u8, flags u8, segment u16, id u64, tag u32, count u32, data u64, rate u32
     table   for each of `count` buffers: its length u64, its bytes in the data section u64, mark u8, codec u8
-    tag     `tag` bytes of JSON: method, parameters, deadline
+    tag     `tag` bytes of JSON: method, parameters, timeout (`Tag`)
     data    `data` bytes: the buffers, each beginning at a multiple of 64
 
-The lengths stand together in front of the data, where DPFlow interleaves them with it: one read then brings all
-buffers to where they stay, aligned for NumPy. Big-endian. `segment` says that the data section is in shared
-memory; `rate` tells the other end how fast its last large data section arrived, in KiB/s (0: not known).
+The lengths precede the data, where DPFlow interleaves both: one read then receives all buffers at their final place,
+aligned for NumPy. Big-endian. `segment` is the number of the shared memory with the data section; `rate` tells the other
+end how fast its last large data section arrived, in KiB/s (0: unknown).
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypedDict, cast
 
 from ephemeron.errors import ProtocolError
 
@@ -43,28 +43,38 @@ ENTRY_BYTES = _ENTRY.size
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     REQUEST = 1
     REPLY = 2
     ERROR = 3
     CANCEL = 4
-    OPEN = 5
-    MESSAGE = 6
-    CREDIT = 7
-    END = 8
-    RESET = 9
+
+
+class Tag(TypedDict, total=False):
+    """The JSON of a frame."""
+
+    m: str
+    """REQUEST: method."""
+    p: dict[str, Any]
+    """REQUEST, REPLY: parameters."""
+    t: float
+    """REQUEST: timeout, in seconds."""
+    type: str
+    """ERROR: name of the exception's class."""
+    text: str
+    """ERROR: its text."""
 
 
 class FrameMark(IntEnum):
-    """What a buffer was before it travelled."""
+    """Type of a buffer at the sender."""
 
     BYTES = 0
     ARRAY = 1
     BYTEARRAY = 2
     VIEW = 3
     STATE = 4
-    """`bytes` within an object that may insist on them."""
+    """`bytes` within an object that may depend on the type."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -72,7 +82,7 @@ _MARKS = {int(mark): mark for mark in FrameMark}
 
 
 class Receive(Enum):
-    """Which type comes back.
+    """Type of received buffers.
 
     `VIEWS`: writable `memoryview`s, and arrays upon them, on pooled or shared memory; nothing is copied. The memory
     is used again only when nothing refers to it any more; one kept view keeps its whole frame.
@@ -85,7 +95,7 @@ class Receive(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """What one end accepts. Checked before memory is taken for it."""
+    """Limits of received frames, checked before memory is allocated."""
 
     max_frame: int = MAX_FRAME
     """Bytes of all buffers of one frame."""
@@ -131,7 +141,7 @@ class FrameMessage(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Bytes it counts for in a stream's window."""
+        """Bytes of the frame."""
         return HEAD_BYTES + len(self.tag) + ENTRY_BYTES * len(self.buffers) + self.nbytes
 
 
@@ -140,7 +150,7 @@ class Frame(NamedTuple):
 
     kind: Kind
     id: int
-    tag: dict[str, Any]
+    tag: Tag
     buffers: list[Any]
     marks: list[FrameMark]
     flags: int
@@ -150,7 +160,7 @@ class Frame(NamedTuple):
 def message(
     kind: Kind,
     id: int,
-    tag: Mapping[str, Any],
+    tag: Tag,
     buffers: Sequence[Buffer] = (),
     *,
     limits: FrameLimits,
@@ -171,15 +181,15 @@ def message(
 
 
 def pack(head: Head, entries: Sequence[FrameEntry], tag: bytes) -> bytes:
-    """Head, table and tag as they stand on the wire."""
+    """Head, table and tag as they are sent."""
     return b"".join([_HEAD.pack(_MAGIC, *head), *[_ENTRY.pack(*entry) for entry in entries], tag])
 
 
 def unpack_head(raw: Buffer, limits: FrameLimits) -> Head:
-    """Reads a head and holds it against the limits.
+    """Reads a head and checks it against the limits.
 
     Raises:
-        ProtocolError: no head of ours, or too large.
+        ProtocolError: not the head of a frame, or too large.
     """
     magic, kind, flags, segment, id, tag, count, data, rate = _HEAD.unpack(raw)
     if magic != _MAGIC or kind not in _KINDS or flags > OBJECT | NEW_SEGMENT:
@@ -190,7 +200,7 @@ def unpack_head(raw: Buffer, limits: FrameLimits) -> Head:
     return Head(_KINDS[kind], flags, segment, id, tag, count, data, rate)
 
 
-def unpack_rest(raw: memoryview, head: Head, limits: FrameLimits) -> tuple[list[FrameEntry], dict[str, Any]]:
+def unpack_rest(raw: memoryview, head: Head, limits: FrameLimits) -> tuple[list[FrameEntry], Tag]:
     """Reads table and tag, which must agree with the head.
 
     Raises:
@@ -211,11 +221,11 @@ def unpack_rest(raw: memoryview, head: Head, limits: FrameLimits) -> tuple[list[
         raise ProtocolError("a buffer's length is not that of its data")
     if head.flags & OBJECT and not entries:
         raise ProtocolError("a frame with an object has no buffers")
-    return entries, tag
+    return entries, cast(Tag, tag)
 
 
 def offsets(lengths: Sequence[int]) -> Iterator[int]:
-    """Where each buffer begins in a data section."""
+    """Offset of each buffer in a data section."""
     at = 0
     for length in lengths:
         yield at

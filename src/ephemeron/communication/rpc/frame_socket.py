@@ -37,6 +37,7 @@ from ephemeron.communication.rpc.frame import (
     Head,
     Kind,
     Receive,
+    Tag,
     offsets,
     pack,
     section_bytes,
@@ -152,7 +153,7 @@ class FrameSocket:
         if head.rate:
             self.link_bps = head.rate * 1024.0
         entries: list[FrameEntry] = []
-        tag: dict[str, Any] = {}
+        tag: Tag = {}
         if head.buffers or head.tag_bytes:
             rest = bytearray(ENTRY_BYTES * head.buffers + head.tag_bytes)
             yield from self._fill(memoryview(rest))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ephemeron.communication.rpc.frame import (
@@ -24,6 +24,7 @@ from ephemeron.communication.rpc.frame import (
     FrameMessage,
     Kind,
     Receive,
+    Tag,
     message,
 )
 
@@ -92,7 +93,7 @@ def _plain_bytes(value: Any) -> set[int]:
     return found
 
 
-def object_message(kind: Kind, id: int, tag: Mapping[str, Any], value: Any, *, limits: FrameLimits) -> FrameMessage:
+def object_message(kind: Kind, id: int, tag: Tag, value: Any, *, limits: FrameLimits) -> FrameMessage:
     """A frame ready to send that carries an object; see `frame.message`."""
     buffers, marks = dumps(value, max_buffers=limits.max_buffers)
     return message(kind, id, tag, buffers, marks=marks, flags=OBJECT, limits=limits)

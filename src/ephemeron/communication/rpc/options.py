@@ -1,4 +1,4 @@
-"""What can be chosen for a connection, at either end."""
+"""Options of a connection, at either end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How one end behaves; the two ends need not agree."""
+    """Options of one end; the two ends may differ."""
 
     limits: FrameLimits = field(default_factory=FrameLimits)
-    """What is accepted of one frame."""
-    window: int = 4 << 20
-    """Bytes that each stream may bring before they are read here."""
+    """Limits of received frames."""
     max_calls: int = 1024
-    """Calls and streams of one client that are answered at once; a client waits, one that does not is cut off."""
+    """Concurrent calls of one client. A client waits; one that does not is disconnected."""
     receive: Receive = Receive.VIEWS
-    """A server's: which type requests bring, and the messages of its streams."""
+    """Of a server: type of the buffers of requests."""
     compress: bool = True
     """Whether data may be compressed where the link is slower than the codec; TCP only."""
     shared: bool = True
@@ -41,7 +39,6 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, value, least in (
-            ("window", self.window, 1),
             ("max_calls", self.max_calls, 1),
             ("limits.max_frame", self.limits.max_frame, 1),
             ("limits.max_buffers", self.limits.max_buffers, 1),
@@ -58,14 +55,12 @@ class Options:
         """What to say after the proof."""
         codecs = compression.offered() if self.compress else ()
         ready = shared and self.shared and shared_memory.available()
-        return Offer(window=self.window, max_calls=self.max_calls, codecs=codecs, shared=ready)
+        return Offer(max_calls=self.max_calls, codecs=codecs, shared=ready)
 
     def session(self, theirs: Offer, *, client: bool) -> Session:
         """The tables of a connection whose other end has offered that."""
         return Session(
             client=client,
-            window=self.window,
-            peer_window=theirs.window,
             max_calls=theirs.max_calls if client else self.max_calls,
             receive=self.receive,
         )

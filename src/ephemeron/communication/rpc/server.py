@@ -1,4 +1,4 @@
-"""The answering end on asyncio: one task per connection, one task per call or stream."""
+"""Server on asyncio: one task per connection, one task per call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from ephemeron.communication.rpc.async_connection import AsyncConnection, AsyncStream, drive, timed
+from ephemeron.communication.rpc.async_connection import AsyncConnection, drive, timed
 from ephemeron.communication.rpc.frame import OBJECT, Buffer, Frame, Kind, message
 from ephemeron.communication.rpc.frame_socket import FrameSocket
 from ephemeron.communication.rpc.objects import object_message, object_of
@@ -24,9 +24,6 @@ Handler: TypeAlias = Callable[
 """`async (method, params, buffers) -> (reply, buffers)`. The buffers it is given are its own to keep."""
 ObjectHandler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 """`async (method, value) -> value`."""
-StreamHandler: TypeAlias = Callable[[str, dict[str, Any], AsyncStream], Awaitable[None]]
-"""`async (method, params, stream)`. The stream is closed when it returns, and fails when it raises."""
-
 _PROOF_S = 10.0
 _FLUSH_S = 5.0
 
@@ -34,14 +31,13 @@ _FLUSH_S = 5.0
 class Server:
     """Answers calls of clients that know the token.
 
-    A call's handler is cancelled when its client cancels the call, gives it up at its deadline, or goes away. What
-    a handler raises is sent back as a type name and a text.
+    A call's handler is cancelled when its client cancels the call, at the call's deadline, and when the client is gone. An
+    exception of a handler is sent back as a type name and a text.
 
     Args:
         handler: answers one call; called concurrently.
         token: the shared secret; must not be empty.
-        objects: answers one call with an object. Without it, nothing is ever unpickled but by stream handlers.
-        streams: serves one stream.
+        objects: answers one call with an object. Without it, nothing is ever unpickled.
         options: see `Options`.
     """
 
@@ -51,12 +47,11 @@ class Server:
         *,
         token: str,
         objects: ObjectHandler | None = None,
-        streams: StreamHandler | None = None,
         options: Options | None = None,
     ) -> None:
         if not token:
             raise ValueError("a server without a token would answer anybody")
-        self._handler, self._objects, self._streams = handler, objects, streams
+        self._handler, self._objects = handler, objects
         self._token = token
         self._options = options or Options()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,12 +133,7 @@ class Server:
             await peer.close("the server closed this connection")
 
     def _begin(self, peer: AsyncConnection, frame: Frame) -> None:
-        if frame.kind is Kind.OPEN:
-            stream = AsyncStream(peer, peer.session.flow(frame.id, self._options.receive), flush_s=_FLUSH_S)
-            task = peer.start(self._converse(peer, frame, stream))
-        else:
-            task = peer.start(self._answer(peer, frame))
-        peer.session.running[frame.id] = partial(_cancel, task)
+        peer.session.running[frame.id] = partial(_cancel, peer.start(self._answer(peer, frame)))
 
     async def _answer(self, peer: AsyncConnection, frame: Frame) -> None:
         id, limits, method = frame.id, peer.wire.limits, frame.tag["m"]
@@ -153,7 +143,7 @@ class Server:
                     answer = object_message(Kind.REPLY, id, {}, await self._object(method, frame), limits=limits)
                 else:
                     reply, plain = await self._handler(method, frame.tag.get("p", {}), frame.buffers)
-                    answer = message(Kind.REPLY, id, {"p": reply}, plain, limits=limits)
+                    answer = message(Kind.REPLY, id, {"p": dict(reply)}, plain, limits=limits)
         except Exception as e:  # noqa: BLE001 - whatever the handler raised belongs to the caller
             answer = message(Kind.ERROR, id, fault(e), limits=limits)
         # From here on a cancel must not reach this task: half a frame would ruin the connection.
@@ -168,21 +158,6 @@ class Server:
         if self._objects is None:
             raise LookupError(f"this server takes no objects, not even for {method!r}")
         return await self._objects(method, object_of(frame, self._options.receive))
-
-    async def _converse(self, peer: AsyncConnection, frame: Frame, stream: AsyncStream) -> None:
-        failure: Exception | None = None
-        try:
-            if self._streams is None:
-                raise LookupError(f"this server has no streams, not even {frame.tag['m']!r}")
-            await self._streams(frame.tag["m"], frame.tag.get("p", {}), stream)
-        except Exception as e:  # noqa: BLE001 - whatever the handler raised belongs to the caller
-            failure = e
-        finally:
-            mine = peer.session.running.pop(frame.id, None) is not None
-            if not mine:
-                peer.session.flows.pop(frame.id, None)
-        if mine:
-            await stream.reset(failure)
 
 
 def _close(wire: FrameSocket, _: asyncio.Task[None]) -> None:
