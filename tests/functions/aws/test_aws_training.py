@@ -120,7 +120,7 @@ def test_a_throttled_launch_is_tried_again(world: World) -> None:
     world.service.throttle(5)
     result, _ = world.go(job=SHORT, workers=1, aggregators=1, batch_size=720)
     assert result.summary["status"] == "finished"
-    assert world.service.invoker.mischief.throttle == 0
+    assert world.service.invoker.faults.throttle == 0
 
 
 FAILING = """

@@ -29,18 +29,16 @@ from typing import Any
 import psutil
 
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Listener, Response, json_response, listen
-from ephemeron.functions.cgroups import ControlGroup, Enforcement
+from ephemeron.functions.cgroups import Enforcement
+from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited
 from ephemeron.testing.lambda_service.functions import LambdaFunction
 from ephemeron.units import MIB
 
-_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _API = "/2018-06-01/runtime/"
 _INIT_S = 10.0
 """Longest initialisation before it counts against the function's own time limit."""
-_DRAIN_S = 1.0
 _WATCH_S = 0.1
 _WATCH_CLOSELY_S = 0.02
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _numbers = itertools.count(1)
 
 Log = Callable[[str], None]
@@ -92,8 +90,7 @@ class LambdaEnvironment:
         self._enforcement, self._region, self._log = enforcement, region, log
         self._variables = variables
         self._tmp = folder / f"tmp-{self._n}"
-        self._group: ControlGroup | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: LimitedProcess | None = None
         self._server: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._next: asyncio.Queue[Work] = asyncio.Queue()
@@ -114,24 +111,17 @@ class LambdaEnvironment:
         """Starts the process; returns before it is ready."""
         self._tmp.mkdir(parents=True)
         self._server = await listen(self._runtime_api())
-        self._group = self._enforcement.group(os.getpid(), self._n, memory_mb=self.function.memory_mb)
         self._began = time.monotonic()
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", str(_BOOTSTRAP), str(os.getpid()), self.function.handler, env=self._environment(),
-            cwd=self.function.folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=MIB,
+        self._process = await LimitedProcess.start(
+            [sys.executable, "-P", "-m", "awslambdaric", self.function.handler], self._enforcement, self._n,
+            memory_mb=self.function.memory_mb, env=self._environment(), folder=self.function.folder, on_line=self._log,
         )  # fmt: skip
         self.pid = self._process.pid
-        with contextlib.suppress(ProcessLookupError):
-            self._group.add(self.pid)
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"!")
-        self._process.stdin.close()
-        self._tasks = [asyncio.create_task(work()) for work in (self._copy_output, self._watch, self._await_end)]
+        self._tasks = [asyncio.create_task(work()) for work in (self._watch, self._await_end)]
 
     async def run(self, work: Work) -> InvocationDone:
-        """Hands one invocation over, and returns how it ended. Whoever does not end is killed."""
-        assert self._group is not None
+        """Runs one invocation, and returns its end. At the time limit the process is killed."""
+        assert self._process is not None
         self.work = work
         self._log(f"START RequestId: {work.request_id} Version: $LATEST")
         limit = float(self.function.timeout_s)
@@ -142,7 +132,7 @@ class LambdaEnvironment:
                 self._forget_peak()
             began = time.monotonic()
             self._done = asyncio.get_running_loop().create_future()
-            self._group.set_cpu(self.function.memory_mb / 1769)
+            self._process.group.set_cpu(self.function.memory_mb / 1769)
             self._thaw()
             self._next.put_nowait(work)
             ended = asyncio.create_task(self._over.wait())
@@ -159,28 +149,18 @@ class LambdaEnvironment:
 
     def kill(self) -> None:
         """SIGKILL to the process and everything it started."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        if self._group is not None:
-            self._group.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def dispose(self) -> None:
-        """Kills it and leaves nothing behind."""
-        self.kill()
+        """Kills it, and removes its control group and its files."""
         if self._process is not None:
-            await self._process.wait()
-            await asyncio.wait(self._tasks, timeout=_DRAIN_S)  # its output ends with it, or with a child of it
+            await self._process.dispose()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.close()
-        for _ in range(100):
-            if self._group is None or self._group.remove():
-                break
-            self._group.kill()
-            await asyncio.sleep(0.01)
         await asyncio.to_thread(shutil.rmtree, self._tmp, ignore_errors=True)
 
     # -- Runtime API ----------------------------------------------------------------------------------------
@@ -234,11 +214,13 @@ class LambdaEnvironment:
     def _environment(self) -> dict[str, str]:
         function = self.function
         assert self._server is not None
-        told = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        mine = {**self._variables, **function.environment}
+        # The deployed code comes first, as where the runtime client puts its folder before all others.
+        path = os.pathsep.join(filter(None, (str(function.folder), mine.get("PYTHONPATH"))))
         return {
-            **told, "LANG": "en_US.UTF-8", "TZ": ":UTC", "TMPDIR": str(self._tmp), "HOME": str(self._tmp),
+            **inherited(), "LANG": "en_US.UTF-8", "TZ": ":UTC", "TMPDIR": str(self._tmp), "HOME": str(self._tmp),
             "AWS_ACCESS_KEY_ID": "ASIALOCALFUNCTION", "AWS_SECRET_ACCESS_KEY": "local", "AWS_SESSION_TOKEN": "local",
-            **self._variables, **function.environment,
+            **mine, "PYTHONPATH": path,
             "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self._server.port}", "AWS_LAMBDA_FUNCTION_NAME": function.name,
             "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
             "AWS_LAMBDA_LOG_GROUP_NAME": function.log_group, "AWS_LAMBDA_LOG_STREAM_NAME": self.stream,
@@ -247,25 +229,18 @@ class LambdaEnvironment:
         }  # fmt: skip
 
     def _freeze(self) -> None:
-        assert self._group is not None
-        self._group.set_cpu(None)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGSTOP)
+        assert self._process is not None
+        self._process.group.set_cpu(None)
+        self._process.signal(signal.SIGSTOP)
 
     def _thaw(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
-
-    async def _copy_output(self) -> None:
         assert self._process is not None
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            self._log(line.decode(errors="replace"))
+        self._process.signal(signal.SIGCONT)
 
     async def _await_end(self) -> None:
         assert self._process is not None
         await self._process.wait()
-        self._out_of_memory |= self._group is not None and self._group.oom_killed()
+        self._out_of_memory |= self._process.group.oom_killed()
         self._over.set()
 
     async def _watch(self) -> None:

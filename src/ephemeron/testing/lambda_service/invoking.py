@@ -1,4 +1,4 @@
-"""The Invoke API: who runs where, the queue of asynchronous calls, and what goes wrong on purpose.
+"""The Invoke API: assignment of calls to environments, the queue of asynchronous calls, injected faults.
 
 An asynchronous call is accepted (202) and queued. It waits there while no environment is free, with growing
 pauses, and is dropped when it is older than the function's greatest event age; a call that failed is tried again,
@@ -15,10 +15,10 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from ephemeron.communication.rpc.http import HttpRequest, Response
+from ephemeron.testing._emulation.faults import BackgroundTasks, FaultConfig
 from ephemeron.testing.lambda_service.environment import InvocationDone, LambdaEnvironment, Work
 from ephemeron.testing.lambda_service.functions import LambdaApiError, LambdaFunction
 from ephemeron.units import MIB
@@ -34,16 +34,6 @@ MOST_LINKS = 16
 _LINEAGE = re.compile(r"Lineage=\d+:[0-9a-f]+:(\d+)")
 
 Make = Callable[[LambdaFunction], LambdaEnvironment]
-
-
-@dataclass
-class LambdaFaultConfig:
-    """What is to go wrong with the next calls, counted down."""
-
-    deliver_twice: int = 0
-    """Asynchronous calls that are run twice, at once."""
-    throttle: int = 0
-    """Requests that are refused with 429."""
 
 
 class Invoker:
@@ -62,7 +52,7 @@ class Invoker:
         idle_s: float = 300.0,
     ) -> None:  # fmt: skip
         self.concurrency = concurrency
-        self.mischief = LambdaFaultConfig()
+        self.faults = FaultConfig()
         self.dropped: list[str] = []
         """Why queued calls were given up, one line for each."""
         self._make, self._retry_after_s = make, tuple(retry_after_s)
@@ -70,7 +60,7 @@ class Invoker:
         self._idle: dict[str, list[LambdaEnvironment]] = defaultdict(list)
         self._running: dict[str, int] = defaultdict(int)
         self.busy: list[LambdaEnvironment] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     @property
     def environments(self) -> list[LambdaEnvironment]:
@@ -98,8 +88,7 @@ class Invoker:
         except ValueError as e:
             text = f"Could not parse request body into json: {e}"
             raise LambdaApiError(400, "InvalidRequestContentException", text) from None
-        if self.mischief.throttle > 0:
-            self.mischief.throttle -= 1
+        if self.faults.take("throttle"):
             raise LambdaApiError(429, "TooManyRequestsException", "Rate Exceeded.")
         work = Work(
             request_id=str(uuid.uuid4()),
@@ -111,10 +100,8 @@ class Invoker:
         if kind == "DryRun":
             return Response(status=204, headers=headers)
         if kind == "Event":
-            copies = 1 + (self.mischief.deliver_twice > 0)
-            self.mischief.deliver_twice = max(0, self.mischief.deliver_twice - 1)
-            for _ in range(copies):
-                self._in_background(self._deliver(function, work, find))
+            for _ in range(1 + self.faults.take("deliver_twice")):
+                self._tasks.start(self._deliver(function, work, find))
             return Response(status=202, headers=headers)
         if _links(work.trace) > MOST_LINKS and function.recursion != "Allow":
             raise LambdaApiError(400, "RecursiveInvocationException", "Recursive invocation detected")
@@ -138,9 +125,7 @@ class Invoker:
 
     async def close(self) -> None:
         """Ends every call and every environment."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await asyncio.gather(*(e.dispose() for e in self.busy), return_exceptions=True)
         await self.expire(everything=True)
 
@@ -206,11 +191,6 @@ class Invoker:
                 idle.remove(environment)
                 return environment
         return None
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _trace(function: LambdaFunction, request: HttpRequest) -> str:

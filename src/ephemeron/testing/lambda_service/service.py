@@ -1,53 +1,48 @@
-"""The service itself: routes, the check of credentials, and a thread to live in."""
+"""The service: routes and the check of credentials."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import shutil
-import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
+from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
+from ephemeron.testing._emulation.faults import FaultConfig
+from ephemeron.testing._emulation.service import EmulatedService
 from ephemeron.testing.lambda_service.environment import LambdaEnvironment
 from ephemeron.testing.lambda_service.functions import ACCOUNT, Functions, LambdaApiError, LambdaFunction
 from ephemeron.testing.lambda_service.invoking import RETRY_AFTER_S, Invoker
 from ephemeron.testing.lambda_service.logs import Logs
 
-T = TypeVar("T")
-
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _FUNCTION = r"/functions/(?P<name>[^/]+)"
 _TICK_S = 0.2
-_START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningLambdaService:
-    """One environment, as `LambdaService.environments` shows it."""
+    """State of one environment."""
 
     pid: int
     function: str
     request_id: str
-    """Of the invocation it serves; empty while it is idle."""
+    """Of its invocation; empty while it is idle."""
     payload: bytes
 
 
 @dataclass
 class Guard:
-    """Whom the service turns away. Signatures are not verified; everything else is as AWS says it."""
+    """Access checks. Signatures are not verified; errors are those of AWS."""
 
     expired: set[str] = field(default_factory=set)
-    """Access keys that were good once."""
+    """Access keys that have expired."""
     unknown: set[str] = field(default_factory=set)
     denied: dict[str, set[str]] = field(default_factory=dict)
-    """Per access key, or `*`, the actions that it may not do, such as `lambda:InvokeFunction`."""
+    """Per access key, or `*`, the actions that are denied to it, such as `lambda:InvokeFunction`."""
 
     def check(self, request: HttpRequest, action: str, region: str) -> None:
         """Raises `LambdaApiError` unless the caller may do this."""
@@ -69,7 +64,7 @@ class Guard:
             raise LambdaApiError(403, "AccessDeniedException", text)
 
 
-class LambdaService:
+class LambdaService(EmulatedService):
     """AWS Lambda and the reading side of CloudWatch Logs on a port of loopback, in a thread of this process.
 
     Args:
@@ -79,8 +74,6 @@ class LambdaService:
         port: 0: a free one.
         enforce: False leaves CPU alone and watches memory, as where control groups are missing.
         retry_after_s, queue_pause_s, idle_s: pauses, see `Invoker`.
-
-    Use it as a context manager; it ends with its environments when the context is left, or with its process.
     """
 
     def __init__(
@@ -88,51 +81,20 @@ class LambdaService:
         port: int = 0, enforce: bool = True, retry_after_s: Sequence[float] = RETRY_AFTER_S, queue_pause_s: float = 1.0,
         idle_s: float = 300.0,
     ) -> None:  # fmt: skip
+        super().__init__("lambda", port)
         self.region = region
         self.guard = Guard()
         self.logs = Logs()
         self.invoker = Invoker(
             self._make, concurrency=concurrency, retry_after_s=retry_after_s, queue_pause_s=queue_pause_s, idle_s=idle_s
         )
-        self._folder = Path(tempfile.mkdtemp(prefix="lambda-"))
         self.functions = Functions(self._folder / "code", region)
         self._variables = dict(environment or {})
         self._enforcement = detect() if enforce else Enforcement(kind="none", unenforced=UNENFORCED)
-        self._port = port
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="lambda service", daemon=True)
-        self._started = threading.Event()
-        self._problem: BaseException | None = None
 
     @property
-    def url(self) -> str:
-        """What `endpoint_url` of a client should be."""
-        return f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> LambdaService:
-        """Returns when it can be spoken to.
-
-        Raises:
-            OSError: the port is taken.
-        """
-        self._thread.start()
-        self._started.wait(_START_S)
-        if self._problem is not None:
-            raise self._problem
-        return self
-
-    def close(self) -> None:
-        """Ends every environment and the service."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> LambdaService:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def faults(self) -> FaultConfig:
+        return self.invoker.faults
 
     def environments(self) -> list[RunningLambdaService]:
         """Every process there is, busy ones first."""
@@ -147,14 +109,6 @@ class LambdaService:
             ]  # fmt: skip
 
         return self._do(look())
-
-    def deliver_twice(self, calls: int = 1) -> None:
-        """Runs each of the next asynchronous calls twice."""
-        self._loop.call_soon_threadsafe(setattr, self.invoker.mischief, "deliver_twice", calls)
-
-    def throttle(self, requests: int = 1) -> None:
-        """Refuses the next Invoke requests with 429."""
-        self._loop.call_soon_threadsafe(setattr, self.invoker.mischief, "throttle", requests)
 
     # -- routes ---------------------------------------------------------------------------------------------
 
@@ -281,7 +235,7 @@ class LambdaService:
             "AccountUsage": {"FunctionCount": len(list(self.functions)), "TotalCodeSize": 0},
         })  # fmt: skip
 
-    # -- living ---------------------------------------------------------------------------------------------
+    # -- environments---------------------------------------------------------------------------------------
 
     def _make(self, function: LambdaFunction) -> LambdaEnvironment:
         stream = f"2026/01/01/[$LATEST]{uuid.uuid4().hex}"
@@ -291,27 +245,7 @@ class LambdaService:
             log=lambda message: self.logs.write(function.log_group, stream, message),
         )  # fmt: skip
 
-    def _live(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            server = self._loop.run_until_complete(listen(self._handler(), port=self._port))
-            self._port = server.port
-        except OSError as e:
-            self._problem = e
-            return
-        finally:
-            self._started.set()
-        tending = self._loop.create_task(self._tend())
-        try:
-            self._loop.run_forever()
-        finally:
-            tending.cancel()
-            self._loop.run_until_complete(self.invoker.close())
-            self._loop.run_until_complete(server.close())
-            self._loop.run_until_complete(asyncio.gather(tending, return_exceptions=True))
-            self._loop.close()
-
-    async def _tend(self) -> None:
+    async def _work(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             await self.invoker.expire(keep=self._is_current)
@@ -322,8 +256,8 @@ class LambdaService:
         except LambdaApiError:
             return False
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+    async def _end(self) -> None:
+        await self.invoker.close()
 
 
 def _with_id(response: Response) -> Response:

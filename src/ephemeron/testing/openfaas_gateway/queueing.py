@@ -12,11 +12,12 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
+from ephemeron.testing._emulation.faults import BackgroundTasks, FaultConfig
 from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, seconds
 
 MESSAGE_BYTES = 1 << 20
@@ -25,18 +26,6 @@ _HOP = ("connection", "host", "content-length", "transfer-encoding")
 
 Deliver = Callable[[str, HttpRequest], Awaitable[Response]]
 Find = Callable[[str], GatewayFunction]
-
-
-@dataclass
-class GatewayFaultConfig:
-    """What is to go wrong with the next calls, counted down."""
-
-    deliver_twice: int = 0
-    """Calls that are delivered twice, at once, as when a queue-worker's acknowledgement is lost."""
-    throttle: int = 0
-    """Requests that are refused with 429."""
-    lose: int = 0
-    """Calls that are accepted and never run, as when a queue that is kept in memory ends."""
 
 
 @dataclass(kw_only=True)
@@ -59,17 +48,17 @@ class Queue:
     """
 
     def __init__(self, deliver: Deliver, find: Find, *, inflight: int) -> None:
-        self.mischief = GatewayFaultConfig()
+        self.faults = FaultConfig()
         self.delivered: list[tuple[str, int]] = []
         """X-Call-Id and the last status of each call that is over."""
         self._deliver, self._find, self._inflight = deliver, find, inflight
         self._waiting: asyncio.Queue[_Message] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         """Starts the workers."""
         for _ in range(self._inflight):
-            self._in_background(self._work())
+            self._tasks.start(self._work())
 
     def accept(self, function: str, request: HttpRequest, *, call_id: str) -> None:
         """Queues a call.
@@ -77,16 +66,13 @@ class Queue:
         Raises:
             Refusal: 429 or 500, and nothing was queued.
         """
-        if self.mischief.throttle > 0:
-            self.mischief.throttle -= 1
+        if self.faults.take("throttle"):
             raise GatewayApiError(429, "too many requests")
         size = len(json.dumps({"Header": dict(request.headers), "Body": base64.b64encode(request.body).decode()}))
         if size > MESSAGE_BYTES:
             raise GatewayApiError(500, "Error queuing request: nats: maximum payload exceeded")
-        copies = 1 + (self.mischief.deliver_twice > 0)
-        self.mischief.deliver_twice = max(0, self.mischief.deliver_twice - 1)
-        if self.mischief.lose > 0:
-            self.mischief.lose -= 1
+        copies = 1 + self.faults.take("deliver_twice")
+        if self.faults.take("lose"):
             return
         for _ in range(copies):
             self._waiting.put_nowait(
@@ -100,9 +86,7 @@ class Queue:
 
     async def close(self) -> None:
         """Ends the workers; what waits is lost."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _work(self) -> None:
         while True:
@@ -113,11 +97,11 @@ class Queue:
             pause_s = self._pause(message, answer.status)
             if pause_s is not None:
                 message.tries += 1
-                self._in_background(self._again(message, pause_s))
+                self._tasks.start(self._again(message, pause_s))
                 continue
             self.delivered.append((message.call_id, answer.status))
             if message.callback:
-                self._in_background(self._call_back(message, answer, took_s))
+                self._tasks.start(self._call_back(message, answer, took_s))
 
     def _pause(self, message: _Message, status: int) -> float | None:
         """Seconds until the next try; None: there is none."""
@@ -153,8 +137,3 @@ class Queue:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, IndexError):  # nobody listens there
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             await ask(parts.hostname or "", parts.port or 80, "POST", target, headers=headers, body=answer.body)
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

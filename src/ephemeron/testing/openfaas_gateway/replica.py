@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import shlex
 import shutil
 import signal
@@ -23,17 +22,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
-from ephemeron.functions.cgroups import ControlGroup, Enforcement
+from ephemeron.functions.cgroups import Enforcement
+from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited
 from ephemeron.testing.openfaas_gateway.functions import GatewayFunction, Image, seconds
 
-_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _DEFAULT_S = 30.0
 _START_POLL_S = 0.05
 _RESTART_S = 0.2
 _PROBE_S = 2.0
-_DRAIN_S = 1.0
 _LOG_LINES = 1_000
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _HOP = ("connection", "host", "content-length", "transfer-encoding")
 _numbers = itertools.count(500_000)
 
@@ -74,8 +71,7 @@ class Replica:
         self._ready_path = env.get("ready_path", "")
         self._probe_s = seconds(function.annotations.get("com.openfaas.ready.http.periodSeconds", ""), _PROBE_S)
         self._probed = "com.openfaas.ready.http.path" in function.annotations
-        self._process: asyncio.subprocess.Process | None = None
-        self._group: ControlGroup | None = None
+        self._process: LimitedProcess | None = None
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -134,14 +130,13 @@ class Replica:
         """Goes as a pod goes: SIGTERM, time to finish what runs, SIGKILL."""
         self.leaving, self.ready = True, False
         if self._process is not None and self._process.returncode is None and self.serving:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+            self._process.signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), self._write_s)
         await self.dispose()
 
     async def dispose(self) -> None:
-        """Kills it and leaves nothing behind."""
+        """Kills it, and removes its control group and its files."""
         self.leaving, self.ready = True, False
         if self._task is not None:
             self._task.cancel()
@@ -151,11 +146,8 @@ class Replica:
 
     def kill(self) -> None:
         """SIGKILL to everything in it, as when its node dies."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        if self._group is not None:
-            self._group.kill()
+        if self._process is not None:
+            self._process.kill()
 
     # -- its life -------------------------------------------------------------------------------------------
 
@@ -169,37 +161,28 @@ class Replica:
     async def _run_once(self) -> None:
         self._ended.clear()
         self._tmp.mkdir(parents=True, exist_ok=True)
-        self._group = self._enforcement.group(os.getpid(), self._n, memory_mb=self.function.memory_mb or 1 << 20)
-        self._group.set_cpu(self.function.cpus)
         command = shlex.split(self.function.process or self._image.variables["fprocess"])
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", str(_BOOTSTRAP), str(os.getpid()), *command, env=self._environment(),
-            cwd=self._image.folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        self._process = await LimitedProcess.start(
+            command, self._enforcement, self._n, memory_mb=self.function.memory_mb or 1 << 20, env=self._environment(),
+            folder=self._image.folder, on_line=self._print,
         )  # fmt: skip
         self.pid = self._process.pid
-        with contextlib.suppress(ProcessLookupError):
-            self._group.add(self.pid)
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"!")
-        beside = [asyncio.create_task(work) for work in (self._copy_output(self._process), self._probe())]
+        self._process.group.set_cpu(self.function.cpus)
+        probing = asyncio.create_task(self._probe())
         try:
             await self._process.wait()
         finally:
             self.ready = False
             self._ended.set()
-            self.kill()  # what it has started holds its output open
-            beside[1].cancel()
-            await asyncio.wait(beside[:1], timeout=_DRAIN_S)  # its last words, and the end of the pipe
-            beside[0].cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            self.kill()  # processes that it has started hold its output open
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
 
     def _environment(self) -> dict[str, str]:
-        told = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         return {
-            **told, "LANG": "C.UTF-8", "HOME": str(self._tmp), "TMPDIR": str(self._tmp), **self._image.variables,
+            **inherited(), "LANG": "C.UTF-8", "HOME": str(self._tmp), "TMPDIR": str(self._tmp), **self._image.variables,
             **self._more, **self.function.variables, "http_upstream_url": f"http://127.0.0.1:{self.port}",
         }  # fmt: skip
 
@@ -220,20 +203,9 @@ class Replica:
         except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
             return False
 
-    async def _copy_output(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            self.log.append((time.time(), line.decode(errors="replace").rstrip("\n")))
+    def _print(self, line: str) -> None:
+        self.log.append((time.time(), line.rstrip("\n")))
 
     async def _clear(self) -> None:
-        self.kill()
         if self._process is not None:
-            with contextlib.suppress(TimeoutError):  # `wait` waits for the pipes as well, which others may hold
-                await asyncio.wait_for(self._process.wait(), _DRAIN_S)
-            self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, whoever else holds them
-        for _ in range(200):
-            if self._group is None or self._group.remove():
-                break
-            self._group.kill()
-            await asyncio.sleep(0.01)
-        self._group = None
+            await self._process.dispose()

@@ -1,33 +1,27 @@
-"""The gateway itself: routes, basic authentication, and a thread to live in."""
+"""The gateway: routes and basic authentication."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import json
 import random
 import re
-import shutil
-import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
+from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response
 from ephemeron.functions.cgroups import Enforcement, detect
+from ephemeron.testing._emulation.faults import FaultConfig
+from ephemeron.testing._emulation.service import EmulatedService
 from ephemeron.testing.openfaas_gateway.fleet import Fleet, find
 from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, Image, parse
 from ephemeron.testing.openfaas_gateway.queueing import Queue
 
-T = TypeVar("T")
-
-_START_S = 30.0
 _CALL = re.compile(r"/(function|async-function)/([^/]+)(/.*)?")
 _INFO = {
     "provider": {"provider": "ephemeron.testing", "orchestration": "processes", "version": {"sha": "", "release": "0"}},
@@ -49,7 +43,7 @@ class RunningGateway:
     """Of the call that it serves; empty while it is idle."""
 
 
-class OpenFaasGateway:
+class OpenFaasGateway(EmulatedService):
     """A gateway on a port of loopback, in a thread of this process.
 
     Args:
@@ -58,16 +52,14 @@ class OpenFaasGateway:
         inflight: asynchronous calls that are delivered at the same time (Community Edition: 1).
         port: 0: a free one.
         seed: of the choice among replicas.
-
-    Use it as a context manager; it ends with its replicas when the context is left, or with its process.
     """
 
     def __init__(
         self, *, password: str = "", user: str = "admin", environment: Mapping[str, str] | None = None, inflight: int = 10,
         port: int = 0, seed: int = 0,
     ) -> None:  # fmt: skip
-        self._folder = Path(tempfile.mkdtemp(prefix="openfaas-"))
-        self._user, self._password, self._port = user, password, port
+        super().__init__("openfaas", port)
+        self._user, self._password = user, password
         self._variables = dict(environment or {})
         self._images: dict[str, Image] = {}
         self._functions: dict[str, GatewayFunction] = {}
@@ -77,15 +69,10 @@ class OpenFaasGateway:
             self._images, self.enforcement, environment=self._environment, folder=self._folder, rng=random.Random(seed)
         )
         self.queue = Queue(self._deliver, self._find, inflight=inflight)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="openfaas gateway", daemon=True)
-        self._started = threading.Event()
-        self._problem: BaseException | None = None
 
     @property
-    def url(self) -> str:
-        """Of the gateway, for clients and for functions."""
-        return f"http://127.0.0.1:{self._port}"
+    def faults(self) -> FaultConfig:
+        return self.queue.faults
 
     def add_image(self, name: str, folder: Path) -> None:
         """Makes a recipe's folder known as an image, as if it had been built and pushed.
@@ -95,31 +82,6 @@ class OpenFaasGateway:
         """
         image = Image.of(folder)
         self._images[name] = image
-
-    def start(self) -> OpenFaasGateway:
-        """Returns when it can be spoken to.
-
-        Raises:
-            OSError: the port is taken.
-        """
-        self._thread.start()
-        self._started.wait(_START_S)
-        if self._problem is not None:
-            raise self._problem
-        return self
-
-    def close(self) -> None:
-        """Ends every replica and the gateway."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> OpenFaasGateway:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def replicas(self) -> list[RunningGateway]:
         """Every replica there is."""
@@ -138,17 +100,9 @@ class OpenFaasGateway:
         """What its replicas have printed."""
         return [line for replica in self._fleet.of(function) for _, line in replica.log]
 
-    def deliver_twice(self, calls: int = 1) -> None:
-        """Delivers each of the next asynchronous calls twice."""
-        self._loop.call_soon_threadsafe(setattr, self.queue.mischief, "deliver_twice", calls)
-
-    def throttle(self, requests: int = 1) -> None:
-        """Refuses the next asynchronous calls with 429."""
-        self._loop.call_soon_threadsafe(setattr, self.queue.mischief, "throttle", requests)
-
     def lose(self, calls: int = 1) -> None:
         """Accepts the next asynchronous calls and never runs them."""
-        self._loop.call_soon_threadsafe(setattr, self.queue.mischief, "lose", calls)
+        self._set_fault("lose", calls)
 
     # -- routes ---------------------------------------------------------------------------------------------
 
@@ -305,24 +259,9 @@ class OpenFaasGateway:
             (folder / name).write_text(self._secrets[name])
         return {**self._variables, "EPHEMERON_SECRETS_FOLDER": str(folder)}
 
-    def _live(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            server = self._loop.run_until_complete(listen(self._handler(), port=self._port))
-            self._port = server.port
-        except OSError as e:
-            self._problem = e
-            return
-        finally:
-            self._started.set()
-        self._loop.call_soon(self.queue.start)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self.queue.close())
-            self._loop.run_until_complete(server.close())
-            self._loop.run_until_complete(self._fleet.close())
-            self._loop.close()
+    async def _work(self) -> None:
+        self.queue.start()
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+    async def _end(self) -> None:
+        await self.queue.close()
+        await self._fleet.close()

@@ -1,0 +1,121 @@
+"""An HTTP service on loopback, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from ephemeron.communication.rpc.http import Handler, listen
+from ephemeron.testing._emulation.faults import FaultConfig
+
+T = TypeVar("T")
+
+_START_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+class EmulatedService(ABC):
+    """Base of the emulators. A context manager; ends with its processes when the context is left, or with its process.
+
+    Args:
+        name: of the thread and of the temporary folder.
+        port: 0: a free one.
+    """
+
+    def __init__(self, name: str, port: int) -> None:
+        self._name, self._port = name, port
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._started = threading.Event()
+        self._problem: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """Address of the service."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    @abstractmethod
+    def faults(self) -> FaultConfig:
+        """Faults of the next calls; touched on the loop only."""
+
+    @abstractmethod
+    def _handler(self) -> Handler:
+        """Answers requests."""
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """Runs beside the server until it is cancelled."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Ends queues and processes."""
+
+    def start(self) -> Self:
+        """Returns when the service listens.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._thread.start()
+        self._started.wait(_START_S)
+        if self._problem is not None:
+            raise self._problem
+        return self
+
+    def close(self) -> None:
+        """Ends all processes and the service."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def deliver_twice(self, calls: int = 1) -> None:
+        """Delivers each of the next asynchronous calls twice."""
+        self._set_fault("deliver_twice", calls)
+
+    def throttle(self, requests: int = 1) -> None:
+        """Refuses the next calls with 429."""
+        self._set_fault("throttle", requests)
+
+    def _set_fault(self, name: str, count: int) -> None:
+        self._loop.call_soon_threadsafe(setattr, self.faults, name, count)
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            server = self._loop.run_until_complete(listen(self._handler(), port=self._port))
+            self._port = server.port
+        except OSError as e:
+            self._problem = e
+            return
+        finally:
+            self._started.set()
+        _log.info("%s listens on %s", self._name, self.url)
+        work = self._loop.create_task(self._work())
+        try:
+            self._loop.run_forever()
+        finally:
+            work.cancel()
+            self._loop.run_until_complete(asyncio.gather(work, return_exceptions=True))
+            self._loop.run_until_complete(server.close())
+            self._loop.run_until_complete(self._end())
+            self._loop.close()
+            _log.info("%s has ended", self._name)
