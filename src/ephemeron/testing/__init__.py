@@ -1,4 +1,4 @@
-"""Kits with which anybody can hold their own implementation of a port to its contract. Need pytest."""
+"""Test kits for implementations of the ports `Channel` and `Platform`, and for training on them. Need pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where functions that cannot talk to each other leave what they have: folder, bucket, cache or parameter server."""
+"""Channels: storage through which functions that cannot connect exchange objects (folder, bucket, cache, parameter server)."""
 
 from __future__ import annotations
 

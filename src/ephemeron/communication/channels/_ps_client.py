@@ -1,8 +1,9 @@
-"""The client of parameter servers. `parameter_server` explains and exports it."""
+"""Client of parameter servers, exported and documented by `parameter_server`."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ from ephemeron.errors import (
 )
 
 P = TypeVar("P")
+
+_log = logging.getLogger(__name__)
 
 TOKEN = "EPHEMERON_CHANNEL_TOKEN"
 """The environment variable with the shared secret."""
@@ -152,7 +155,7 @@ def _read(cls: type[P], reply: Mapping[str, object]) -> P:
 
 
 class _Remote:
-    """One server, connected to when first needed, and again when the connection was lost."""
+    """One server. Connects on first use, and again after the connection was lost."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -162,6 +165,7 @@ class _Remote:
     async def client(self, token: str) -> Client:
         async with self._connecting:
             if self._client is None or not self._client.connected:
+                _log.debug("%s is connected to%s", self, "" if self._client is None else " again")
                 await self.close()
                 self._client = await Client.connect_tcp(self.host, self.port, token=token, timeout_s=_CONNECT_S)
             return self._client

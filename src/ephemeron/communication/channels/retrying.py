@@ -1,8 +1,9 @@
-"""A channel that outlives the faults of its store. Wraps the meter, so that every repeated request is counted."""
+"""A channel that survives faults of its store. It wraps the meter, so that every repeated request is counted."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,33 +18,35 @@ from ephemeron.errors import ChannelTimeout, ChannelUnreachable, KeyExists
 T = TypeVar("T")
 
 TELL_AFTER_S = 5.0
-"""Shorter outages are nobody's business."""
+"""Shorter outages are not reported."""
 _READS = 3
-"""Of an object that may be one's own, before it is taken for another's: reads can be cut off."""
+"""Reads of an object that may be the writer's own before it counts as another's: reads can be cut off."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """What to tell a person of a store that does not answer."""
+    """Report of a store that does not answer."""
 
     seconds: float
     requests: int
-    """That failed."""
+    """Failed ones."""
     problem: str
     over: bool
 
 
 class Retrying(Wrapper):
-    """Repeats what failed, as the policy says.
+    """Repeats failed requests by a policy.
 
-    Time without the store does not count as waiting: the deadline of a `get` moves by as long as requests of this
-    channel failed meanwhile, since whoever was to put the key could not do so either.
+    Time without the store does not count as waiting: the deadline of a `get` moves by the time for which requests of this
+    channel failed meanwhile, since the writer of the key could not reach the store either.
 
     Args:
-        inner: whose errors are retried.
-        policy: when.
+        inner: channel whose errors are retried.
+        policy: pauses and limits.
         rng: for jitter; of this writer alone.
-        told: hears of outages longer than `TELL_AFTER_S`: once, and when they are over.
+        told: called for outages longer than `TELL_AFTER_S`: once, and when they are over.
         latest: loop time that no deadline is moved past.
     """
 
@@ -77,8 +80,8 @@ class Retrying(Wrapper):
                 unsure = True
                 raise
             except KeyExists:
-                # An earlier request may have been served, and its answer lost. What is there tells: writers that
-                # compete put different bytes (`Framed` adds a token to all that is create-only).
+                # An earlier request may have been served, and its answer lost. The stored object tells: competing
+                # writers put different bytes (`Framed` adds a token to all create-only objects).
                 if not unsure:
                     raise
                 while (there := await self.inner.fetch(key)) != written:
@@ -129,7 +132,7 @@ class Retrying(Wrapper):
         """Repeats `attempt` as long as the policy allows.
 
         Args:
-            waits: it may have waited for good reasons before it failed.
+            waits: it may have waited for its object before it failed.
         """
         loop = asyncio.get_running_loop()
         first, tries, me = 0.0, 0, object()
@@ -146,10 +149,12 @@ class Retrying(Wrapper):
                         first = now
                     tries += 1
                     self._failed(me, asked, e)
+                    _log.debug("request %d failed: %s", tries, e)
                     pause_s = self.policy.pause_s(e, tries=tries, failing_s=now - first, rng=self._rng)
                     if pause_s is None:
                         if tries == 1:
                             raise
+                        _log.warning("given up after %d requests in %.0f s: %s", tries, now - first, e)
                         text = f"{e.problem}; given up after {tries} requests in {now - first:.0f} s"
                         raise type(e)(text, key=e.key) from e
                     self.repeated += 1
@@ -178,6 +183,10 @@ class Retrying(Wrapper):
     def _tell(self, problem: str, *, over: bool) -> None:
         seconds = asyncio.get_running_loop().time() - self._since
         requests = self.repeated - self._repeated_before + (not over)
+        if over:
+            _log.info("the store answers again after %.0f s and %d failed requests", seconds, requests)
+        else:
+            _log.warning("the store has not answered for %.0f s: %s", seconds, problem)
         self._told(Outage(seconds=seconds, requests=requests, problem=problem, over=over))
 
     def _cover(self, start: float, end: float) -> None:
@@ -189,7 +198,7 @@ class Retrying(Wrapper):
 
 
 class _RetryingReduction(SupportsReduction):
-    """Servers ignore what they have counted already, so that what may have arrived is sent again."""
+    """Repeats contributions that may have arrived: servers ignore those that they have counted."""
 
     def __init__(self, outer: Retrying, inner: SupportsReduction) -> None:
         self._outer, self._inner = outer, inner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -27,6 +28,7 @@ BlockingHandler: TypeAlias = Callable[[str, dict[str, Any], list[Any]], tuple[Ma
 BlockingObjectHandler: TypeAlias = Callable[[str, Any], Any]
 """`(method, value) -> value`."""
 _PROOF_S = 10.0
+_log = logging.getLogger(__name__)
 _SPARE = 2
 """Threads of a connection that wait for the next request; one of them reads."""
 _here = threading.local()
@@ -126,9 +128,10 @@ class BlockingServer:
         try:
             greeting = wire.greeting(self._token, client=False, offer=self.options.offer(shared=True))
             theirs = drive(wire, greeting, deadline_in(_PROOF_S), writing=False)
-        except (ConnectionError, ProtocolError, TokenRefused, CallTimedOut):
+        except (ConnectionError, ProtocolError, TokenRefused, CallTimedOut) as e:
             wire.close()
-            return  # the other end left, or is none of ours: there is nobody to tell
+            _log.debug("a connection ends before its proof: %s", e)
+            return
         crew = _Crew(self, wire, theirs)
         self._crews.add(crew)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -25,6 +26,7 @@ Handler: TypeAlias = Callable[
 ObjectHandler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 """`async (method, value) -> value`."""
 _PROOF_S = 10.0
+_log = logging.getLogger(__name__)
 _FLUSH_S = 5.0
 
 
@@ -124,8 +126,9 @@ class Server:
             async with asyncio.timeout(_PROOF_S):
                 greeting = wire.greeting(self._token, client=False, offer=options.offer(shared=True))
                 theirs = await drive(wire, greeting, writing=False)
-        except (ConnectionError, ProtocolError, TokenRefused, TimeoutError):
-            return  # the other end left, or is none of ours: there is nobody to tell
+        except (ConnectionError, ProtocolError, TokenRefused, TimeoutError) as e:
+            _log.debug("a connection ends before its proof: %s", e)
+            return
         peer = AsyncConnection(wire, options.session(theirs, client=False))
         try:
             await peer.read(lambda frame: self._begin(peer, frame))
