@@ -1,18 +1,25 @@
 # Two commands do everything, on a fresh machine with Python 3.11 or newer:
 #   make train    installs into .venv and trains handwritten digits on four functions
-#   make test     installs into .venv and runs the tests
+#   make test     installs into .venv and runs the tests (about ten minutes on two cores)
+# `make test-all` runs the slow tests, too: all platforms and emulators end to end, kill matrices, long simulations.
 # PYTHON chooses the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint types layers clean
+.PHONY: train test test-slow test-all lint types layers clean
 
 train: $(VENV)/train.stamp
 	$(BIN)/ephemeron train examples/digits/job.toml --out out
 
 test: $(VENV)/test.stamp $(VENV)/emulator.stamp
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not slow"
+
+test-slow: $(VENV)/test.stamp $(VENV)/emulator.stamp
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m slow
+
+test-all: $(VENV)/test.stamp $(VENV)/emulator.stamp
 	$(BIN)/python -m pytest -n 3 --dist loadscope
 
 lint: $(VENV)/dev.stamp

@@ -244,6 +244,7 @@ def test_an_object_store_over_https_with_an_authority_of_one_s_own(
 # -- a run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
     cache: Cache, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

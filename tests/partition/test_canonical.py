@@ -46,6 +46,7 @@ def reordered(topology, rng):
     return replace(topology, devices=tuple(devices), links=tuple(links))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["iteration", "throughput"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_names_order_and_units_change_nothing(objective, seed):

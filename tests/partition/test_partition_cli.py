@@ -84,6 +84,7 @@ def example(tmp_path_factory):
     return done, out
 
 
+@pytest.mark.slow
 def test_the_example_is_traced_measured_placed_and_proved(example):
     done, _ = example
     told = json.loads(done.stdout)

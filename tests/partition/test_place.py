@@ -91,6 +91,7 @@ def test_a_pipeline_is_as_fast_as_exhaustive_search_finds(seed):
     assert plan.gap < 2e-3
 
 
+@pytest.mark.slow
 def test_eight_operators_in_a_pipeline_of_three():
     rng = Random(7)
     graph = drawn_graph(rng, 8)
@@ -120,6 +121,7 @@ def test_the_bound_is_never_above_the_value(world, objective):
     assert plan.value_s == pytest.approx(done.iteration_s if objective == "iteration" else done.bottleneck_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["iteration", "throughput"])
 @pytest.mark.parametrize("block", range(7))
 def test_never_worse_than_a_baseline(objective, block):

@@ -106,6 +106,7 @@ def test_a_model_is_traced_exactly(name):
     assert len(graph_of(tracing.model).nodes) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-10)], ids=["float32", "float64"]
 )
@@ -133,6 +134,7 @@ def test_stages_train_as_the_original_does(name, dtype, limit):
             assert (a is b is None) or torch.allclose(a, b, rtol=limit, atol=limit), "in evaluation"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_anywhere_train_as_the_whole_does(name):
     """Operators on devices at random, shared parameters apart: draws are keyed by step, so the order of stages does not matter."""

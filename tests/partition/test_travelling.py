@@ -39,6 +39,7 @@ def named(stage):
     return dict([*stage.named_parameters(), *stage.named_buffers()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_stages_come_back(kind):
     torch.manual_seed(0)

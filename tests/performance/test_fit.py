@@ -41,6 +41,7 @@ def test_exact_measurements_give_back_their_coefficients(a, b, m):
     assert (fit.a, fit.b, fit.m) == pytest.approx((a, b, m), rel=1e-3, abs=0.1)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     held = 0
     for seed in range(60):

@@ -77,6 +77,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", CASES, ids=lambda v: "-".join(str(x) for x in v.values()))
 def test_time_is_predicted_through_hand_overs(values: dict[str, Any]) -> None:
     case = Case(**{name: value for name, value in values.items() if name != "ratio"})
@@ -115,6 +116,7 @@ def test_what_is_refused_cannot_run_and_what_is_not_does(values: dict[str, Any])
     assert short.ending.status == "failed" or replacements(short) >= case.workers
 
 
+@pytest.mark.slow
 def test_lives_that_were_declared_feasible_and_failed() -> None:
     """Iterations of 2.9 s, lives of 7 to 12 s: at 10 s the run took 28 % longer than predicted, at the others none fitted."""
     case = Case(workers=4, aggregators=2, step_s=2.75, sync="hap")

@@ -48,6 +48,7 @@ def digits(tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [

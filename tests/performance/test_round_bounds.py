@@ -56,6 +56,7 @@ def bound_s(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["k-reduce", "pipelined"])
 @pytest.mark.parametrize(("latency_s", "bandwidth_mb_s"), [(0.01, 70.0), (0.0, 70.0), (0.1, 1000.0), (0.002, 5.0)])
 @pytest.mark.parametrize("size_mb", [0.01, 1.0, 6.0])
@@ -65,6 +66,7 @@ def test_never_faster_than_the_bound(pattern, latency_s, bandwidth_mb_s, size_mb
         assert round_s(*case) >= bound_s(*case) * (1 - 1e-9), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "aggregators"), SHAPES)
 def test_plain_rounds_reach_the_bound(world, aggregators):
     """At 47 MB and at 5 MB, at 70 MB/s and 10 ms: within a twentieth, headers and all."""
@@ -73,6 +75,7 @@ def test_plain_rounds_reach_the_bound(world, aggregators):
         assert round_s(*case) <= 1.05 * bound_s(*case), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "aggregators"), [(2, 1), (2, 2), (4, 1), (4, 2), (4, 3), (4, 4)])
 def test_pipelined_rounds_come_near_it(world, aggregators):
     """Filling and draining the pipeline costs a few chunks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import TERMS, profiles
@@ -16,6 +17,7 @@ from ephemeron.training.planner.search.pareto import Best
 from ephemeron.training.planner.search.space import make_space
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(profiles(), st.sampled_from(["cost", "time"]), st.sampled_from([7, 25, 40]))
 def test_every_question_is_answered_as_if_it_were_the_first(profile: Profile, minimise: str, largest: int) -> None:

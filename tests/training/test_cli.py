@@ -51,6 +51,7 @@ def test_json_is_the_last_line_and_has_the_contract_s_keys(trained, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_plain_lines_when_the_output_is_no_terminal(trained):
     _, result = trained
     assert "epoch 1/1" in result.stderr
@@ -100,6 +101,7 @@ def test_mistakes_are_one_line_and_exit_2(words, arguments, home):
     assert not list(home.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_simulated_runs_cannot_be_resumed(trained):
     value, _ = trained
     result = run("resume", value["run_id"])

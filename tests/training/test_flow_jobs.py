@@ -164,6 +164,7 @@ def undisturbed(store):
     return sha
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["load", "compute", "upload", "aggregate", "download"])
 @pytest.mark.parametrize("sync", ["bsp", "hap"])
 def test_a_function_is_killed(store, sync, phase, undisturbed):

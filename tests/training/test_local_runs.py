@@ -74,6 +74,7 @@ def test_a_run(undisturbed):
     assert no_function_left(result.folder.path.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", ["redis", "s3", "parameter_server"])
 def test_other_channels_give_the_same_weights(channel, undisturbed, home, request):
     address = None
@@ -115,6 +116,7 @@ def start_client(home: Path) -> tuple[subprocess.Popen[bytes], Path]:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_without_its_client(undisturbed, home):
     client, folder = start_client(home)
     client.kill()
@@ -125,6 +127,7 @@ def test_the_run_goes_on_without_its_client(undisturbed, home):
     assert result.summary["invocations"] == 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
     client, folder = start_client(home)
     client.send_signal(signal.SIGINT)
@@ -171,6 +174,7 @@ def test_a_wrong_bucket_is_refused_before_anything_starts(home, s3_server, monke
     assert not list(home.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
     server = own_valkey()
     seen = []

@@ -17,6 +17,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
 
 
+@pytest.mark.slow
 class TestSimulated(TrainingMatrix):
     @pytest.fixture(scope="class")
     @classmethod
@@ -28,6 +29,7 @@ class TestSimulated(TrainingMatrix):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 class TestLocal(TrainingMatrix):
     @pytest.fixture(scope="class")
     @classmethod

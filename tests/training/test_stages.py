@@ -301,6 +301,7 @@ def local(job, faults=(), **how):
     return train(job, c, faults=[parse_fault(f) for f in faults], on_event=events.append), events
 
 
+@pytest.mark.slow
 def test_a_real_kill_gives_the_weights_of_the_simulated_run(home):
     job = make_job(dtype="float64", model=Target(target="tiny:mlp", options={"dropout": 0.3}))
     how = {"stages": 2, "micro_batches": 2, "batch_size": 120, "checkpoint_every": 3}
@@ -315,6 +316,7 @@ def test_a_real_kill_gives_the_weights_of_the_simulated_run(home):
     assert again.summary["weights_sha256"] == expected
 
 
+@pytest.mark.slow
 def test_a_model_too_large_for_one_function_trains_on_four(home):
     job = make_job(
         model=Target(target="tiny:bulky", options={"width": 1024, "layers": 40}),

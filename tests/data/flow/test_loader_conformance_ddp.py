@@ -46,6 +46,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], lis
     return {tuple(case): [rank[number] for rank in found] for number, case in enumerate(cases)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_two_ranks(ranks: Any, size: tuple[int, int], shuffle: bool) -> None:

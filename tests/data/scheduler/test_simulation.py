@@ -47,6 +47,7 @@ def examine(world: World) -> None:
         assert killed <= (DEATHS + 4) * epochs_and_restarts, "a poisoned sample is found out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_sample_once_whatever_happens(part):
     for seed in range(part, SCHEDULES, PARTS):

@@ -19,6 +19,8 @@ from ephemeron.data.service import client as client_module
 from ephemeron.data.service.address import ServiceAddress
 from ephemeron.errors import ConnectionLost
 
+pytestmark = pytest.mark.slow
+
 SAMPLES, BATCH = 60, 3
 FLOW = "test/mortal"
 

@@ -82,6 +82,7 @@ def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[
     until(lambda: not world.processes(), "all have ended")
 
 
+@pytest.mark.slow
 def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
     world = own_world(idle_s=1.0, ends_when_idle=False)
     read = world.read(mixed())
@@ -144,6 +145,7 @@ def test_a_giant_is_no_more_than_one_sample(own_world: Callable[..., World], sha
     assert all(s["cached_bytes"] <= 2 * limit_mb * MB for s in world.status("test/giant"))
 
 
+@pytest.mark.slow
 def test_a_service_of_other_settings_takes_over(own_world: Callable[..., World], tmp_path: Path) -> None:
     """A coordinator dies, and its successor has other settings: what still runs is not of its kind, and goes."""
     world = own_world(shards=1)
@@ -160,6 +162,7 @@ def test_a_service_of_other_settings_takes_over(own_world: Callable[..., World],
     assert [got] == epochs_of(local(mixed()), seed=4)
 
 
+@pytest.mark.slow
 def test_shards_of_an_older_version_are_not_adopted(own_world: Callable[..., World]) -> None:
     """The router is killed and cannot take its shards along; then the flow is raised to the next version."""
     world = own_world(shards=2)

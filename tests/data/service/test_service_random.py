@@ -28,6 +28,7 @@ def crops(batches: list[Any]) -> set[Any]:
     return {data for batch in batches for _, data in batch}
 
 
+@pytest.mark.slow
 def test_a_random_dataset_is_new_in_every_epoch(one_shard: World) -> None:
     """A flow without steps is the same for all, unless reading it is random."""
     for name, dataset in (("cropped", Cropped(32)), ("batched", Batched(32)), ("own", Cropped(32, kind="own"))):

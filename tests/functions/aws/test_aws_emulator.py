@@ -42,6 +42,8 @@ from ephemeron.functions.base import Call
 from ephemeron.testing.lambda_service import LambdaService
 from servers import answers_on, free_port, wait_until
 
+pytestmark = pytest.mark.slow
+
 RUN = "run"
 NAMES = RecordKeys(calls_prefix(RUN))
 ENTRY = "kit_entry:dispatch"

@@ -32,6 +32,8 @@ from ephemeron.training.driver import api, attach, resume, run_dir
 from ephemeron.training.job import Job, Target
 from tiny_job import JOB, SHORT
 
+pytestmark = pytest.mark.slow
+
 MEMORY_MB = 704
 
 

@@ -15,6 +15,8 @@ from ephemeron.functions.lithops.platform import LithopsPlatform
 from ephemeron.functions.lithops.settings import LithopsSettings
 from ephemeron.testing.platform_contract import PlatformContract
 
+pytestmark = pytest.mark.slow
+
 ENTRY = {"EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch", "EPHEMERON_PRELOAD": ""}
 
 

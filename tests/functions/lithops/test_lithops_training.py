@@ -16,6 +16,8 @@ from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.training.driver import configure, train
 from tiny_job import JOB
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingWorld]:

@@ -24,6 +24,8 @@ from ephemeron.testing.training_world import of
 from ephemeron.training.driver import api, resume
 from tiny_job import JOB
 
+pytestmark = pytest.mark.slow
+
 MEMORY_MB = 768
 
 

@@ -18,6 +18,8 @@ from ephemeron.events import Ended, Invoked
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.testing.platform_contract import PlatformContract
 
+pytestmark = pytest.mark.slow
+
 ENTRY = {"EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch", "EPHEMERON_PRELOAD": ""}
 
 

@@ -20,6 +20,8 @@ from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.training_world import of
 from tiny_job import JOB
 
+pytestmark = pytest.mark.slow
+
 MEMORY_MB = 768
 
 

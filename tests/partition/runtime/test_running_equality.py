@@ -59,6 +59,7 @@ def trained(name: str, case: str, dtype: Any) -> tuple[dict[str, Any], list[floa
         return pipe.state_dict(), losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "case"), [(n, c) for n in MODELS for c in CASES if n in ANYWHERE or not c.startswith("1f1b, anywhere")]
 )

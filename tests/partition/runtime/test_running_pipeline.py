@@ -55,6 +55,7 @@ def test_skips_go_straight_to_their_readers():
     assert all(f > 0 for f in forwards.values())
 
 
+@pytest.mark.slow
 def test_devices_of_one_process_may_be_anywhere():
     e, _ = traced("gpt-2")
     todo = batches("gpt-2", e)

@@ -58,6 +58,7 @@ def apart() -> Iterator[Pipeline]:
         yield pipe
 
 
+@pytest.mark.slow
 def test_processes_train_as_the_unsplit_model_does_and_as_one_process(apart):
     """Shared parameters, dropout, skips, odd batches; and to the last bit as with all devices in one process."""
     e, _ = traced("gpt-2")
