@@ -16,7 +16,7 @@ from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.timeouts import Timeouts
 from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 AHEAD_S = 7200.0
 KEYS = Keys("run")
 
@@ -33,16 +33,16 @@ def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_othe
             configuration=SimpleNamespace(checkpoint_every=2), cold_start_s=3.0, most_replacements=10
         )
         replacing = FailureDetector(
-            channel, KEYS, spec, Timeouts(least_s=PATIENCE_S), rank=0, lifetime_s=900.0, now=loop.time, run_now=loop.time,
+            channel, KEYS, spec, Timeouts(least_s=TIMEOUT_S), rank=0, lifetime_s=900.0, now=loop.time, run_now=loop.time,
             invoke=invoke, note=lambda text: None,
         )  # fmt: skip
         assert await fencing.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
         while not invoked:
-            assert loop.time() < 20 * PATIENCE_S
+            assert loop.time() < 20 * TIMEOUT_S
             await replacing.replace(1, 5)
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(TIMEOUT_S)
         assert invoked == [(1, 2)]
-        assert loop.time() > PATIENCE_S  # it had its time, too
+        assert loop.time() > TIMEOUT_S  # it had its time, too
 
     simulation.run(main())
 
@@ -53,13 +53,13 @@ def test_whoever_said_that_it_waits_by_a_clock_ahead_is_not_believed_for_ever():
 
         def of(rank: int, ahead_s: float = 0.0) -> WaitForGraph:
             return WaitForGraph(
-                channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, timeout_s=lambda times: times * PATIENCE_S
+                channel, KEYS, rank=rank, now=lambda: loop.time() + ahead_s, timeout_s=lambda times: times * TIMEOUT_S
             )
 
         await of(2, AHEAD_S).suspects(StalledPeers(7, [1]))  # and then it dies
         me = of(0)
         assert await me.suspects(StalledPeers(7, [2])) == [(1, 7)]
-        await asyncio.sleep(2 * PATIENCE_S)
+        await asyncio.sleep(2 * TIMEOUT_S)
         assert await me.suspects(StalledPeers(7, [2])) == [(2, 7)]
 
     simulation.run(main())

@@ -1,4 +1,4 @@
-"""Of all who wait, the one that nobody hears waiting is to blame."""
+"""Search for the rank to replace in the graph of published waits."""
 
 import asyncio
 
@@ -8,18 +8,18 @@ from ephemeron.functions import simulation
 from ephemeron.training.collectives import StalledPeers
 from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
-def blamed(waits, *, asks, after_s=0.0, old=(), at=None):
-    """Whom `asks` finds; `waits` says for whom each living rank waits, `old` who said so long ago."""
+def suspects(waits, *, asks, after_s=0.0, old=(), at=None):
+    """Ranks that `asks` suspects; `waits`: ranks that each living rank waits for; `old`: waits published long ago."""
 
     async def go():
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
 
         def of(rank):
             return WaitForGraph(
-                channel, Keys("run"), rank=rank, now=loop.time, timeout_s=lambda times: times * PATIENCE_S
+                channel, Keys("run"), rank=rank, now=loop.time, timeout_s=lambda times: times * TIMEOUT_S
             )
 
         for rank, ranks in old:
@@ -37,22 +37,22 @@ def blamed(waits, *, asks, after_s=0.0, old=(), at=None):
     return simulation.run(go())
 
 
-def test_the_one_that_is_waited_for_and_silent():
-    assert blamed({0: [1]}, asks=0) == [(1, 9)]
+def test_a_rank_that_has_published_no_wait_is_suspected():
+    assert suspects({0: [1]}, asks=0) == [(1, 9)]
 
 
-def test_the_end_of_a_chain_with_what_is_missed_of_it():
-    assert blamed({0: [1], 1: [2], 2: [3]}, asks=0) == [(3, 7)]
+def test_the_end_of_a_chain_is_suspected_with_its_missing_iteration():
+    assert suspects({0: [1], 1: [2], 2: [3]}, asks=0) == [(3, 7)]
 
 
-def test_several_at_once():
-    assert blamed({0: [1, 2], 1: [3], 2: [4]}, asks=0) == [(3, 7), (4, 7)]
+def test_several_ranks_are_suspected_at_once():
+    assert suspects({0: [1, 2], 1: [3], 2: [4]}, asks=0) == [(3, 7), (4, 7)]
 
 
 def test_the_search_ends_when_what_is_missing_comes():
     async def go():
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
-        graph = WaitForGraph(channel, Keys("run"), rank=0, now=loop.time, timeout_s=lambda times: times * PATIENCE_S)
+        graph = WaitForGraph(channel, Keys("run"), rank=0, now=loop.time, timeout_s=lambda times: times * TIMEOUT_S)
         search = asyncio.create_task(graph.suspects(StalledPeers(7, [1, 2], ["run/a", "run/b"])))
         for key in ("run/a", "run/b"):
             await asyncio.sleep(1.0)
@@ -65,17 +65,17 @@ def test_the_search_ends_when_what_is_missing_comes():
     assert round(took_s, 3) == 2.0
 
 
-def test_whoever_is_past_what_is_missed_has_to_send_it_again():
-    assert blamed({0: [1], 1: [0]}, asks=0, at={0: 7, 1: 8}) == [(1, 7)]
-    assert blamed({0: [1], 1: [0]}, asks=1, at={0: 7, 1: 8}) == []  # rank 0 will replace it
+def test_a_rank_that_waits_in_a_later_iteration_is_suspected():
+    assert suspects({0: [1], 1: [0]}, asks=0, at={0: 7, 1: 8}) == [(1, 7)]
+    assert suspects({0: [1], 1: [0]}, asks=1, at={0: 7, 1: 8}) == []  # rank 0 will replace it
 
 
-def test_in_a_circle_everybody_replaces_the_next():
+def test_in_a_cycle_each_rank_suspects_the_next():
     ring = {0: [1], 1: [2], 2: [0]}
-    assert [blamed(ring, asks=r, at=dict.fromkeys(ring, 7)) for r in ring] == [[(1, 7)], [(2, 7)], [(0, 7)]]
-    assert blamed({**ring, 3: [0]}, asks=3, at=dict.fromkeys(range(4), 7)) == []  # not in it
+    assert [suspects(ring, asks=r, at=dict.fromkeys(ring, 7)) for r in ring] == [[(1, 7)], [(2, 7)], [(0, 7)]]
+    assert suspects({**ring, 3: [0]}, asks=3, at=dict.fromkeys(range(4), 7)) == []  # not in it
 
 
 def test_what_was_said_long_ago_counts_no_more():
-    assert blamed({0: [1]}, asks=0, after_s=2 * PATIENCE_S, old=[(1, [2])]) == [(1, 9)]
-    assert blamed({0: [1]}, asks=0, after_s=0.5 * PATIENCE_S, old=[(1, [2])]) == [(2, 1)]
+    assert suspects({0: [1]}, asks=0, after_s=2 * TIMEOUT_S, old=[(1, [2])]) == [(1, 9)]
+    assert suspects({0: [1]}, asks=0, after_s=0.5 * TIMEOUT_S, old=[(1, [2])]) == [(2, 1)]
