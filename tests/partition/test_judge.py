@@ -176,7 +176,7 @@ def test_orders_that_wait_for_themselves_are_refused():
     wrong = DeviceOrders(
         compute={"x": (("b", "forward"), ("a", "forward"), ("b", "backward"), ("a", "backward"))}, transfers={}
     )
-    with pytest.raises(JobError, match="everybody waits"):
+    with pytest.raises(JobError, match="deadlock after"):
         replay(CHAIN, machines("x"), {"a": "x", "b": "x"}, orders=wrong)
 
 
@@ -200,7 +200,7 @@ def test_a_wrong_placement_is_named(placement, message):
 
 def test_a_group_is_not_torn_apart():
     graph = Graph(nodes=tuple(Node(name=n, forward_s={"gpu": 1}, backward_s={"gpu": 1}, group="tied") for n in "ab"))
-    with pytest.raises(JobError, match="group tied is torn apart: a is on x, b on y"):
+    with pytest.raises(JobError, match="group tied is on several devices: a is on x, b on y"):
         replay(graph, machines("xy"), {"a": "x", "b": "y"})
 
 

@@ -136,7 +136,7 @@ def test_its_report_needs_nothing_else(example):
     page = (example[1] / "report.html").read_text()
     assert not re.search(r"""(src|href)=["']""", page)
     assert "default-src 'none'" in page
-    for words in ("transformer on three functions", "One iteration, replayed", "Operators by device", "m-ETF"):
+    for words in ("transformer on three functions", "One simulated iteration", "Operators by device", "m-ETF"):
         assert words in page
 
 

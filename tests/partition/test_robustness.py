@@ -107,7 +107,7 @@ def test_times_without_passes_are_said_to_be_just_that():
     plan = planned(graph, topology)
     assert robustness_of(graph, topology, plan) is None
     outcome = outcome_of(graph, topology, plan, replay(graph, topology, plan.placement, schedule=PIPELINED))
-    assert "times as given (assumed); single passes are not known" in outcome.rests_on
+    assert "times as given (assumed); without measured passes, its uncertainty is unknown" in outcome.rests_on
     assert outcome.to_dict()["rests_on"]["robustness"] is None
 
 

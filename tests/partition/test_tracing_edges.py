@@ -170,7 +170,7 @@ def test_memory_that_is_written_stays_together():
     gap, _ = trained_apart(tracing.model, (batch(),), parts=3)
     assert gap <= 1e-6
     apart = {n: "b" if n == zeros.name else "a" for n in found}
-    with pytest.raises(JobError, match="they share what changes; put nodes of one group on one device"):
+    with pytest.raises(JobError, match="they share state that changes; put nodes of one group on one device"):
         split(tracing.model, apart)
 
 
@@ -198,7 +198,7 @@ def test_copies_of_a_shared_parameter_stay_equal():
     apart = graph_of(tracing.model, ties="apart")
     more = sum(n.parameter_bytes for n in apart.nodes) - sum(n.parameter_bytes for n in together.nodes)
     assert more == 4 * model.words.weight.numel()
-    with pytest.raises(JobError, match="share what changes"):
+    with pytest.raises(JobError, match="share state that changes"):
         split(tracing.model, placement)
 
 
@@ -282,7 +282,7 @@ def test_a_model_that_cannot_be_trained_is_refused():
         trace(nn.Linear(3, 3), (batch(),))
     with pytest.raises(JobError, match="opaque = 'nowhere' is no module"):
         trace(nn.Linear(4, 3), (batch(),), opaque=["nowhere"])
-    with pytest.raises(JobError, match="no floating tensor back"):
+    with pytest.raises(JobError, match="the model returns no floating tensor"):
         trace(nn.Flatten(), (torch.ones(4, 2, dtype=torch.long),))
 
 

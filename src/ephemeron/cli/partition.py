@@ -1,4 +1,4 @@
-"""`ephemeron partition MODEL | measure`: which operator of a model runs on which device, proved, shown and written down."""
+"""`ephemeron partition MODEL | measure`: placement of a model's operators on devices, with a proved bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT = "place"
 
 
 class _Defaulting(click.Group):
-    """A group in which what is no command is the argument of `place`; its help is that of `place`, with the commands below."""
+    """Group with the default command `place`, whose help it shows."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -39,7 +39,7 @@ def partition() -> None:
     """Cut MODEL into stages for devices of different speed, memory and links, with a proof of how good the cut is.
 
     MODEL is path/file.py:function or module:function. The function takes the batch size and returns (nn.Module, example
-    inputs). Operators are traced, held against the model, and measured on this machine; or MODEL is a graph.json.
+    inputs). Operators are traced, compared with the model, and measured on this machine; or MODEL is a graph.json.
 
     \b
     ephemeron partition examples/partition/nets.py:transformer --devices examples/partition/devices.toml --batch-size 32
@@ -51,14 +51,14 @@ def partition() -> None:
     \b
     devices.toml:  [[devices]]                         one table each
                    name = "big"
-                   memory_mb = 4096                    what the model may take there
-                   speed = 2.0                         against this machine, where times are measured
-                   [links]                             every pair, unless [[links.between]] says otherwise
+                   memory_mb = 4096                    memory for the model
+                   speed = 2.0                         relative to this machine, which is measured
+                   [links]                             every pair, except those in [[links.between]]
                    bandwidth_mb_s = 1000
                    latency_s = 0.0001
 
     Objective throughput cuts into a pipeline whose busiest device or link is least busy; iteration seeks the shortest
-    iteration of any placement. Where memory does not suffice, the error says how much is missing and what would fit.
+    iteration of any placement. If memory does not suffice, the error names the missing bytes and changes that would fit.
     """
 
 
@@ -66,7 +66,7 @@ def _model_options(command: Any) -> Any:
     for option in (
         click.option("--threads", type=click.IntRange(1), help="Of PyTorch while measuring.  [default: PyTorch's own]"),
         click.option("--repeats", type=click.IntRange(3), default=9, show_default=True, help="Passes that are measured."),
-        click.option("--kind", metavar="NAME", help="What devices like this machine are called.  [default: cpu or cuda]"),
+        click.option("--kind", metavar="NAME", help="Name of devices like this machine.  [default: cpu or cuda]"),
         click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adam", show_default=True,
                      help="Its state counts as memory."),
     ):  # fmt: skip
@@ -84,11 +84,11 @@ def _model_options(command: Any) -> Any:
               help="Of the micro-batches.  [default: 1f1b for throughput, plain for iteration]")  # fmt: skip
 @click.option("--micro-batches", type=click.IntRange(1), help="M.  [default: 8, or what the batch allows; plain: 1]")
 @click.option(
-    "--recompute", is_flag=True, help="Make activations again instead of keeping them: less memory, more time."
+    "--recompute", is_flag=True, help="Recompute activations instead of keeping them: less memory, more time."
 )
-@click.option("--no-overlap", is_flag=True, help="1f1b with as few micro-batches in flight as if links took no time.")
+@click.option("--no-overlap", is_flag=True, help="1f1b with few micro-batches in flight, as if links took no time.")
 @click.option("--time-limit-s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
-              help="For searching and proving.")  # fmt: skip
+              help="Limit of search and proof.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Threads of CP-SAT.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @_model_options
@@ -118,12 +118,12 @@ def place_(
             schedule = _schedule(objective, kind, micro_batches, recompute, no_overlap, graph.batch_size)
         tell(_announced(len(graph.nodes), len(topology.devices), effort))
         plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
-        tell("replaying the plan")
+        tell("simulating the plan")
         done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)
         if measured is not None:
             tell("training a few steps of the stages and of the whole model, to compare them")
             check_placed(measured, plan)
-        tell("drawing measured times again")
+        tell("resampling measured times")
         robustness = robustness_of(graph, topology, plan, seed=seed)
     outcome = outcome_of(graph, topology, plan, done, robustness=robustness)
     console = make_console(to_stderr=as_json, width=110)
@@ -157,8 +157,8 @@ def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json:
     ephemeron partition measure examples/partition/nets.py:convnet --batch-size 32 --out graph.json
     ephemeron partition graph.json --devices examples/partition/devices.toml
 
-    Every operator is run by itself, forwards and back. The sum over all is set against the model as a whole: where it
-    is far from 1, or quartiles are far apart, the machine was busy with something else: measure again.
+    Forward and backward pass of every operator are measured separately, and their sum is compared with the whole model. If the
+    ratio is far from 1, or quartiles are far apart, the machine had other load: measure again.
     """
 
     from ephemeron.cli.partition_table import print_profile, profile_table

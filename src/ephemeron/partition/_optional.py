@@ -1,4 +1,4 @@
-"""Solvers that are not part of the core, imported when they are needed."""
+"""Optional solvers, imported on first use."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def cp_model() -> Any:
     try:
         from ortools.sat.python import cp_model as module
     except ImportError:
-        raise MissingExtra("OR-tools, whose CP-SAT orders what is placed,", "partition") from None
+        raise MissingExtra("OR-tools, whose CP-SAT orders placed operators,", "partition") from None
     return module

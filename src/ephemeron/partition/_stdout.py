@@ -1,7 +1,7 @@
-"""Solvers without what they print by themselves: HiGHS says where it transforms a solution, whatever its log options are.
+"""Suppression of solver output: HiGHS prints when it transforms a solution, independent of its log options.
 
-It does so by C's `stdout`. While a solver runs, that name leads to nowhere; file descriptor 1 and Python's `sys.stdout` stay as
-they are, so what other threads print from Python is not lost. C code of other threads is silent meanwhile, too.
+It prints to C's `stdout`. While a solver runs, that variable points to the null device. File descriptor 1 and Python's `sys.stdout` do
+not change, so Python output of other threads is kept; output of C code in other threads is dropped, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 _LOCK = threading.Lock()
 _OPEN = 0
-"""Solvers that run now."""
+"""Number of open contexts."""
 _KEPT: int | None = None
 _SINK: int | None = None
 """Opened once and never closed: C code may still hold it."""
@@ -25,9 +25,9 @@ _SINK: int | None = None
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """While it is open, what C code of this process prints by `printf` and its like is dropped; any number may be open at once.
+    """Context in which output of C code by `printf` and similar functions is dropped; contexts may overlap.
 
-    Where C's library is not glibc, whose `stdout` is a variable, nothing is done.
+    Without glibc, whose `stdout` is a variable, nothing happens.
     """
     global _OPEN, _KEPT, _SINK
     out = _c_stdout()

@@ -190,9 +190,9 @@ def test_a_loss_that_is_no_number_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": {"x": "cpu"}}, "devices has 'x', on which no stage is; use d0"),
+        ({"devices": {"x": "cpu"}}, "devices has 'x', which has no stage; use d0"),
         ({"where": "cloud"}, "where = 'cloud' is not known; use here or processes"),
-        ({"links": {("d0", "d1"): Throttle(latency_s=1)}}, "slowed down between processes only"),
+        ({"links": {("d0", "d1"): Throttle(latency_s=1)}}, "links have delays between processes only"),
         ({"links": {("d0", "x"): Throttle()}, "where": "processes"}, "links has d0 → x, which is no pair"),
     ],
 )

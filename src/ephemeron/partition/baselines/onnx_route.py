@@ -1,8 +1,7 @@
-"""The operator graph as ONNX, and from ONNX: NetSplit's own route (section 4.1.1), kept to compare with and to look at models elsewhere.
+"""Operator graphs through ONNX: NetSplit's route (section 4.1.1), for comparisons and for viewing models in other tools.
 
-Not for training. The file keeps no BatchNorm updates and no tied parameters, takes dropout apart into draws of uniform
-numbers whose seed is ONNX's, and fuses or renames operators; a model rebuilt from it (section 4.1.2) is another one. `trace` is the route
-from which stages are made.
+Not for training. The file has no BatchNorm updates and no tied parameters, replaces dropout by draws of uniform numbers with ONNX's seed, and
+fuses or renames operators; a model rebuilt from it (section 4.1.2) is different. Stages are made from `trace`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ephemeron.partition.graph.graph import Graph, Node, Tensor
 def export_onnx(
     model: nn.Module, args: Sequence[Any], path: str | Path, *, kwargs: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes a model as it is in training.
+    """Write a model in training mode.
 
     Args:
         model: it does not change.
@@ -36,7 +35,7 @@ def export_onnx(
 
     Raises:
         MissingExtra: ONNX is not installed.
-        JobError: the exporter does not take the model; with its reason.
+        JobError: the exporter does not accept the model; with its reason.
     """
     _onnx()
     twin = copy.deepcopy(model).train()
@@ -55,16 +54,16 @@ def export_onnx(
         reason = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
         raise JobError(
             f"{type(model).__name__} cannot be written as ONNX: {type(e).__name__}: {reason[:200]}",
-            remedy="use trace(), which keeps what ONNX cannot say as an opaque node",
+            remedy="use trace(), which keeps code that ONNX cannot express as an opaque node",
         ) from e
     finally:
         log.setLevel(level)
 
 
 def onnx_graph(path: str | Path) -> Graph:
-    """Nodes and variables of an ONNX file, without times.
+    """Graph of an ONNX file, without times.
 
-    Inputs are nodes, as in `graph_of`. Initialisers count for the first node that reads them. Variables of unknown shape count no bytes.
+    Inputs are nodes, as in `graph_of`. Initialisers count for the first node that reads them. Variables of unknown shape have 0 bytes.
 
     Args:
         path: of the file.

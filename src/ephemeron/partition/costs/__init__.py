@@ -1,4 +1,4 @@
-"""Costs of a real model and real links, as the values that placing takes (NetSplit, sections 4.2 to 4.4).
+"""Costs of a real model and real links, in the form that placement needs (NetSplit, sections 4.2 to 4.4).
 
 `times`, `optimizer` and `profile` need torch and are imported by name; links do not.
 """

@@ -1,8 +1,8 @@
-"""What operators take, estimated from what they do: the same numbers on every machine and at every launch.
+"""Estimated time of operators from their operations and bytes: the same numbers on every machine and at every launch.
 
-Measured times (`times`) are truer and differ from run to run; where a model is cut must not, or two launches of one job
-would not give the same bits. So operations are counted by PyTorch's own counter while the example batch runs, and bytes
-by the sizes of what is read and made; a roofline of one vCPU turns both into seconds.
+Measured times (`times`) are more accurate, but differ from run to run. The cut of a model must not: otherwise two launches of one
+job would not give the same bits. So PyTorch's counter counts operations while the example batch runs, bytes are the sizes of the
+tensors read and written, and a roofline of one vCPU gives seconds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ephemeron.partition.tracing.operators import operators
 from ephemeron.partition.tracing.traced import Traced
 
 FLOP_S, BYTES_S = 2e10, 5e9
-"""Of one vCPU: about a third of what AVX2 could do, and its share of the memory's bandwidth. Only their ratio matters
-to where a model is cut, and theirs to the network's."""
+"""Rates of one vCPU: about a third of the peak of AVX2, and its share of the memory bandwidth. Only their ratio to each other and to
+the network's bandwidth affects the cut of a model."""
 BACKWARD = 2.0
-"""Times the forward pass."""
+"""Time of a backward pass, in forward passes."""
 
 
 def estimated_s(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, float]:

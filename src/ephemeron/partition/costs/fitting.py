@@ -1,8 +1,8 @@
 """Latency and bandwidth of a link from timed messages. Pure.
 
 NetSplit (section 4.2, figure 4-3) fits a line by least squares. Over five orders of magnitude of size that would fit the largest
-messages only; here relative errors are squared, so that the latency is as good as the bandwidth. The fastest message of a size
-counts: whatever else the machine does only ever adds.
+messages only. Here the squares of relative errors are minimised, so that the latency is as accurate as the bandwidth. The fastest
+message of each size counts, because other load on the machine can only add time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """seconds = latency_s + nbytes / bandwidth_bytes_s."""
+    """Line through timed messages: seconds = latency_s + nbytes / bandwidth_bytes_s."""
 
     latency_s: float
     bandwidth_bytes_s: float
@@ -24,12 +24,11 @@ class Fitted:
 
 
 def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) -> Fitted:
-    """Fits the fastest message of each size.
+    """Line through the fastest message of each size.
 
     Args:
         samples: seconds by bytes sent; at least two sizes.
-        replies: whether the seconds end when an empty reply is back: then half of what a message of no bytes takes is the
-            way back.
+        replies: whether times include an empty reply; half of the time of an empty message is then the way back.
 
     Raises:
         JobError: too few sizes, a time that is not positive, or times that do not grow with the size.
@@ -52,7 +51,7 @@ def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) ->
 
 
 def _line(points: Mapping[int, float]) -> tuple[float, float]:
-    """Weights 1/t²: the normal equations of relative least squares."""
+    """Intercept and slope by relative least squares: normal equations with weights 1/t²."""
     w = [1 / t**2 for t in points.values()]
     sw = sum(w)
     mx = sum(a * n for a, n in zip(w, points, strict=True)) / sw

@@ -1,8 +1,8 @@
 """Latency and bandwidth of every ordered pair of devices, measured between processes (NetSplit, section 4.2).
 
-One pair at a time, so that none is slowed down by another: what pairs that share a bus get when all send is less, and has to be
-measured by whoever plans for it. Here the processes are on this machine, over loopback; a throttle makes links of them that are
-unequal in a known way. Peers elsewhere are measured by the same calls.
+Pairs are measured one after the other, so that none slows down another. Pairs that share a bus get less when all of them send, which
+is not measured here. The processes are on this machine and connected over loopback; throttles make their links unequal in a known
+way. Peers on other machines are measured by the same calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Devices with measured links, and how well a line describes each."""
+    """Devices with measured links, and the fit of each link."""
 
     topology: Topology
     fits: Mapping[Pair, Fitted]
@@ -45,7 +45,7 @@ async def measure_links(
     throttles: Mapping[Pair, Throttle] | None = None,
     timeout_s: float = 120.0,
 ) -> dict[Pair, Fitted]:
-    """Times messages between every ordered pair of peers, one pair after the other.
+    """Latency and bandwidth of every ordered pair of peers, measured one pair after the other.
 
     Args:
         peers: host and port by device.
@@ -56,7 +56,7 @@ async def measure_links(
         timeout_s: for each pair.
 
     Raises:
-        JobError: a throttle for an unknown pair, or times from which no link follows; named.
+        JobError: a throttle for an unknown pair, or times that no line fits; names the pair.
         ConnectionError: a peer does not answer.
         TimeoutError: a pair took longer than its limit.
     """
@@ -105,7 +105,7 @@ async def measure_here(
     throttles: Mapping[Pair, Throttle] | None = None,
     name: str = "measured",
 ) -> Measured:
-    """A process of this machine for each device, and the links between them.
+    """Links between devices, measured between processes of this machine.
 
     Raises:
         JobError: as with `measure_links`.
@@ -122,7 +122,7 @@ async def measure_here(
 
 
 def _fitted(samples: Mapping[int, Sequence[float]], limit: Throttle, where: str) -> Fitted:
-    """A throttle holds back one way only, so it is no part of what is halved between the ways."""
+    """Fit with the throttle subtracted and added again: a throttle delays one direction only, and `fit_link` halves latencies."""
     try:
         plain = {n: [t - limit.latency_s for t in times] for n, times in samples.items()}
         f = fit_link(plain)

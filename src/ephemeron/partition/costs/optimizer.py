@@ -1,7 +1,7 @@
-"""What an optimiser keeps for each parameter, measured: it is given gradients, makes one step on a copy, and is looked into.
+"""Bytes of optimiser state per parameter, measured after one step on a copy of the parameters.
 
-NetSplit (section 4.3) takes a whole multiple α of the parameters by the optimiser's name: 4 for Adam, gradient included. Measured,
-factored states (Adafactor), momenta in another dtype, frozen parameters and optimisers of the user's own are right as well.
+NetSplit (section 4.3) takes a whole multiple α of the parameters by the optimiser's name: 4 for Adam, gradient included. A measurement
+is also right for factored states (Adafactor), momenta in another dtype, frozen parameters and user-defined optimisers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def optimizer_bytes(model: nn.Module, make: MakeOptimizer) -> dict[str, int]:
     """Bytes of optimiser state after one step.
 
     Args:
-        model: whose trained parameters count; it does not change.
-        make: the optimiser over given parameters.
+        model: its trained parameters count; it does not change.
+        make: makes the optimiser over given parameters.
 
     Returns:
         Bytes by name of the parameter, for all with `requires_grad`.
 
     Raises:
-        JobError: the optimiser's step fails, e.g. because it wants a closure or sparse gradients.
+        JobError: the optimiser's step fails, e.g. because it needs a closure or sparse gradients.
     """
     trained = {n: copy.deepcopy(p.detach()).requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
     if not trained:
@@ -50,7 +50,7 @@ def optimizer_bytes(model: nn.Module, make: MakeOptimizer) -> dict[str, int]:
 
 
 def alpha(model: nn.Module, state_bytes: dict[str, int]) -> float:
-    """NetSplit's α: (parameters + gradients + optimiser state) / parameters, of those that are trained."""
+    """NetSplit's α: (parameters + gradients + optimiser state) / parameters, over trained parameters."""
     own = sum(p.numel() * p.element_size() for n, p in model.named_parameters() if n in state_bytes)
     return (2 * own + sum(state_bytes.values())) / own if own else 1.0
 

@@ -1,4 +1,4 @@
-"""Graph and costs of a real model in one call: what `place` needs of it (NetSplit, sections 4.1 to 4.4)."""
+"""Graph and costs of a real model in one call, as input of `place` (NetSplit, sections 4.1 to 4.4)."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def profile_model(
     repeats: int = 9,
     ties: Ties = "together",
 ) -> ModelProfile:
-    """Measures times and optimiser state, and makes the graph.
+    """Times, optimiser state and graph of a model, measured.
 
     Args:
         traced: on the device to be measured.
         args, kwargs: a batch there.
         optimizer: over given parameters.
-        kind: what this kind of device is called; by default its type, `cpu` or `cuda`.
+        kind: name of this kind of device; by default its type, `cpu` or `cuda`.
         name: of the graph.
         loss: of the result.
-        repeats: passes that count.
+        repeats: number of measured passes.
         ties: see `operators`.
 
     Raises:

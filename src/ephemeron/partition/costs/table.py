@@ -1,7 +1,7 @@
-"""The cost model as the solvers see it: everything by index, one micro-batch, no names. The judge does not use it.
+"""The cost model of the solvers: everything by index, for one micro-batch, without names. The schedule simulator does not use it.
 
-Nodes are numbered in topological order, so that whatever is built node by node comes after what it reads. Nodes of one group
-form one *cluster*, the unit that is placed.
+Nodes are numbered in topological order, so that a loop over nodes visits each after its inputs. Nodes of one group form one
+*cluster*, the unit that is placed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ephemeron.partition.graph.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """A graph on a topology, for one of M micro-batches. N nodes, D devices, T tensors, C clusters."""
+    """Costs of a graph on a topology, for one of M micro-batches. N nodes, D devices, T tensors, C clusters."""
 
     nodes: tuple[str, ...]
     devices: tuple[str, ...]
@@ -28,7 +28,7 @@ class Costs:
     producer: tuple[int, ...]
     """By tensor."""
     consumers: tuple[tuple[int, ...], ...]
-    """By tensor; maybe none."""
+    """By tensor; may be empty."""
     send: tuple[tuple[tuple[float, ...], ...], ...]
     """T × D × D seconds: the tensor from p to q; 0 where p = q."""
     back: tuple[tuple[tuple[float, ...], ...], ...]
@@ -44,12 +44,12 @@ class Costs:
     clusters: tuple[tuple[int, ...], ...]
     """Nodes of each, ascending."""
     outputs: tuple[tuple[int, ...], ...]
-    """By node: tensors that it makes."""
+    """By node: its output tensors."""
     inputs: tuple[tuple[int, ...], ...]
-    """By node: tensors that it reads."""
+    """By node: its input tensors."""
 
     def reserved(self, where: Sequence[int]) -> list[int]:
-        """Equation 5-18 for one micro-batch in flight.
+        """Memory by equation 5-18 for one micro-batch in flight.
 
         Args:
             where: the device of every node.
@@ -66,27 +66,27 @@ class Costs:
         return held
 
     def over(self, where: Sequence[int]) -> int:
-        """By how many bytes devices are overfull, summed up."""
+        """Bytes over the capacity of devices, summed."""
         return sum(max(0, h - c) for h, c in zip(self.reserved(where), self.capacity, strict=True))
 
     def placement(self, where: Sequence[int]) -> dict[str, str]:
-        """With names."""
+        """Placement with names."""
         return {name: self.devices[d] for name, d in zip(self.nodes, where, strict=True)}
 
     def where(self, placement: Mapping[str, str]) -> list[int]:
-        """Without names."""
+        """Device number by node."""
         number = {name: d for d, name in enumerate(self.devices)}
         return [number[placement[name]] for name in self.nodes]
 
 
 def costs_of(graph: Graph, topology: Topology, *, micro_batches: int = 1, recompute: bool = False) -> Costs:
-    """Numbers for solvers.
+    """Cost tables of a graph on a topology.
 
     Args:
-        graph: of a whole batch.
+        graph: with costs of a whole batch.
         topology: the devices.
         micro_batches: M; times and bytes of tensors are divided by it, latencies and states are not.
-        recompute: backward passes take the time of both.
+        recompute: backward passes take the time of both passes.
 
     Raises:
         JobError: a device is of a kind for which the graph has no times.

@@ -1,12 +1,12 @@
-"""How long each operator computes, forwards and back, on this device (NetSplit, section 4.4).
+"""Time of each operator's forward and backward pass on this device (NetSplit, section 4.4).
 
 NetSplit wraps each module and adds a virtual successor, because PyTorch has no hook for the beginning of a backward pass. Here every
-operator is cut out of autograd's graph and run like a stage of its own, so both passes have a beginning and an end, also where
-operators run in parallel branches, and functions are measured as well as modules. All go forward, then all go back with the
-true gradients, as in training: caches are as cold as they will be. What a backward call costs by itself is measured on an empty one and
-taken off, because a stage makes one such call, not one per operator.
+operator is detached from autograd's graph and run like a stage of its own. So both passes have a beginning and an end, also in
+parallel branches, and functions are measured as well as modules. All forward passes run first, then all backward passes with the
+true gradients, as in training, so that caches are in the same state. The overhead of a backward call is measured on an empty call
+and subtracted, because a stage makes one such call and not one per operator.
 
-Medians and quartiles, not means: one interrupted run would spoil a mean.
+Results are medians and quartiles, which one interrupted run does not distort.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ephemeron.partition.tracing.traced_module import TracedModule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTiming:
-    """Seconds of one pass; median and quartiles of all repetitions."""
+    """Median and quartiles of one pass over all repetitions, in seconds."""
 
     median_s: float
     low_s: float
@@ -39,7 +39,7 @@ class OperatorTiming:
 
     @property
     def spread_s(self) -> float:
-        """Between the quartiles."""
+        """Interquartile range."""
         return self.high_s - self.low_s
 
 
@@ -53,15 +53,15 @@ class Times:
     backward: Mapping[str, OperatorTiming]
     """By operator."""
     whole_forward: OperatorTiming
-    """Of the traced model at once, to hold the sum against."""
+    """Time of the whole traced model, to compare the sum with."""
     whole_backward: OperatorTiming
     repeats: int
     passes: tuple[Mapping[str, tuple[float, float]], ...] = ()
-    """By repetition: seconds forwards and back, by operator."""
+    """By repetition: seconds of the forward and backward pass, by operator."""
 
     @property
     def ratio(self) -> float:
-        """Sum over operators, both passes, divided by the whole model's time: 1 where times add up."""
+        """Sum over operators and both passes, divided by the whole model's time; 1 if times add up."""
         parts = sum(t.median_s for t in (*self.forward.values(), *self.backward.values()))
         return parts / (self.whole_forward.median_s + self.whole_backward.median_s)
 
@@ -76,14 +76,14 @@ def measure_times(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
-    """Runs a copy of the model, operator by operator and whole; the model itself does not change.
+    """Times of a model, operator by operator and as a whole, on a copy.
 
     Args:
         traced: on the device to be measured.
-        args, kwargs: a batch there; times are for its size.
+        args, kwargs: a batch on that device; times are for its size.
         loss: of the result.
-        repeats: passes that count, from 3.
-        warmup: passes before them.
+        repeats: number of measured passes, at least 3.
+        warmup: passes before these.
         clock: seconds.
 
     Raises:
@@ -148,7 +148,7 @@ class _Bench:
         return row
 
     def empty_s(self) -> float:
-        """A backward pass in which nothing happens."""
+        """Seconds of an empty backward pass."""
         leaf = torch.ones((), device=self.device, requires_grad=True)
         made, gradient = leaf.view_as(leaf), torch.ones((), device=self.device)
         begun = self._now()
@@ -209,7 +209,7 @@ class _Bench:
         return made
 
     def _loose(self, o: Operator) -> set[str]:
-        """What it reads of others that is no tensor."""
+        """Values of other operators that it reads."""
         own = {s.name for s in o.steps}
         return {r.name for s in o.steps for r in leaves([list(s.args), dict(s.kwargs)]) if isinstance(r, Ref)} - own
 

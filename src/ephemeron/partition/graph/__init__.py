@@ -1,1 +1,1 @@
-"""The operator graph and the devices it is placed on, as values."""
+"""Operator graph and devices as values."""

@@ -1,10 +1,10 @@
-"""A model as operators and the tensors between them, with what each costs. A value; nothing here computes.
+"""A model as operators and tensors with their costs. Values only; nothing here computes.
 
 NetSplit (sections 4.2 to 4.4, table 5-1) describes a model by FP_u, BP_u and weight_u of every operator and size_t of every
-variable. A variable is a *tensor* here, not an edge: however many operators read it, it is sent to a device once and kept there
-once (equation 5-18). Times are given per kind of device, so that one graph serves unequal devices.
+variable. A variable is a *tensor* here, not an edge: it is sent to a device once and kept there once, independent of the number of
+operators that read it (equation 5-18). Times are given per kind of device, so that one graph serves unequal devices.
 
-A graph is checked when it is made; a wrong one is never seen by a solver.
+The constructor checks a graph, so solvers need no checks.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ class Node:
     """BP_u of one whole batch, by kind of device."""
     parameter_bytes: int = 0
     gradient_bytes: int = 0
-    """Of the parameters' gradients."""
+    """Bytes of the parameters' gradients."""
     optimizer_bytes: int = 0
     """Momenta and the like. NetSplit's α is (parameter + gradient + optimizer) / parameter: 4 with Adam."""
     group: str | None = None
     """Nodes of one group stay on one device, e.g. those that share a parameter."""
     module: str = ""
-    """Path of the module whose code this is, where that is known: for people and pictures only."""
+    """Path of the module that contains this operator, if known; for reports only."""
     passes_s: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """Every measured pass, forwards and back, by kind of device, in the order of measuring; the times are their medians. Placement does not
-    look at them: they say how sure it is. Empty: not measured."""
+    """Seconds of every measured forward and backward pass by kind of device, in the order of measuring; the times above are their medians.
+    Placement ignores them, `robustness` resamples them. Empty: not measured."""
 
     @property
     def state_bytes(self) -> int:
-        """What the device holds for this node whether or not a batch is under way."""
+        """Bytes on the device that do not depend on the batch."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A variable: what one node makes and others read."""
+    """A variable: the output of one node that others read."""
 
     name: str
     producer: str
     consumers: tuple[str, ...] = ()
     """Empty: an output of the model."""
     nbytes: int
-    """Of one whole batch."""
+    """Bytes of one whole batch."""
     gradient_nbytes: int | None = None
-    """None: as many as `nbytes`. 0: no gradient is sent back (the producer's backward still waits for the consumers')."""
+    """Bytes of its gradient. None: as `nbytes`. 0: no gradient is sent back, but the producer's backward pass still waits for those of the
+    consumers."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -68,7 +69,7 @@ class Graph:
     """A model: nodes, and tensors between them without a cycle.
 
     Raises:
-        JobError: no node, a name twice, a tensor of an unknown node, a negative or absent cost, a cycle; names what and where.
+        JobError: no node, a duplicate name, a tensor of an unknown node, a negative or missing cost, or a cycle; names the place.
     """
 
     name: str = "graph"
@@ -77,7 +78,7 @@ class Graph:
     source: str = ""
     """Where the costs come from: measured on what, or assumed how."""
     batch_size: int | None = None
-    """Samples of one whole batch, where that is known."""
+    """Samples of one whole batch, if known."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -95,10 +96,10 @@ class Graph:
         self.topological_order()
 
     def topological_order(self) -> tuple[str, ...]:
-        """Names of the nodes, each after those it reads from; among the free ones, in the order given.
+        """Names of the nodes, each after its inputs; otherwise in the order given.
 
         Raises:
-            JobError: there is a cycle; it is named.
+            JobError: the graph has a cycle; names its nodes.
         """
         index = {n.name: i for i, n in enumerate(self.nodes)}
         successors: list[set[int]] = [set() for _ in self.nodes]
@@ -168,7 +169,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _cycle(successors: list[set[int]], among: set[int]) -> list[int]:
-    """A cycle within nodes that all wait for others of them: first and last are the same."""
+    """A cycle within nodes that all wait for each other; its first and last node are the same."""
     predecessors: dict[int, int] = {}
     for u in sorted(among):
         for v in successors[u]:

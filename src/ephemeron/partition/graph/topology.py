@@ -1,8 +1,8 @@
 """Devices and the directed links between them, as values.
 
-Sending x bytes from p to q takes latency + x / bandwidth: NetSplit (section 4.2) fits just this line for each pair of devices,
-because pairs differ (PCIe switch, host bridge, network). Each ordered pair has a link of its own, so both directions are busy
-independently; what shares a bus in truth has to be described by what each pair gets when all are busy.
+Sending x bytes from p to q takes latency + x / bandwidth. NetSplit (section 4.2) fits this line for each pair of devices, because
+pairs differ (PCIe switch, host bridge, network). Each ordered pair has its own link, so both directions work independently. Links
+that share a bus have to be described by the bandwidth of each when all are busy.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Something that runs one operator at a time."""
+    """A processor that runs one operator at a time."""
 
     name: str
     kind: str
-    """Which of a node's times count."""
+    """Kind by which a node's times are given."""
     memory_bytes: int
-    """Cap_p of equation 5-18, without what libraries take (section 4.3)."""
+    """Cap_p of equation 5-18, without the memory of libraries (section 4.3)."""
     speed: float = 1.0
-    """Times of the kind are divided by it; 1 where the kind was measured itself."""
+    """Divisor of the times of the kind; 1 for the measured device itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Topology:
     """Devices, and exactly one link for every ordered pair of them.
 
     Raises:
-        JobError: no device, a name twice, a link that is missing, twice or of an unknown device, a bad number; named.
+        JobError: no device, a duplicate name, a link that is missing, duplicate or of an unknown device, or a bad number; names the place.
     """
 
     name: str = "topology"
@@ -98,7 +98,7 @@ class Topology:
 def connected(
     devices: Iterable[Device], rate: Callable[[Device, Device], tuple[float, float]], *, name: str = "topology"
 ) -> Topology:
-    """A topology from a rule.
+    """A topology with a link for every ordered pair of devices.
 
     Args:
         devices: all of them.

@@ -1,8 +1,8 @@
-"""The dynamic program of `chains` with the next stage in its state: what goes from a stage to the next is exact.
+"""Dynamic program of `chains` with the next stage in its state: traffic between neighbouring stages is exact.
 
-The state is a pair of downsets, the stage that was added last, so links between neighbours carry what the one makes and the other reads,
-no more and no less. Only tensors that skip a stage still travel for nothing. There are many more states, so this comes last, with the
-best plan that is known as the limit: few states are below it. What is not found then proves that plan.
+The state is a pair of downsets, the stage that was added last. So links between neighbours carry exactly the tensors that one stage
+produces and the other reads; only tensors that skip a stage are still free. There are many more states, so this search comes last,
+with the best known plan as the limit: few states are below it. If nothing is found, that plan is proved optimal.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ephemeron.partition.placement.search_budget import Timer
 
 MOST_STATES = 3_000_000
 _Row = dict[int, tuple[Any, Any, Any, Any]]
-"""By downset that is left: where the first stage ends (ascending), bottleneck, and the stage after: where it ends, its class."""
+"""By remaining downset: end of the first stage (ascending), bottleneck, end of the next stage, and its class."""
 
 
 class AdjacentSearch:
-    """Over the tables of a `ChainSearch`."""
+    """Search over the tables of a `ChainSearch`."""
 
     def __init__(self, search: ChainSearch) -> None:
         self.search = search
@@ -41,7 +41,7 @@ class AdjacentSearch:
         ]
 
     def below(self, value_s: float, timer: Timer) -> ChainSearchResult:
-        """The best chain below a value; see `ChainSearch.below`, of which this is a third reading."""
+        """Best chain below a value; see `ChainSearch.below`, of which this is a third reading."""
         search, counts = self.search, self.search.classes.counts
         full = len(self.downsets.masks) - 1
         search.prepare("least")
@@ -92,7 +92,7 @@ class AdjacentSearch:
         return ChainSearchResult(chain=self._traced(rows, best), complete=True)
 
     def _lower(self, j: int, x: int, more: tuple[int, ...], least: float) -> tuple[Any, Any]:
-        """Downsets from which a stage of class x may reach to j, and what it computes."""
+        """Downsets from which a stage of class x may reach to j, and its seconds of computation."""
         candidates, taken = self.search.candidates(j, x, more, least)
         packed = self.downsets.packed
         inside = ((packed[candidates] & ~packed[j]) == 0).all(axis=1) & (candidates != j)
@@ -107,7 +107,7 @@ class AdjacentSearch:
             return np.zeros((len(lower), len(ends)))
         table = self.downsets.table
         before = ~table[lower][:, made]
-        # readers up to j do not count: a tensor that crosses has others, of which some may lie in the next stage
+        # readers up to j do not count: a tensor that crosses has others, some of them maybe in the next stage
         outside = [[v for v in self._read[t] if not table[j, v]] for t in tensors]
         behind = np.stack([table[ends][:, own].any(axis=1) for own in outside], axis=1)
         there = np.array([self._send[t][x, y] for t in tensors])

@@ -1,9 +1,9 @@
-"""Simulated annealing over placements and orders, with `sequencing` inside.
+"""Simulated annealing over placements and orders, evaluated by `sequencing`.
 
-A step moves one group of nodes to another device, most often to one where a neighbour lies, or shifts one pass within the order as
-far as what it needs allows. Steps that lengthen the iteration are taken with falling probability. Overfull devices lengthen it too,
-first a little and in the end much: where memory is tight, the way from one good placement to another leads through such that do not
-fit. What is returned fits, if anything that was met did.
+A step moves one group of nodes to another device, most often to the device of a neighbour, or shifts one pass within the order as far
+as its dependencies allow. Steps that lengthen the iteration are accepted with falling probability. Overfull devices have a penalty
+that grows during the search: with little memory, the path from one good placement to another leads through placements that do not
+fit. The result fits if any placement of the search did.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ephemeron.partition.placement.search_budget import Timer
 from ephemeron.partition.placement.sequencing import makespan_s, timed
 
 OVERFULL = 3.0
-"""How much longer an iteration counts for one device overfull by all its memory, at the beginning; eleven times that in the end."""
+"""Penalty at the beginning, as a share of the iteration, for one device overfull by all its memory; eleven times that at the end."""
 HOT, COOLING = 1.0, 0.03
-"""The first temperature as a share of the iteration's time, times the number of nodes: a single step changes it the less, the more
-there are. The last temperature as a share of the first."""
+"""First temperature as a share of the iteration's time, times the number of nodes, because a step in a larger graph changes less; and last
+temperature as a share of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def anneal(
     timer: Timer,
     heat: float = 1.0,
 ) -> AnnealingResult:
-    """Improves a placement and its order.
+    """Improvement of a placement and its order.
 
     Args:
         costs: the model.
@@ -59,10 +59,10 @@ def anneal(
         rng: draws.
         steps: most steps.
         timer: ends earlier.
-        heat: how much hotter than usual it begins.
+        heat: factor on the first temperature.
 
     Returns:
-        The best that was met: least overfull, then shortest.
+        The best state of the search: least overfull, then shortest.
     """
     n, size = len(costs.nodes), len(costs.devices)
     state = _State(costs, list(where), list(order))
@@ -204,7 +204,7 @@ class _State:
         self.over = self._over()
 
     def shift(self, rng: Random) -> tuple[int, int] | None:
-        """Shifts one pass; returns from where to where, or None if it cannot move."""
+        """Shift one pass; its old and new position, or None if it cannot move."""
         k = rng.randrange(len(self.order))
         op = self.order[k]
         low = max((self.position[b] for b in self.before[op]), default=-1) + 1

@@ -1,9 +1,9 @@
-"""The methods that NetSplit compares with (section 6.2.1), as seeds and as peers. Each returns the device of every node.
+"""Methods that NetSplit compares with (section 6.2.1), as starts of the search and for comparison. Each returns the device of every node.
 
-m-TOPO, m-ETF and m-SCT are Baechi's list heuristics. Baechi knows one linear cost of communication and schedules one pass; so do
-these unless told otherwise. With both passes' times and true links they do better than they are published, and are seeds in
-that form too. A node's time is that of the device that is meant. Nodes of one group follow the first of them.
-Where nothing has room left, the roomiest device is taken: the judge will say that the placement does not fit.
+m-TOPO, m-ETF and m-SCT are Baechi's list heuristics. Baechi has one linear cost of communication and schedules one pass; these do
+the same by default. With the times of both passes and true links they are better than published, and that form is compared, too. A
+node's time is that of the device in question. Nodes of one group follow the first of them. If no device has room left, the one with
+most free memory is taken, and the simulator reports that the placement does not fit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ephemeron.partition.placement.milp import MilpProgram
 from ephemeron.partition.placement.milp_model import iteration_program
 
 Passes = Literal["forward", "both"]
-"""Which passes' times a list heuristic schedules by."""
+"""Passes whose times a list heuristic uses."""
 
 
 def even_split(costs: Costs, *, by: Literal["nodes", "time"] = "nodes") -> list[int]:
-    """Split by layers: equal pieces of the topological order, one per device, by number of nodes or by time."""
+    """Split by layers: equal segments of the topological order, one per device, by number of nodes or by time."""
     n, size = len(costs.nodes), len(costs.devices)
     cluster_of = _cluster_of(costs)
     mean = [sum(f) + sum(b) for f, b in zip(costs.forward, costs.backward, strict=True)]
@@ -61,12 +61,12 @@ def m_topo(costs: Costs) -> list[int]:
 
 
 def m_etf(costs: Costs, *, passes: Passes = "forward", true_links: bool = False) -> list[int]:
-    """m-ETF: of all nodes whose predecessors are placed, and all devices with room, the pair that can begin first (6-1).
+    """m-ETF: of all nodes whose predecessors are placed and all devices with room, the pair that can begin first is next (6-1).
 
     Args:
         costs: the model.
         passes: whose times count.
-        true_links: False: every link is taken to be the mean of all.
+        true_links: False: all links have the mean cost.
     """
     return _earliest(costs if true_links else _mean_links(costs), passes, favourite=None)
 
@@ -74,10 +74,10 @@ def m_etf(costs: Costs, *, passes: Passes = "forward", true_links: bool = False)
 def m_sct(
     costs: Costs, *, passes: Passes = "forward", true_links: bool = False, time_limit_s: float = 10.0
 ) -> list[int]:
-    """m-SCT: m-ETF in which a device that has just run a node waits for that node's favourite child, urgent nodes excepted.
+    """m-SCT: m-ETF in which a device that has just run a node waits for that node's favourite child, except for urgent nodes.
 
-    Favourites come from Hanen and Munier's linear program, with mean times and mean links: x_ij = 0 where j is i's favourite; a
-    node has one at most, and is one of at most one; from 0.1 up it is none.
+    Favourites come from Hanen and Munier's linear program, with mean times and mean links: x_ij = 0 if j is i's favourite. A
+    node has at most one favourite child and is the favourite of at most one; from 0.1 on a child is no favourite.
 
     Raises:
         MissingExtra: SciPy is not installed.
@@ -118,7 +118,7 @@ def m_sct(
 def pesto(
     costs: Costs, *, groups: int | None = None, time_limit_s: float = 10.0, node_limit: int = 10_000_000
 ) -> list[int]:
-    """Pesto for any number of devices, as the thesis extends it (6-2 to 6-7): forward passes only. None found: m-TOPO's.
+    """Pesto for any number of devices, as the thesis extends it (6-2 to 6-7): forward passes only. Without a solution, m-TOPO's placement.
 
     Args:
         costs: the model.
@@ -135,7 +135,7 @@ def pesto(
 def netsplit(
     costs: Costs, *, groups: int | None = None, time_limit_s: float = 10.0, node_limit: int = 10_000_000
 ) -> list[int]:
-    """NetSplit exactly as published: algorithm 3 down to 2n groups, then 5-11 to 5-18. None found: m-TOPO's.
+    """NetSplit exactly as published: algorithm 3 down to 2n groups, then 5-11 to 5-18. Without a solution, m-TOPO's placement.
 
     Args and errors as with `pesto`.
     """
@@ -158,7 +158,7 @@ def _cluster_of(costs: Costs) -> list[int]:
 
 
 def _mean_links(costs: Costs) -> Costs:
-    """Every link as the mean of all."""
+    """Costs in which every link has the mean cost of all."""
     size = len(costs.devices)
 
     def mean(matrix: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
@@ -183,7 +183,7 @@ class Room:
         self.there: list[set[int]] = [set() for _ in costs.devices]
 
     def need(self, cluster: Sequence[int], d: int) -> int:
-        """Bytes that the cluster adds on a device."""
+        """Bytes that the cluster adds to a device."""
         costs = self.costs
         tensors = {t for i in cluster for t in (*costs.inputs[i], *costs.outputs[i])} - self.there[d]
         return sum(costs.state[i] for i in cluster) + sum(costs.held[t] for t in tensors)

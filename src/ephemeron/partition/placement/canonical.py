@@ -1,8 +1,8 @@
-"""A graph and a topology in the one order and unit that all their relabellings and rescalings share.
+"""Canonical order and unit of a graph and a topology, the same for all relabellings and rescalings.
 
-Searches that are cut off depend on the order of what they are given and on the last bits of numbers. So they are given neither: operators,
-tensors and devices are ordered by what they are (refinement of colours, after Weisfeiler and Leman: equal are those with equal costs among
-equal neighbours), and times are divided by their sum, with 40 bits kept. Names stay, and decide nothing.
+A search with a limit depends on the order of its input and on the last bits of numbers. So operators, tensors and devices are ordered by
+their properties (colour refinement after Weisfeiler and Leman: nodes are equal if they have equal costs and equal neighbours), and times
+are divided by their sum and rounded to 40 bits. Names are kept, but decide nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ephemeron.partition.graph.topology import Topology
 
 BITS = 40
 SAME = 1e-9
-"""Relative; numbers closer than this are one when they are ranked."""
+"""Relative difference below which two numbers have the same rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canonical:
-    """The same problem."""
+    """A problem in canonical order and unit."""
 
     graph: Graph
     topology: Topology
     unit_s: float
-    """What a second there is here: times there are multiplied by this."""
+    """Seconds of the original problem per canonical second."""
 
 
 def canonical(graph: Graph, topology: Topology) -> Canonical:
-    """Orders and scales. Times of all operators on all kinds add up to one, whatever devices there are."""
+    """Canonical form of a problem. The times of all operators on all kinds of devices add up to one."""
     unit_s = math.fsum(s for n in graph.nodes for table in (n.forward_s, n.backward_s) for s in table.values()) or 1.0
     return Canonical(graph=_graph(graph, unit_s), topology=_topology(graph, topology, unit_s), unit_s=unit_s)
 
@@ -87,7 +87,7 @@ def _graph(graph: Graph, unit_s: float) -> Graph:
 
 
 def _topology(graph: Graph, topology: Topology, unit_s: float) -> Topology:
-    """Devices by speed, memory and links; of equal ones in the order given."""
+    """Devices ordered by speed, memory and links; equal ones in the order given."""
     devices = topology.devices
     number = {d.name: i for i, d in enumerate(devices)}
     totals = [
@@ -127,7 +127,7 @@ def _topology(graph: Graph, topology: Topology, unit_s: float) -> Topology:
 
 
 def _topological(made: Sequence[tuple[int, list[int]]], colours: Sequence[int]) -> list[int]:
-    """Place of each node: after what it reads; among those, what follows the latest node first, then by colour."""
+    """Position of each node: after its inputs; then successors of the latest node first, then by colour."""
     waits = [0] * len(colours)
     feeds: list[dict[int, None]] = [{} for _ in colours]
     for u, readers in made:
@@ -153,14 +153,14 @@ def _topological(made: Sequence[tuple[int, list[int]]], colours: Sequence[int]) 
 
 
 def _order_of_kinds(graph: Graph) -> list[str]:
-    """Kinds of devices by their times, of equal ones by name."""
+    """Kinds of devices ordered by their times, equal ones by name."""
     totals = {k: sum(n.forward_s[k] + n.backward_s[k] for n in graph.nodes) for k in graph.nodes[0].forward_s}
     ranks = _ranks(totals.values())
     return sorted(totals, key=lambda k: (ranks[totals[k]], k))
 
 
 def _ranks(values: Iterable[float]) -> dict[float, int]:
-    """Numbers in ascending order; one for all that are nearly equal."""
+    """Ranks in ascending order; nearly equal numbers share one."""
     made: dict[float, int] = {}
     last = -math.inf
     rank = -1
@@ -172,12 +172,12 @@ def _ranks(values: Iterable[float]) -> dict[float, int]:
 
 
 def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
-    """Equal keys get one number, in the order of the keys."""
+    """Numbers of keys in their order; equal keys have the same."""
     number = {key: k for k, key in enumerate(sorted(set(keys)))}
     return [number[key] for key in keys]
 
 
 def _kept(value: float) -> float:
-    """With 40 bits: what a change of units does to the last bits is gone."""
+    """Value rounded to 40 bits, which removes the effect of units on the last bits."""
     fraction, exponent = math.frexp(value)
     return math.ldexp(round(math.ldexp(fraction, BITS)), exponent - BITS)

@@ -1,18 +1,18 @@
-"""The best chain of downsets by dynamic programming, over how many devices of each class are used: all orders of devices at once.
+"""Best chain of downsets by dynamic programming over the number of used devices of each class, which covers all orders of devices.
 
-From the last stage to the first: for each number of devices used of each class, the class of the stage that was added last, and
-the downset that is left for the stages before, the least bottleneck. A stage is the difference of two downsets. From the last stage on,
-because micro-batches in flight are counted from there. Devices that are not used cost nothing, so fewer stages are tried as well.
+From the last stage to the first, the table has the least bottleneck for each number of used devices of each class, the class of the
+stage that was added last, and the downset that remains for earlier stages. A stage is the difference of two downsets. The order is from
+the last stage on, because micro-batches in flight are counted from there. Unused devices cost nothing, so fewer stages are covered.
 
-What a table over downsets cannot know is which of the earlier stages made a tensor. So there are two readings:
+A table over downsets does not contain which of the earlier stages produced a tensor. So there are two readings:
 
-- `least`: a link carries what must cross it whatever the stages around it are, and memory holds what a stage makes itself. No pipeline
-  is faster, so what is not found below a value proves it.
-- `most`: every link carries all that crosses the cut, and memory holds it. Where no tensor skips a stage, it is exact; the chain found
-  is a plan whose true bottleneck is no greater.
+- `least`: a link carries only the tensors that cross it for any stages around it, and memory holds only tensors that the stage
+  produces. No pipeline is faster, so if nothing is found below a value, that value is proved.
+- `most`: every link carries all tensors that cross the cut, and memory holds them. This is exact if no tensor skips a stage; the true
+  bottleneck of the chain found is not greater.
 
-On chains of layers both are equal. Only chains below a known value are followed, and only downsets that the devices left could still
-bring to an end below it: with a good plan known, few are.
+On chains of layers both are equal. The search only follows chains below a known value, and only downsets that the remaining devices
+could still complete below it; with a good plan these are few.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ephemeron.partition.schedule_simulator.schedule import Schedule
 
 Reading = Literal["least", "most"]
 SLACK = 1e-10
-"""Relative; sums of the same times in another order differ by less."""
+"""Relative tolerance; sums of the same times in another order differ by less."""
 MOST_CELLS = 1_500_000_000
-"""Pairs of downsets that are compared, in all."""
+"""Limit of compared pairs of downsets."""
 MOST_STATE_BYTES = 512 << 20
 CHUNK = 1 << 21
 
@@ -46,33 +46,33 @@ class DownsetChain:
     """Stages as classes of devices and downsets."""
 
     value_s: float
-    """Bottleneck by the reading."""
+    """Bottleneck according to the reading."""
     classes: tuple[int, ...]
-    """First stage first."""
+    """Class of each stage, first stage first."""
     stage: tuple[int, ...]
     """By node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainSearchResult:
-    """What there is below the value that was asked for."""
+    """Result of a search below a value."""
 
     chain: DownsetChain | None
-    """The best; None: there is none."""
+    """Best chain; None: there is none."""
     complete: bool
-    """Whether nothing was left out; if not, nothing is proved."""
+    """Whether the search was exhaustive; otherwise nothing is proved."""
 
 
 @dataclass(slots=True)
 class _ChainRow:
-    """One number of devices of each class, with the class of the first stage so far."""
+    """Table row of one number of devices of each class and one class of the first stage so far."""
 
     value: Any
-    """By downset that is left; infinite: none."""
+    """Bottleneck by remaining downset; infinite: no chain."""
     next_downset: Any
     next_class: Any
     alive: Any = field(default=None)
-    """Downsets with a value."""
+    """Downsets with a finite bottleneck."""
 
 
 class ChainSearch:
@@ -81,7 +81,7 @@ class ChainSearch:
     def __init__(self, costs: Costs, schedule: Schedule, downsets: Downsets, classes: Classes) -> None:
         self.costs, self.downsets, self.classes = costs, downsets, classes
         size = len(costs.devices)
-        self._flight = in_flight(schedule, size + 1)[::-1]  # by stages that follow
+        self._flight = in_flight(schedule, size + 1)[::-1]  # by number of later stages
         self._recompute = schedule.recompute
         units = downsets.units
         heads = [own[0] for own in classes.members]
@@ -95,7 +95,7 @@ class ChainSearch:
         self._by_progress = np.argsort(self._progress, kind="stable")
         self._sorted_progress = self._progress[self._by_progress]
         self._floor_s = 1.0 / max(1e-300, sum(c * s for c, s in zip(classes.counts, self._speed, strict=True)))
-        """No bottleneck is less, so links that take less never decide."""
+        """Lower bound of the bottleneck; faster links never decide."""
         self._floor_s *= float(self._progress[-1])
         self._capacity = [min(costs.capacity[d] for d in own) for own in classes.members]
         self._largest = [max(costs.capacity[d] for d in own) for own in classes.members]
@@ -103,11 +103,11 @@ class ChainSearch:
         self._links: dict[Reading, Any] = {}
 
     def below(self, value_s: float, reading: Reading, timer: Timer) -> ChainSearchResult:
-        """The best chain below a value.
+        """Best chain below a value.
 
         Args:
-            value_s: nothing that is not less is looked at; infinite: whatever there is.
-            reading: of what cannot be known, see the module.
+            value_s: upper limit, excluded; infinite: no limit.
+            reading: see the module.
             timer: ends earlier.
         """
         counts, full = self.classes.counts, len(self.downsets.masks) - 1
@@ -156,7 +156,7 @@ class ChainSearch:
         least: float,
         reading: Reading,
     ) -> int:
-        """One stage more, on class x before one of class y; returns how many pairs were compared."""
+        """Add a stage on class x before one of class y; number of compared pairs."""
         follow = sum(more) - 1
         last = int(np.searchsorted(self._sorted_progress, self._left(more, least), side="right"))
         value = row.value[alive]
@@ -188,21 +188,21 @@ class ChainSearch:
             total = np.maximum(value[at : at + count][a], taken)
             keep = (total < least) & (total < into.value[k])
             j, k, total = j[keep], k[keep], total[keep]
-            rank = np.argsort(-total, kind="stable")  # of several ways to one downset, the least is written last
+            rank = np.argsort(-total, kind="stable")  # of several chains to one downset, the best is written last
             j, k, total = j[rank], k[rank], total[rank]
             into.value[k], into.next_downset[k], into.next_class[k] = total, j, y
             at += count
         return cells
 
     def limit_s(self, value_s: float, reading: Reading) -> float:
-        """What is looked at has to be below this; no chain takes as long as that of an infinite value."""
+        """Exclusive limit of the search; finite, and above every chain if `value_s` is infinite."""
         if value_s == math.inf:
             return float(self._work[-1].max()) * 2 + float(np.max(self._links[reading], initial=0.0)) + 1.0
         return value_s * (1 - SLACK)
 
     def candidates(self, j: int, x: int, more: tuple[int, ...], least: float) -> tuple[Any, Any]:
-        """Downsets that may lie below j by their sums: a stage of class x between takes less than `least`, and what is left can be done
-        by the devices that are not among `more`; and what that stage computes."""
+        """Candidates below downset j by their sums, and seconds of computation of the stage in between: it takes less than `least` on class x,
+        and the devices that are not among `more` can complete the remaining downset."""
         last = int(np.searchsorted(self._sorted_progress, self._left(more, least), side="right"))
         low = self._progress[j] - self._speed[x] * least * (1 + SLACK) - SLACK
         first = int(np.searchsorted(self._sorted_progress, low, side="left"))
@@ -212,7 +212,7 @@ class ChainSearch:
         return found[keep], taken[keep]
 
     def stages(self, ends: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """Stage by node, of stages from downset to downset, first stage first."""
+        """Stage by node; stages are pairs of downsets, first stage first."""
         stage = [0] * len(self.costs.nodes)
         for number, (k, j) in enumerate(ends):
             inside = self.downsets.masks[j] & ~self.downsets.masks[k]
@@ -223,12 +223,12 @@ class ChainSearch:
         return tuple(stage)
 
     def _left(self, more: tuple[int, ...], least: float) -> float:
-        """Progress that the devices not among `more` can make."""
+        """Most progress of the devices that are not among `more`."""
         left = sum((c - m) * s for c, m, s in zip(self.classes.counts, more, self._speed, strict=True)) * least
         return float(left * (1 + SLACK) + SLACK)
 
     def fits(self, j: Any, k: Any, x: int, follow: int, reading: Reading) -> Any:
-        """Whether stages from downsets k to j have memory on class x, with so many stages that follow."""
+        """Whether stages from downsets k to j fit in memory on class x, with `follow` later stages."""
         state, made, crossing = self._memory[reading]
         flight, before = self._flight[follow], self._flight[min(follow + 1, len(self._flight) - 1)]
         if reading == "least":
@@ -237,7 +237,7 @@ class ChainSearch:
         return state[j] - state[k] + flight * (made[j] - made[k]) + before * crossing[k] <= self._capacity[x]
 
     def prepare(self, reading: Reading) -> None:
-        """Makes the tables of a reading."""
+        """Compute the tables of a reading."""
         if reading in self._links:
             return
         costs, units = self.costs, self.downsets.units
@@ -276,8 +276,8 @@ class ChainSearch:
         self._memory[reading] = (self._summed(state)[:, 0], self._summed(made)[:, 0], crossing)
 
     def _adjacent(self, pairs: dict[tuple[int, int], tuple[Any, Any]], there: Any, back: Any) -> None:
-        """What crosses from one stage to the next for certain: the stage before a cut has one of the last units before it at least, the
-        stage behind it one of the first behind it; of all such pairs, the least that one sends the other."""
+        """Least traffic from one stage to the next: the stage before a cut has at least one of the last units before it, the stage after it
+        at least one of the first units after it; of all such pairs, the least traffic counts."""
         units, table = self.downsets.units, self.downsets.table
         final = table.copy()
         for u, after in enumerate(units.after):
@@ -300,7 +300,7 @@ class ChainSearch:
             back[:, :, j] = np.minimum.reduce([f[1] for f in found if f is not None])
 
     def between(self, seconds: Sequence[Sequence[float]], reading: Reading) -> Any:
-        """Classes × classes: of any two different devices."""
+        """Classes × classes: seconds between any two different devices."""
         choose, members = (min if reading == "least" else max), self.classes.members
         if self.classes.exact:
             ends = [(own[0], own[-1]) for own in members]
@@ -310,7 +310,7 @@ class ChainSearch:
         )
 
     def _summed(self, by_unit: Any) -> Any:
-        """By downset, what its units have together."""
+        """Sum over the units of each downset."""
         table = self.downsets.table
         step = max(1, (1 << 22) // max(1, table.shape[1]))
         parts = [table[i : i + step].astype(np.float64) @ by_unit for i in range(0, len(table), step)]

@@ -1,8 +1,8 @@
-"""Co-location: nodes at the two ends of heavy edges stay together (NetSplit, section 5.2.3, algorithm 3).
+"""Co-location: nodes at the ends of heavy edges are merged (NetSplit, section 5.2.3, algorithm 3).
 
-Edges are taken from the heaviest down, and their ends merged unless the group would outgrow the smallest device, until fewer
-than a given number of groups is left; the thesis gives 2n for n devices. So few groups are cheap for a solver and leave it little
-to decide: `place` merges only what it must to keep graphs of thousands of nodes within reach.
+The ends of edges are merged from the heaviest edge on, unless the group would exceed the smallest device, until fewer than a given
+number of groups is left; the thesis uses 2n for n devices. So few groups are cheap for a solver, but leave it little to decide, so only
+the published baselines use them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ephemeron.partition.costs.table import Costs
 
 
 def coplaced(costs: Costs, *, groups: int) -> tuple[tuple[int, ...], ...]:
-    """Merges clusters along the heaviest edges.
+    """Groups of clusters, merged along the heaviest edges.
 
     Args:
         costs: the model.
-        groups: merging goes on while there are at least so many, as in line 11 of algorithm 3; one less may be left.
+        groups: merging continues while there are at least so many, as in line 11 of algorithm 3; one less may be left.
 
     Returns:
         Nodes of each group, ascending; groups by their first node.
@@ -63,7 +63,7 @@ def coplaced(costs: Costs, *, groups: int) -> tuple[tuple[int, ...], ...]:
 
 
 def grouped(roots: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Nodes that have the same root, together."""
+    """Groups of nodes with the same root."""
     groups: dict[int, list[int]] = {}
     for i, root in enumerate(roots):
         groups.setdefault(root, []).append(i)

@@ -1,8 +1,8 @@
-"""One iteration as CP-SAT sees it: NetSplit's program (5-11 to 5-18) with what it leaves out, no overlap on devices and links.
+"""One iteration as a CP-SAT model: NetSplit's program (5-11 to 5-18) with the constraint that it lacks, no overlap on devices and links.
 
-Every pass is an optional interval on each device, every transfer one on each link; NoOverlap holds on all of them. CP-SAT begins
-from a complete plan (device of everything and start of everything): with less it finds nothing at 200 nodes. Times are
-rounded down to ticks, so its bound stays a bound; what it finds is only taken for its orders, and is replayed with true times.
+Every pass is an optional interval on each device, every transfer one on each link, with NoOverlap constraints. CP-SAT starts from a
+complete plan (device and start of all tasks): with less it finds no solution at 200 nodes. Times are rounded down to ticks, so its
+bound stays a lower bound. Of its solution only placement and orders are used, and simulated with true times.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ephemeron.partition.placement.sequencing import timed
 from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, Task
 
 TICKS = 2_000_000
-"""Of the iteration that is begun from."""
+"""Ticks of the iteration of the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constrained:
-    """What CP-SAT found."""
+    """Result of CP-SAT."""
 
     where: tuple[int, ...] | None
-    """Device by node; None: nothing, within the limits."""
+    """Device by node; None: no solution within the limits."""
     orders: DeviceOrders | None
     passes: tuple[int, ...] = ()
     """All passes by start, see `sequencing`."""
@@ -43,14 +43,14 @@ def improve(
     effort: SearchBudget,
     timer: Timer,
 ) -> Constrained:
-    """Improves a plan, and proves how far it is from the best.
+    """Improved plan, and a lower bound.
 
     Args:
         costs: the model.
         units: nodes that stay together.
-        where: device by node; has to fit.
+        where: device by node; it fits.
         order: all passes.
-        bound_s: proved elsewhere.
+        bound_s: known lower bound.
         effort: threads, seed, deterministic time.
         timer: ends earlier.
 
@@ -74,7 +74,7 @@ def improve(
     solver.parameters.random_seed = effort.seed
     status = solver.solve(model.model)
     proved = max(bound_s, solver.best_objective_bound * tick_s * (1 - 1e-9))
-    if status == module.INFEASIBLE:  # nothing within the horizon, which is what was begun from
+    if status == module.INFEASIBLE:  # no better solution than the start
         return Constrained(where=None, orders=None, bound_s=total_s)
     if status not in (module.OPTIMAL, module.FEASIBLE):
         return Constrained(where=None, orders=None, bound_s=bound_s)
@@ -92,9 +92,9 @@ class _Model:
     model: Any = None
     total: Any = None
     on: list[list[Any]] = field(default_factory=list)
-    """By node: its unit's X."""
+    """X of its unit, by node."""
     start: list[Any] = field(default_factory=list)
-    """By pass."""
+    """Start by pass."""
     sends: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     """Start of (tensor, device that reads it, whether it is the gradient)."""
     crosses: dict[tuple[int, int, int], Any] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class _Model:
                         links[q][p].append(model.new_optional_fixed_size_interval_var(gone, away, z, ""))
 
     def _memory(self) -> None:
-        """Equation 5-18, left out where everything fits anywhere."""
+        """Equation 5-18, left out if everything fits on every device."""
         costs, model = self.costs, self.model
         if sum(costs.state) + sum(costs.held) <= min(costs.capacity):
             return
@@ -199,7 +199,7 @@ class _Model:
             model.add(sum(terms) <= costs.capacity[d])
 
     def hint(self, where: Sequence[int], order: Sequence[int]) -> None:
-        """The whole plan, in ticks: what CP-SAT is given is possible as it stands."""
+        """Hint with the whole plan in ticks, which is a feasible solution."""
         costs, model = self.costs, self.model
         n = len(costs.nodes)
         ticked = _ticked(costs, self._ticks)

@@ -1,7 +1,7 @@
-"""Devices that can be exchanged for one another: what orders of devices are counted by, instead of by name.
+"""Classes of interchangeable devices, by which orders of devices are enumerated.
 
-Two devices are of one class if they are as fast and as large, and no link tells them apart. n devices of k classes have
-n! / Π cᵢ! orders instead of n!, and a chain of stages is known by how many of each class it has used.
+Two devices are of one class if they have the same speed, memory and links. n devices of k classes have n! / Π cᵢ! orders instead of n!,
+and the state of a chain of stages is the number of used devices of each class.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ephemeron.partition.costs.table import Costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """Devices by class, and what a transfer takes between classes."""
+    """Devices by class."""
 
     members: tuple[tuple[int, ...], ...]
     """Devices of each class, ascending; classes by their first."""
     exact: bool
-    """Whether links are the same for all members; else what is taken for a link is the least of any."""
+    """Whether links are the same for all members; else the fastest link of any two members counts."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -28,13 +28,13 @@ class Classes:
         return tuple(len(m) for m in self.members)
 
     def of(self, order: Sequence[int]) -> list[int]:
-        """Devices for a sequence of classes, the first free one of each."""
+        """Devices for a sequence of classes: the first free one of each."""
         free = [iter(m) for m in self.members]
         return [next(free[x]) for x in order]
 
 
 def classes_of(costs: Costs) -> Classes:
-    """The coarsest classes in which any two devices can be exchanged."""
+    """Coarsest classes of interchangeable devices."""
     size = len(costs.devices)
     kinds = _kinds(costs)
 
@@ -57,7 +57,7 @@ def classes_of(costs: Costs) -> Classes:
 
 
 def coarse_classes_of(costs: Costs) -> Classes:
-    """By speed and memory alone, however they are linked."""
+    """Classes by speed and memory only, without links."""
     found: dict[int, list[int]] = {}
     for d, kind in enumerate(_kinds(costs)):
         found.setdefault(kind, []).append(d)
@@ -65,7 +65,7 @@ def coarse_classes_of(costs: Costs) -> Classes:
 
 
 def sequences(counts: Sequence[int]) -> int:
-    """How many sequences of classes there are, of any length above 0, with at most so many of each."""
+    """Number of sequences of classes of any length above 0, with at most `counts` of each."""
     by_length = [1] + [0] * sum(counts)  # exponential generating functions, in whole numbers
     for c in counts:
         new = [0] * len(by_length)

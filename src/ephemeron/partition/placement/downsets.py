@@ -1,8 +1,8 @@
-"""Where a model can be cut in two so that tensors only go forward: its downsets (ideals), of which each pipeline is a chain.
+"""Downsets (ideals) of a model: cuts in two parts across which tensors only go forward. Each pipeline is a chain of downsets.
 
-Nodes that have to lie on one stage are one *unit*: clusters, and whatever lies on a way from a cluster back to itself. A chain of n
-units has n + 1 downsets, a residual network little more, parallel branches the product of theirs. So they are counted up to a limit,
-and a graph with more has no table of them ("Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020, section 5).
+Nodes that have to be on one stage are one *unit*: clusters, and all nodes on a path from a cluster back to itself. A chain of n units
+has n + 1 downsets, a residual network few more, parallel branches the product of theirs. So they are enumerated up to a limit, and a
+graph with more has no table ("Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020, section 5).
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from ephemeron.partition.costs.table import Costs
 
 MOST_DOWNSETS = 80_000
 MOST_BYTES = 256 << 20
-"""Of the table, units × downsets."""
+"""Limit of the table, units × downsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """Nodes that lie on one stage in every pipeline, in topological order."""
+    """Sets of nodes that are on one stage in every pipeline, in topological order."""
 
     nodes: tuple[tuple[int, ...], ...]
-    """By unit, ascending."""
+    """Nodes by unit, ascending."""
     unit: tuple[int, ...]
     """By node."""
     before: tuple[int, ...]
-    """By unit: a mask of units whose tensors it reads."""
+    """By unit: mask of units whose tensors it reads."""
     after: tuple[tuple[int, ...], ...]
     """By unit: those that read its tensors."""
     followers: frozenset[int] = frozenset()
-    """Nodes that take no time and were merged with their only neighbour: no plan is faster without, but one may need less memory."""
+    """Nodes without cost in time that were merged with their only neighbour: no plan is faster without the merge, but one may need less
+    memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Downsets:
-    """All sets of units that hold with each unit what it reads; ascending by number of units, the empty one first, the full one last."""
+    """All sets of units that contain with each unit its inputs; ascending by number of units, from the empty to the full set."""
 
     units: Units
     masks: tuple[int, ...]
     table: Any
     """Downsets × units, bool."""
     packed: Any
-    """The same as downsets × words of 64 bits."""
+    """The table as downsets × words of 64 bits."""
     ready: tuple[int, ...]
-    """By downset: a mask of the units that may come next."""
+    """By downset: mask of the units that may come next."""
 
 
 def units_of(costs: Costs) -> Units:
-    """Clusters, merged with all that lies on cycles through them."""
+    """Units of a model: clusters, merged with all nodes on cycles through them."""
     count = len(costs.clusters)
     cluster = [0] * len(costs.nodes)
     for g, own in enumerate(costs.clusters):
@@ -80,9 +81,9 @@ def units_of(costs: Costs) -> Units:
 
 
 def without_idle_ends(costs: Costs, units: Units) -> Units:
-    """Units that take no time and have tensors to or from one other unit only are merged with it, again and again.
+    """Units in which those without cost in time and with one neighbour only are merged with it, repeatedly.
 
-    Moved to their neighbour's stage they add no time there and spare a transfer, so the least bottleneck is the same but for memory.
+    On their neighbour's stage they add no time and save a transfer, so the least bottleneck stays the same except for memory.
     """
     idle = [
         all(max(costs.forward[i]) + max(costs.backward[i]) == 0 for i in own) and len(own) > 0 for own in units.nodes
@@ -128,7 +129,7 @@ def without_idle_ends(costs: Costs, units: Units) -> Units:
 
 
 def downsets_of(units: Units, *, most: int = MOST_DOWNSETS) -> Downsets | None:
-    """All of them; None: there are more than `most`, or their table would be too large."""
+    """All downsets; None: there are more than `most`, or their table would be too large."""
     size = len(units.nodes)
     most = min(most, MOST_BYTES // max(size, 1))
     first = sum(1 << i for i in range(size) if not units.before[i])

@@ -1,16 +1,16 @@
-"""A lower bound of one iteration from work that must be done somewhere: heads, tails and energy.
+"""Lower bound of one iteration by energetic reasoning: heads, tails and work.
 
-All devices together do at most S units of work per second, where a pass's work is its time on the device that is fastest at it. A
-pass cannot begin before all passes that it needs, directly or not, are done; these need at least their work divided by S, and
-longer where few of them can run at once: of a pass that can begin at e, at most t − e units can be done until t. So for any set of
-passes and any two moments t and t', counted from where the set can begin and back from where its successor begins,
+All devices together do at most S units of work per second; a pass's work is its time on the fastest device for it. A pass cannot begin
+before all its direct and indirect predecessors are done. These need at least their work divided by S, and longer if few of them can run
+at once: of a pass that can begin at e, at most t − e units can be done until t. So for any set of passes and any two times t and t',
+measured from the earliest begin of the set and back from the begin of its successor,
 
     head ≥ t + t' + Σ max(0, work − done until t − done in the last t') / S
 
-(Fernandez and Bussell's bound, with devices of unequal speed). Heads that this raises raise later ones. Tails are the same from
-the other end. An iteration takes at least head + work + tail of any pass. With one loss at the end, everything forward comes
-before it and everything backward behind, so that both phases are bounded apart, narrow places between included, which load and path
-bounds do not see. Communication is not counted: all that exchanges might share a device.
+(Fernandez and Bussell's bound, with devices of unequal speed). Larger heads raise later heads. Tails are computed in the same
+way from the end. An iteration takes at least head + work + tail of any pass. With one loss at the end, all forward passes come before
+it and all backward passes after it, so both phases are bounded separately, including bottlenecks inside the graph, which load and path
+bounds ignore. Communication does not count: all nodes that exchange tensors might share a device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ephemeron.partition.costs.table import Costs
 
 
 def energy_bound_s(costs: Costs, *, moments: int = 12) -> float:
-    """Seconds that one iteration takes at least.
+    """Lower bound of one iteration in seconds.
 
     Args:
         costs: the model.
-        moments: how many of each of t and t' are tried; more is tighter and slower.
+        moments: number of values of each of t and t'; more is tighter and slower.
     """
     n = len(costs.nodes)
     times = np.array([*costs.forward, *costs.backward])
@@ -54,7 +54,7 @@ def energy_bound_s(costs: Costs, *, moments: int = 12) -> float:
 
 
 def _heads(order: list[int], before: list[list[int]], work: Any, speed: float, moments: int) -> Any:
-    """Seconds before each pass that nobody can avoid."""
+    """Earliest begin of each pass in seconds."""
     size = len(order)
     heads = np.zeros(size)
     way = np.full((size, size), -np.inf)  # way[b, a]: from a's end to b's begin
@@ -71,18 +71,18 @@ def _heads(order: list[int], before: list[list[int]], work: Any, speed: float, m
 
 
 def _needed(heads: Any, tails: Any, work: Any, speed: float, moments: int) -> float:
-    """The bound above for one set."""
+    """Bound of one set of passes."""
     begins, ends = _some(heads, moments), _some(tails, moments)
     early = np.clip(begins[None, :] - heads[:, None], 0.0, work[:, None])
     late = np.clip(ends[None, :] - tails[:, None], 0.0, work[:, None])
     rest = np.maximum(work[:, None, None] - early[:, :, None] - late[:, None, :], 0.0).sum(axis=0) / speed
     total = begins[:, None] + ends[None, :] + rest
-    # where nothing is left, nothing says that t and t' do not overlap
+    # without remaining work t and t' may overlap
     return float(np.where(rest > 1e-9 * (work.sum() + 1e-300), total, 0.0).max())
 
 
 def _some(values: Any, moments: int) -> Any:
-    """The smallest of the different values, where ramps are, and some of the others."""
+    """Smallest distinct values, where ramps are, and a sample of the others."""
     known = np.unique(values)
     if len(known) <= moments:
         return known

@@ -1,12 +1,11 @@
-"""A model cut into stages for functions that are all alike: an exact search over the cuts of one order of operators.
+"""Stages for equal functions: an exact search over the cuts of one order of operators.
 
-`place` searches over any placement on any devices, with solvers that not everybody has. Functions are equal, and a
-pipeline of them is a sequence of pieces of the order in which the model computes; of these the best is found at once
-by dynamic programming: n²·S steps for n operators and S stages, less where groups must not be cut.
+`place` searches all placements on any devices, with optional solvers. Functions are equal, and a pipeline of them is a sequence of
+segments of the order in which the model computes. Dynamic programming finds the best sequence in n²·S steps for n operators and S
+stages, fewer if groups must not be cut.
 
-Costs are estimates of one iteration: a stage takes as long as the busiest of its processor and its two directions of
-network (FuncPipe lets them overlap, and so does the worker). The least bottleneck wins; of equal ones, the cuts over
-which least is sent.
+Costs are estimates of one iteration: a stage takes as long as the busiest of its processor and the two directions of its network, which
+overlap (as in FuncPipe and in the worker). The least bottleneck wins; of equal ones, the least traffic.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from ephemeron.partition.graph.graph import Graph
 
 Need = Callable[[int, "PipelineSegment"], float]
-"""Memory that stage s needs for a piece, in the caller's unit."""
+"""Memory that stage s needs for a segment, in the caller's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +27,23 @@ class PipelineSegment:
     start: int
     stop: int
     compute_s: float
-    """Forwards and back, of one iteration."""
+    """Both passes of one iteration."""
     parameter_bytes: int
     made_bytes: int
-    """Tensors that it makes."""
+    """Tensors that it produces."""
     enter_bytes: int
-    """Tensors that cross its beginning."""
+    """Tensors that cross its start."""
     in_bytes: int
     out_bytes: int
-    """What crosses its ends, forwards and back."""
+    """Traffic over both ends, tensors and gradients."""
 
 
 class PipelineSegments:
-    """All pieces of a graph's order.
+    """All segments of a graph's order.
 
     Args:
-        graph: nodes in an order in which they can run.
-        kind: of device, by which times are given.
+        graph: nodes in topological order.
+        kind: of device.
     """
 
     def __init__(self, graph: Graph, kind: str = "cpu") -> None:
@@ -69,12 +68,12 @@ class PipelineSegments:
                 first, _ = spans.get(node.group, (i, i))
                 spans[node.group] = (first, i)
         barred = {cut for first, last in spans.values() for cut in range(first + 1, last + 1)}
-        barred |= {cut for cut in range(1, n) if self._time[cut] in (0.0, self._time[n])}  # nothing to do on one side
+        barred |= {cut for cut in range(1, n) if self._time[cut] in (0.0, self._time[n])}  # no work on one side
         self.cuts = tuple(c for c in range(n + 1) if c not in barred)
-        """Where a stage may begin or end."""
+        """Positions at which a stage may begin or end."""
 
     def piece(self, start: int, stop: int) -> PipelineSegment:
-        """One of them."""
+        """Segment from start to stop."""
         return PipelineSegment(
             start=start, stop=stop, compute_s=self._time[stop] - self._time[start],
             parameter_bytes=int(self._parameters[stop] - self._parameters[start]),
@@ -90,8 +89,10 @@ def best_cuts(
     """Stages with the least bottleneck that all fit; None: there are none.
 
     Args:
-        seconds: that a stage takes.
-        need: of memory.
+        pieces: segments of the order.
+        stages: number.
+        seconds: time of a stage.
+        need: memory of a stage.
         memory: of each function, in the unit of `need`.
     """
 
@@ -102,14 +103,14 @@ def best_cuts(
 
 
 def leanest_cuts(pieces: PipelineSegments, stages: int, *, need: Need) -> tuple[PipelineSegment, ...] | None:
-    """Stages of which the one that needs most memory needs least; None: there are fewer places to cut."""
+    """Stages with the least maximum of memory; None: the order has too few cuts."""
     return _best(pieces, stages, need)
 
 
 def _best(
     pieces: PipelineSegments, stages: int, cost: Callable[[int, PipelineSegment], float]
 ) -> tuple[PipelineSegment, ...] | None:
-    """By stage and its end: the least (bottleneck, bytes sent), and where the stage begins."""
+    """Stages of the least cost; the table has the least (bottleneck, bytes sent) and the start of the stage, by stage and its end."""
     cuts = pieces.cuts
     table: list[dict[int, tuple[float, float, int]]] = [{0: (0.0, 0.0, 0)}]
     for s in range(stages):

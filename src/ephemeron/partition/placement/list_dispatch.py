@@ -1,8 +1,8 @@
-"""Orders by dispatching: whenever a device is free, it takes what is ready and comes first in a list.
+"""Orders by list dispatching: a free device runs the ready pass that comes first in a list.
 
-A list that is followed strictly (`sequencing`) waits for what comes next in it although something else is ready; a dispatched one
-never waits so. Neither is always better. Dispatching to and fro, first backwards in time from the end by when things ended, then forwards
-by when they began there (forward-backward improvement, Li and Willis 1992), closes gaps that either leaves.
+A list that is followed strictly (`sequencing`) waits for its next pass although another one is ready; dispatching never does. Neither is
+always better. Forward-backward improvement (Li and Willis 1992) dispatches backwards in time by ends of passes, then forwards by begins,
+and closes gaps that either leaves.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ephemeron.partition.placement.sequencing import makespan_s, timed
 
 
 def dispatched(costs: Costs, where: Sequence[int], order: Sequence[int]) -> list[int]:
-    """All passes in the order in which they begin.
+    """All passes by begin.
 
     Args:
         costs: the model.
         where: device by node.
-        order: all passes, see `sequencing`; what comes first is taken first.
+        order: all passes by priority, see `sequencing`.
     """
     n, size = len(where), len(costs.devices)
     first = [0] * (2 * n)
@@ -39,7 +39,7 @@ def dispatched(costs: Costs, where: Sequence[int], order: Sequence[int]) -> list
     link = [[0.0] * size for _ in range(size)]
     idle = [True] * size
     events: list[tuple[float, int, int, int]] = []
-    """When, what then waits for less (-1: nothing), for how many, and the pass that ends (-1: a transfer does)."""
+    """Time, pass that waits for a transfer (-1: none), number of inputs, and pass that ends (-1: a transfer)."""
     begun: list[int] = []
 
     def met(op: int, count: int, touched: set[int]) -> None:
@@ -104,7 +104,7 @@ def dispatched(costs: Costs, where: Sequence[int], order: Sequence[int]) -> list
 
 
 def mirrored(costs: Costs) -> Costs:
-    """The same with time running backwards: a node's backward pass, mirrored, comes first, and gradients go forward."""
+    """Costs with reversed time: a node's mirrored backward pass comes first, and gradients go forward."""
 
     def turned(tables: Sequence[tuple[tuple[float, ...], ...]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
         return tuple(tuple(zip(*table, strict=True)) for table in tables)
@@ -120,14 +120,14 @@ def mirrored(costs: Costs) -> Costs:
 def bounced(
     costs: Costs, mirror: Costs, where: Sequence[int], order: Sequence[int], *, rounds: int = 3
 ) -> tuple[float, list[int]]:
-    """The shortest of an order, of its dispatch, and of some rounds to and fro.
+    """Shortest of an order, its dispatch, and some rounds of forward-backward improvement.
 
     Args:
         costs: the model.
         mirror: `mirrored(costs)`.
         where: device by node.
         order: all passes.
-        rounds: to and fro.
+        rounds: of improvement.
 
     Returns:
         Seconds and order.
@@ -146,7 +146,7 @@ def bounced(
 
 
 def _backwards(costs: Costs, where: Sequence[int], order: Sequence[int]) -> list[int]:
-    """All passes from the last to end to the first, as passes of the mirrored model."""
+    """All passes by descending end, as passes of the mirrored model."""
     n = len(where)
     start_s = timed(costs, where, order).start_s
     times = [*costs.forward, *costs.backward]

@@ -1,12 +1,12 @@
-"""List scheduling by the longest way to go, again and again with other weights: the best beginning for one iteration.
+"""List scheduling by the longest remaining path, repeated with other weights: starts for one iteration.
 
-The node with the longest way to go comes next, on the device where both its passes would end first, with transfers one after the other on
-each link (HEFT, Topcuoglu et al. 2002, for training: a node stands for both passes, a tensor for itself and its gradient). m-ETF asks
-instead which pair can *begin* first, and leaves long ways for the end: on a branching graph of 1,000 operators it takes 10 % longer.
+The node with the longest remaining path is next, on the device where both its passes would end first, with transfers one after the other
+on each link (HEFT, Topcuoglu et al. 2002, for training: a node represents both passes, a tensor itself and its gradient). m-ETF takes the
+pair that can *begin* first, and leaves long paths for the end: on a branching graph of 1,000 operators it takes 10 % longer.
 
-Greedy choices depend on weights that nobody knows: how much a byte of memory is worth in seconds where memory is tight, how dear
-transfers are, ties. So first a grid of weights is tried, then random ones near the best; in between all but a stretch of nodes keep their
-devices, and the stretch is placed again. A run takes about 5 µs per node and device.
+Greedy choices depend on unknown weights: the worth of a byte of memory in seconds if memory is scarce, the weight of transfers, ties. So
+a grid of weights is tried first, then random ones near the best. Other runs place only a segment of the order again, and all other nodes
+keep their devices. A run takes about 5 µs per node and device.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ephemeron.partition.placement.search_budget import Timer
 from ephemeron.partition.placement.sequencing import makespan_s, ranked_order
 
 PRICES = (0.0, 1.0, 3.0, 10.0, 30.0)
-"""Of memory: seconds of all work on all devices' whole memory."""
+"""Price of memory: seconds of all work for the whole memory of all devices."""
 LINKS = (0.5, 1.0, 2.0)
 """Factors on transfers."""
 NOISE = (0.0, 0.5, 1.0, 2.0)
-"""Of ranks, in mean times of a node."""
+"""Noise of ranks, in mean times of a node."""
 NEAR = 1.03
-"""Only what is so near the best is dispatched to and fro, and the less often the less that has helped."""
+"""Factor to the best within which a schedule gets forward-backward improvement, less often the less that has helped."""
 STRETCH = (0.02, 0.3)
-"""Shortest and longest stretch that is placed again, as a share of all nodes."""
+"""Shortest and longest segment that is placed again, as a share of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +44,17 @@ class _Weights:
 def list_search(
     costs: Costs, *, rng: Random, steps: int, timer: Timer, known: Sequence[Sequence[int]] = ()
 ) -> AnnealingResult:
-    """Places and orders all nodes, again and again.
+    """Best placement and order of repeated list scheduling.
 
     Args:
         costs: the model.
         rng: draws.
         steps: most runs.
         timer: ends earlier.
-        known: placements to begin from, too.
+        known: further starts.
 
     Returns:
-        The best that was met: least overfull, then shortest.
+        The best schedule: least overfull, then shortest.
     """
     search = _Search(costs, rng)
     for where in known:
@@ -108,14 +108,14 @@ class _Search:
         return rank
 
     def near(self) -> _Weights:
-        """Weights near the best's."""
+        """Random weights near those of the best schedule."""
         draw, w = self.rng, self.weights
         price = draw.choice(PRICES) if draw.random() < 0.3 else w.price * draw.uniform(0.5, 2.0)
         link = draw.choice(LINKS) if draw.random() < 0.3 else w.link * draw.uniform(0.7, 1.4)
         return _Weights(price=price, link=link, noise=draw.choice(NOISE))
 
     def stretch(self) -> list[int]:
-        """The best's devices, with -1 for clusters that begin in a stretch of its order."""
+        """Devices of the best schedule, with -1 for clusters that begin in a segment of its order."""
         n = len(self.costs.nodes)
         forward = [op for op in self.order if op < n]
         length = max(1, int(n * self.rng.uniform(*STRETCH)))
@@ -127,7 +127,7 @@ class _Search:
         return keep
 
     def run(self, weights: _Weights, keep: Sequence[int] | None) -> None:
-        """One list schedule; taken over if it is better."""
+        """Run one list schedule and keep it if it is better."""
         mean = sum(self.work) / len(self.work)
         rank = [r + weights.noise * mean * self.rng.uniform(-1, 1) for r in self.rank] if weights.noise else self.rank
         where, order = self._placed(rank, weights, keep)
@@ -135,7 +135,7 @@ class _Search:
             self.weights = weights
 
     def take(self, where: list[int], forward: list[int] | None) -> bool:
-        """Whether it is better than the best, under the mirrored order or what dispatching makes of it."""
+        """Keep a placement if it is better than the best, in the mirrored or the dispatched order; whether it is."""
         costs, n = self.costs, len(where)
         over = costs.over(where)
         if self.best is not None and over > self.best[0]:
@@ -169,7 +169,7 @@ class _Search:
         price, factor = weights.price * self.price_s, weights.link
 
         def start_s(i: int, d: int, commit: bool) -> float:
-            """When all inputs could be there; commits their transfers if asked to."""
+            """Earliest arrival of all inputs; books their transfers if `commit`."""
             at = free[d]
             taken: dict[int, float] = {}
             for t in costs.inputs[i]:

@@ -1,7 +1,7 @@
-"""When a model does not fit: how much is missing, and where.
+"""Errors of models that do not fit: missing bytes, limiting device and suggestions.
 
-Algorithm 3 of NetSplit stops at "Insufficient Memory". Here the error names the bytes that are short, the device that binds, and
-what would fit (`remedies`); it promises nothing that was not found.
+Algorithm 3 of NetSplit stops at "Insufficient Memory". Here the error names the missing bytes, the limiting device, and changes that
+would fit (`suggestions`), each of them verified.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ephemeron.units import human_bytes
 
 
 def refuse_what_cannot_fit(graph: Graph, topology: Topology, costs: Costs, schedule: Schedule, timer: Timer) -> None:
-    """Refuses before anything is searched.
+    """Check of memory before the search.
 
     Raises:
         PlanInfeasible: all devices together have too little memory, or none has enough for some group of nodes.
@@ -54,12 +54,12 @@ def no_plan_found(
     over_bytes: Mapping[str, int] | None,
     timer: Timer,
 ) -> PlanInfeasible:
-    """Enough memory in sum, but no placement was found that fits each device.
+    """Error if memory suffices in sum, but no placement was found that fits every device.
 
     Args:
         graph, topology, costs, schedule: of the search.
-        over_bytes: by device, of the placement that is least overfull; None: none could be run at all.
-        timer: for finding what fits.
+        over_bytes: by device, of the least overfull placement; None: no placement can run.
+        timer: for suggestions.
     """
     if over_bytes:
         worst = max(over_bytes, key=lambda d: over_bytes[d])

@@ -1,6 +1,6 @@
-"""Mixed-integer linear programs, written row by row and solved by the HiGHS that comes with SciPy.
+"""Mixed-integer linear programs, written row by row and solved by SciPy's HiGHS.
 
-Deterministic: the same program with the same limit on branches gives the same answer; a time limit may cut it off anywhere.
+Deterministic: the same program with the same limit of branches has the same result; a time limit ends the search at any point.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ephemeron.partition._stdout import silent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What a solver knows when it stops."""
+    """Result of a solver."""
 
     values: tuple[float, ...] | None
     """By variable; None: no solution was found."""
     value: float
-    """Of the objective; infinite without a solution."""
+    """Objective; infinite without a solution."""
     bound: float
-    """Nothing can be less; minus infinity if nothing is proved, infinity if there is proved to be no solution."""
+    """Proved lower bound; minus infinity: none, infinity: there is no solution."""
     nodes: int
-    """Branches that were looked at."""
+    """Number of explored branches."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class MilpProgram:
     rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
 
     def variable(self, lower: float = 0.0, upper: float = math.inf, *, whole: bool = False, cost: float = 0.0) -> int:
-        """Adds a variable; returns its number."""
+        """Add a variable; its number."""
         self.cost.append(cost)
         self.lower.append(lower)
         self.upper.append(upper)
@@ -46,18 +46,18 @@ class MilpProgram:
         return len(self.cost) - 1
 
     def row(self, terms: Mapping[int, float], *, least: float = -math.inf, most: float = math.inf) -> None:
-        """Adds least ≤ Σ terms ≤ most."""
+        """Add a row least ≤ Σ terms ≤ most."""
         self.rows.append((dict(terms), least, most))
 
     def solve(
         self, *, time_limit_s: float = math.inf, node_limit: int = 10_000_000, gap: float = 1e-6, relaxed: bool = False
     ) -> Solution:
-        """Solves it.
+        """Solution of the program.
 
         Args:
             time_limit_s: of HiGHS.
             node_limit: branches.
-            gap: relative; nearer to the optimum it does not go.
+            gap: relative gap at which the solver stops.
             relaxed: whole numbers need not be whole.
 
         Raises:

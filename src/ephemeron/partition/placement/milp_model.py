@@ -1,17 +1,17 @@
-"""Placement as a mixed-integer linear program: what NetSplit publishes, and what makes a lower bound of it.
+"""Placement as a mixed-integer linear program: NetSplit's program, and additions that make it a tighter lower bound.
 
-The published program (equations 5-11 to 5-18; Pesto, 6-2 to 6-7, is the same without backward passes) lets a device run any
-number of operators at once and a link send any number of tensors. As a plan that is wrong: on branching graphs such plans replay
-63 to 94 % longer than they claim. As a *relaxation* it is useful: whatever can be done in truth can be done in it, so its optimum
-is a lower bound, and where its plan replays in the time it claims, the plan is proved optimal.
+The published program (equations 5-11 to 5-18; Pesto, 6-2 to 6-7, is the same without backward passes) lets a device run any number of
+operators at once and a link send any number of tensors. Its plans are wrong: on branching graphs they take 63 to 94 % longer in the
+simulator than they claim. As a *relaxation* it is useful: every real schedule is feasible in it, so its optimum is a lower bound, and a
+plan that takes the claimed time in the simulator is proved optimal.
 
-The product of X_ip and X_jq in 5-16 is made linear by one variable per pair of devices with the right margins, which is tighter
-than the usual three inequalities. For the bound these are added, all true of every plan that does not overlap:
+The product of X_ip and X_jq in 5-16 is linearised by one variable per pair of devices with the right margins, which is tighter than the
+usual three inequalities. For the bound these constraints are added, which hold for every plan without overlap:
 
 - a device is busy for the sum of its passes, so the iteration takes at least that;
 - and longer by its *ramps*: the first pass on a device needs something from another device, unless it is a source. Of the
-  devices used, the k-th to begin does so no earlier than the k-th smallest time at which a node could begin with all its inputs
-  sent to it; likewise at the end, with gradients.
+  used devices, the k-th to begin does so no earlier than the k-th smallest time at which a node could begin with all its inputs
+  received; likewise at the end, with gradients.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ephemeron.partition.placement.milp import MilpProgram, Solution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulated:
-    """A program, and which variable places what."""
+    """A program with its placement variables."""
 
     program: MilpProgram
     placed: tuple[tuple[int, ...], ...]
-    """Units × devices: X of equation 5-15."""
+    """X of equation 5-15, units × devices."""
     units: tuple[tuple[int, ...], ...]
     scale_s: float
     """Seconds of one unit of time."""
 
     def where(self, solution: Solution) -> list[int] | None:
-        """Device by node, of a solution."""
+        """Device by node of a solution."""
         if solution.values is None:
             return None
         found = [0] * sum(len(u) for u in self.units)
@@ -47,12 +47,12 @@ class Formulated:
 
 
 def load_program(costs: Costs, units: Sequence[Sequence[int]], *, repeats: int = 1) -> Formulated:
-    """Only loads, ramps and memory, with nodes divisible: small, and solved at once.
+    """Program of loads, ramps and memory with divisible nodes: small and solved fast.
 
     Args:
         costs: the model.
         units: nodes that stay together.
-        repeats: micro-batches of the iteration; ramps are there once.
+        repeats: micro-batches of the iteration; ramps count once.
     """
     program, scale_s, total = _begun(costs)
     placed = _placed(program, costs, units, whole=False)
@@ -64,14 +64,14 @@ def load_program(costs: Costs, units: Sequence[Sequence[int]], *, repeats: int =
 def iteration_program(
     costs: Costs, units: Sequence[Sequence[int]], *, backward: bool = True, cuts: bool = True, memory: bool = True
 ) -> Formulated:
-    """Equations 5-11 to 5-18.
+    """Program of equations 5-11 to 5-18.
 
     Args:
         costs: the model.
         units: nodes that share X.
-        backward: False: forward passes only, which is Pesto's.
-        cuts: with loads and ramps, for the bound; False: as published.
-        memory: with 5-18.
+        backward: False: forward passes only, as Pesto.
+        cuts: whether loads and ramps are added, for the bound; False: as published.
+        memory: whether 5-18 is included.
     """
     program, scale_s, total = _begun(costs)
     n, size = len(costs.nodes), len(costs.devices)
@@ -116,7 +116,7 @@ def iteration_program(
 
 
 def _begun(costs: Costs) -> tuple[MilpProgram, float, int]:
-    """A program whose times are near 1,000, which suits HiGHS's tolerances, and its objective."""
+    """A program with times near 1,000, which suits HiGHS's tolerances; seconds per unit; and its objective."""
     longest = sum(max(f) + max(b) for f, b in zip(costs.forward, costs.backward, strict=True))
     longest += sum(max(map(max, m)) for m in costs.send) + sum(max(map(max, m)) for m in costs.back)
     program = MilpProgram()
@@ -150,7 +150,7 @@ def _pair(
 def _memory(
     program: MilpProgram, costs: Costs, units: Sequence[Sequence[int]], placed: Sequence[Sequence[int]], *, exact: bool
 ) -> None:
-    """Equation 5-18. Left out where everything fits anywhere; with nodes divisible, only states and each tensor once."""
+    """Equation 5-18. Left out if everything fits on every device; with divisible nodes, only states and each tensor once."""
     everything = sum(costs.state) + sum(costs.held)
     if everything <= min(costs.capacity):
         return
@@ -210,11 +210,11 @@ def _loads(
 
 
 def ramps_s(costs: Costs) -> tuple[list[float], list[float]]:
-    """Seconds before which the k-th device to begin cannot begin, and after which the k-th to end must still be waited for.
+    """Least seconds before the k-th device begins, and after the k-th device ends.
 
     Returns:
-        Heads and tails, both ascending, one per node (a device begins with some node's forward pass whose inputs all come from
-        other devices, and ends with some node's backward pass whose gradients all go to other devices).
+        Heads and tails, both ascending, one per node. A device begins with a forward pass whose inputs all come from other devices, and
+        ends with a backward pass whose gradients all go to other devices.
     """
     size = len(costs.devices)
 
@@ -235,7 +235,7 @@ def ramps_s(costs: Costs) -> tuple[list[float], list[float]]:
 
 
 def path_bound_s(costs: Costs) -> float:
-    """The longest way through forward and backward passes, each at its fastest, with nothing sent."""
+    """Longest path through forward and backward passes, each on its fastest device, without transfers."""
     n = len(costs.nodes)
     down, up = [0.0] * n, [0.0] * n
     for i in range(n):

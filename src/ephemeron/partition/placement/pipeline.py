@@ -1,9 +1,9 @@
-"""The pipeline with the least bottleneck, and a proof of how near it is to the best.
+"""Pipeline with the least bottleneck, and a proved lower bound.
 
-First a dynamic program over the graph's downsets and the classes of devices (`chains`), which knows all orders of all subsets of devices
-at once, where the graph has few enough downsets. Then, for every order of classes: cuts by dynamic programming, a linear program whose
-solution is rounded (where the shares of all nodes up to a stage are cut at one threshold, tensors still only go forward), annealing, and
-the mixed-integer program itself, whose optimum is the proof. Orders that a bound excludes are not looked at further.
+First comes a dynamic program over the graph's downsets and the classes of devices (`chains`), which covers all orders of all subsets of
+devices, if the graph has few enough downsets. Then, for every order of classes: cuts by dynamic programming, a linear program with
+rounding (shares of all nodes up to a stage are rounded at one threshold, so that tensors still only go forward), annealing, and the
+mixed-integer program, whose optimum is the proof. Orders that a bound excludes are skipped.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from ephemeron.partition.placement.stages_program import StagesProgram
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 
 TIGHT = 1e-3
-"""Relative gap at which an order of devices is not tried any further."""
+"""Relative gap at which the search of an order of devices ends."""
 PROVED = 1e-6
-"""Relative gap at which nothing more is tried after the dynamic program."""
+"""Relative gap at which the search ends after the dynamic program."""
 WITHIN = (1.003, 1.01, 1.03, 1.06, 1.1, 1.15, 1.25, 1.5)
-"""Multiples of the bound of loads below which plans are looked for first."""
+"""Multiples of the load bound below which plans are searched first."""
 MOST_STARTS = 20
-"""Orders along the fastest links, and as many at random, where not all orders can be tried."""
+"""Orders along the fastest links, and as many random ones, if there are too many orders."""
 MOST_TRANSFERS = 20_000
-"""Stages × tensors of a mixed-integer program; of larger ones even writing down takes longer than the whole search may."""
+"""Stages × tensors of a mixed-integer program; building a larger one takes longer than the time limit."""
 MOST_LINES = 400
-"""Orders of classes of devices that are all tried; of more, only some are, and the bound is that of downsets, or of loads."""
+"""Limit up to which all orders of classes are tried; of more only some are, and the bound is that of downsets or of loads."""
 MOST_VECTORS = 4000
-"""Numbers of devices used of each class, for the dynamic program."""
+"""Limit of states (number of used devices of each class) of the dynamic program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelined:
-    """What was found and proved."""
+    """Result of the search."""
 
     found: tuple[Staged, ...]
-    """The best that fit, best first; empty: none."""
+    """Best pipelines that fit, best first; empty: none."""
     bound_s: float
-    """No pipeline has a lesser bottleneck."""
+    """Proved lower bound of the bottleneck."""
 
 
 def best_pipeline(
     costs: Costs, schedule: Schedule, *, effort: SearchBudget, timer: Timer, least: Sequence[Staged] = ()
 ) -> Pipelined:
-    """Searches all orders of devices.
+    """Best pipelines over all orders of devices.
 
     Args:
         costs: of one micro-batch.
-        schedule: what is kept in flight.
+        schedule: determines micro-batches in flight.
         effort: limits and seed.
         timer: ends earlier.
-        least: pipelines that are known.
+        least: known pipelines.
 
     Raises:
         MissingExtra: SciPy is not installed.
@@ -141,7 +141,7 @@ def _chained(
     costs: Costs, schedule: Schedule, classes: Classes, orders: Sequence[Sequence[int]], found: list[Staged], loads_s: float, *,
     rng: Random, timer: Timer,
 ) -> float:  # fmt: skip
-    """Adds the plans of the dynamic program to those found; returns a bound, that of loads where it proves nothing."""
+    """Add the plans of the dynamic program to `found`; its bound, or the load bound if it proves none."""
     if math.prod(c + 1 for c in classes.counts) > MOST_VECTORS:
         classes = coarse_classes_of(costs)
         if math.prod(c + 1 for c in classes.counts) > MOST_VECTORS:
@@ -167,7 +167,7 @@ def _chained(
             add(_line(schedule, _linked(costs, classes, searched.chain.classes)), searched.chain.stage)
 
     search = ChainSearch(costs, schedule, downsets, classes)
-    for factor in (*WITHIN, math.inf):  # a limit close by leaves little to look at
+    for factor in (*WITHIN, math.inf):  # a tight limit leaves few states
         limit_s = min(best_s(), factor * loads_s)
         searched = search.below(limit_s, "most", timer.part(0.5))
         try_out(searched)
@@ -176,7 +176,7 @@ def _chained(
     bound_s = loads_s
     for exact in (False, True):
         value_s = best_s()
-        if exact and value_s == math.inf:  # nothing that fits is known, and this search needs a limit
+        if exact and value_s == math.inf:  # this search needs a known plan as its limit
             break
         searched = AdjacentSearch(search).below(value_s, timer) if exact else search.below(value_s, "least", timer)
         try_out(searched)
@@ -192,7 +192,7 @@ def _chained(
 
 
 def _linked(costs: Costs, classes: Classes, order: Sequence[int]) -> tuple[int, ...]:
-    """Devices for a sequence of classes; where members differ by their links, always the one that is nearest."""
+    """Devices for a sequence of classes; if members differ by their links, always the nearest."""
     if classes.exact:
         return tuple(classes.of(order))
     free = [list(own) for own in classes.members]
@@ -214,13 +214,13 @@ def _all_devices(costs: Costs, schedule: Schedule) -> DeviceOrder:
 
 
 def staging(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[str] = ()) -> Staged | None:
-    """A placement as stages; None if tensors go to and fro.
+    """A placement as stages; None: tensors go in both directions between devices.
 
     Args:
         costs: of one micro-batch.
-        schedule: what is kept in flight.
+        schedule: determines micro-batches in flight.
         where: device by node.
-        order: names of the used devices in the order of the pipeline, if it is known; else the first that is found.
+        order: names of the used devices in the order of the pipeline, if known; else the first order that is found.
     """
     if order:
         return _on_line(costs, schedule, where, [costs.devices.index(name) for name in order])
@@ -242,7 +242,7 @@ def _on_line(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequ
 
 
 def _lines(costs: Costs, schedule: Schedule, classes: Classes, rng: Random) -> list[DeviceOrder]:
-    """Every order of every subset of devices, of those that can be exchanged only the first."""
+    """Every order of every subset of devices; of equivalent orders only the first."""
     return [
         _line(schedule, classes.of(order))
         for count in range(len(costs.devices), 0, -1)
@@ -253,7 +253,7 @@ def _lines(costs: Costs, schedule: Schedule, classes: Classes, rng: Random) -> l
 def _some_lines(
     costs: Costs, schedule: Schedule, classes: Classes, found: Sequence[Staged], rng: Random
 ) -> list[DeviceOrder]:
-    """Those of the best plans that are known; of all devices those along the fastest links from each class; and some at random."""
+    """Orders of the best known plans, orders along the fastest links from each class, and some random ones."""
     size = len(costs.devices)
     known = [s.line for s in sorted(found, key=lambda s: s.bottleneck_s)[:5]]
     fast = [_line(schedule, _along_fast_links(costs, own[0])) for own in classes.members[:MOST_STARTS]]
@@ -271,10 +271,10 @@ def _along_fast_links(costs: Costs, first: int) -> tuple[int, ...]:
 
 
 def _load_bound_s(costs: Costs, line: DeviceOrder, *, everywhere: bool = False) -> float:
-    """If work could be divided at will: each node gets as much as where it takes least of all devices' time.
+    """Load bound with divisible work.
 
-    With unrelated times, weights w on devices with Σ w = 1 give the bound Σ_i min_d w_d t_id for any w (duality); w in proportion
-    to total speed is exact where devices differ by a factor only.
+    Any weights w of devices with Σ w = 1 give the bound Σ_i min_d w_d t_id (duality); weights proportional to total speed are exact if
+    devices differ by a factor only.
     """
     devices = range(len(costs.devices)) if everywhere else line.devices
     totals = [sum(f[d] + b[d] for f, b in zip(costs.forward, costs.backward, strict=True)) for d in devices]
@@ -291,7 +291,7 @@ def _load_bound_s(costs: Costs, line: DeviceOrder, *, everywhere: bool = False) 
 
 
 def _orders(costs: Costs, rng: Random) -> list[list[int]]:
-    """Lists of nodes to cut: as numbered, depth first, and some at random."""
+    """Orders of nodes to cut: by number, depth first, and some random ones."""
     n = len(costs.nodes)
     found = [list(range(n))]
     for kind in ("deep", "random", "random"):
@@ -310,7 +310,7 @@ def _orders(costs: Costs, rng: Random) -> list[list[int]]:
 
 
 def feasible_pipeline(costs: Costs, schedule: Schedule, *, rng: Random, timer: Timer) -> Staged | None:
-    """Some pipeline that fits, found quickly; None: none was found, which proves nothing."""
+    """A pipeline that fits, by a quick search; None: none was found, which proves nothing."""
     classes = classes_of(costs)
     every = sequences(classes.counts) <= MOST_LINES
     for line in _lines(costs, schedule, classes, rng) if every else _some_lines(costs, schedule, classes, (), rng):
@@ -325,7 +325,7 @@ def feasible_pipeline(costs: Costs, schedule: Schedule, *, rng: Random, timer: T
 
 
 def _filled(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
-    """Nodes fill stage after stage with memory, in order."""
+    """Stages filled up to their memory one after the other."""
     stage = [0] * len(costs.nodes)
     s, used = 0, 0
     there: set[int] = set()
@@ -342,7 +342,7 @@ def _filled(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
 
 
 def _needed(costs: Costs, line: DeviceOrder, s: int, tensors: set[int]) -> int:
-    """Bytes of tensors that a stage takes; recomputing, as if all stayed inside, which raising the others' stages mends."""
+    """Bytes of tensors on a stage; with recomputation as if all stayed inside, which later repair corrects."""
     if not line.recompute:
         return line.flight[s] * sum(costs.held[t] for t in tensors)
     return sum(costs.held[t] * (1 if costs.inputs[costs.producer[t]] else line.flight[s]) for t in tensors)

@@ -1,7 +1,7 @@
-"""Placement: baselines, search, solvers, and the judge over all of them.
+"""Placement: baselines, search and solvers, all evaluated by the schedule simulator.
 
-Everything that any method proposes is replayed by the judge, and the best that fits is taken. So the result is never worse than
-any baseline, whatever the solvers do, and a bound that they prove is set against a value that none of them computed.
+The simulator evaluates the proposals of all methods, and the best that fits is the plan. So the result is never worse than any baseline,
+independent of the solvers, and their bounds are compared with a value that none of them computed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ DEFAULTS: dict[str, Schedule] = {
     "iteration": Schedule(),
 }
 REMEDY_S = 10.0
-"""For finding what would fit where nothing does."""
+"""Time for suggestions if nothing fits."""
 TIGHT = 1e-4
-"""Relative gap at which a plan counts as proved."""
+"""Relative gap at which a plan is proved."""
 SERIAL = 0.9
-"""From this share of the bound on, the longest way decides: the relaxed program finds and proves more there than annealing."""
+"""Share of the bound from which on the longest path dominates; there the relaxed program finds and proves more than annealing."""
 FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
-"""How hot annealing begins: with more nodes it is cut off too early for heat to be of use."""
+"""First temperatures of annealing; with more nodes it ends too early for high ones."""
 PROGRAM_NODES, CONSTRAINT_NODES = 400, 320
-"""Larger graphs are not given to the mixed-integer program of one iteration, or to CP-SAT, as a whole."""
+"""Limits of nodes for the mixed-integer program of one iteration, and for CP-SAT."""
 SEARCHED = 0.8
-"""Share of the time for searching a pipeline, before the baselines."""
+"""Share of the time for the search of a pipeline, before the baselines."""
 SPARED = 0.3
-"""Share of the time for searching one iteration with a device less."""
+"""Share of the time for the search of one iteration with one device less."""
 ROUNDED = 1e-11
-"""Relative; more than what a change of units does to a sum of times."""
+"""Relative tolerance, above the effect of units on a sum of times."""
 ROOM = (1.0, 0.98, 0.95, 0.9, 0.8)
-"""Shares of devices' memory within which nodes are divided: made whole again, they need more of it."""
+"""Shares of memory for the program with divisible nodes; rounded to whole nodes, plans need more."""
 
 
 def place(
@@ -66,24 +66,24 @@ def place(
     seeds: Sequence[Mapping[str, str]] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> PlacementPlan:
-    """Places a model's operators on devices.
+    """Placement of a model's operators on devices.
 
     Args:
         graph: the model.
         topology: the devices and links.
-        objective: `throughput`: the least bottleneck of a pipeline of stages; `iteration`: the shortest iteration, of any
-            placement, which is searched for in earnest with the batch whole.
-        schedule: of the micro-batches; None: 1F1B with 8 of them, or the batch whole.
+        objective: `throughput`: the least bottleneck of a pipeline of stages; `iteration`: the shortest iteration of any
+            placement; the search is thorough with the whole batch only.
+        schedule: of the micro-batches; None: 1F1B with 8 of them, or the whole batch.
         effort: limits and seed.
-        seeds: placements that are known, e.g. of yesterday's topology; the result is no worse than any that fits.
+        seeds: known placements, e.g. of a former topology; the result is not worse than any that fits.
         clock: seconds, for the time limit.
 
     Returns:
-        The best that was found, with a proved lower bound.
+        The best placement found, with a proved lower bound.
 
     Raises:
         JobError: graph, topology, schedule and seeds do not agree.
-        PlanInfeasible: memory does not suffice; says how much is missing and what would fit.
+        PlanInfeasible: memory does not suffice; names the missing bytes and changes that would fit.
         MissingExtra: SciPy or OR-tools is not installed.
     """
     effort = effort or SearchBudget()
@@ -99,7 +99,7 @@ def place(
 
 
 def _as_given(plan: PlacementPlan, graph: Graph, topology: Topology, unit_s: float) -> PlacementPlan:
-    """The plan in the caller's order and seconds, replayed there."""
+    """The plan in the caller's order and seconds, simulated again."""
     placement = {n.name: plan.placement[n.name] for n in graph.nodes}
     done = replay(graph, topology, placement, schedule=plan.schedule, orders=plan.orders, stages=plan.stages)
     value_s = done.iteration_s if plan.objective == "iteration" else done.bottleneck_s
@@ -123,7 +123,7 @@ def _as_given(plan: PlacementPlan, graph: Graph, topology: Topology, unit_s: flo
 
 
 def _same(seconds: float, known_s: float) -> float:
-    """What is known exactly, where the two differ by the bits that the canonical form drops only."""
+    """The exact value, if the two differ only by bits that the canonical form drops."""
     return known_s if abs(seconds - known_s) <= ROUNDED * known_s else seconds
 
 
@@ -143,7 +143,7 @@ def _placed(
     for k, seed in enumerate(seeds):
         trial.judge(f"seed {k}", costs.where(seed))
     if objective == "throughput":
-        # the programs of some baselines take longer to write down than most pipelines to prove
+        # building the programs of some baselines takes longer than proving most pipelines
         bound_s = _throughput(trial, effort, limit.part(SEARCHED))
         _judge_baselines(trial, effort, limit)
     else:
@@ -156,7 +156,7 @@ def _placed(
     if best is None or best.replay is None:
         raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(remedy_s, clock))
     value_s = best.candidate.value_s
-    assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is replayed"
+    assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is simulated"
     return PlacementPlan(
         graph=graph.name,
         topology=topology.name,
@@ -181,12 +181,12 @@ class _Judged:
     candidate: PlacementCandidate
     where: tuple[int, ...]
     replay: Replay | None
-    """None: the schedule cannot run it, because it recomputes and this is no pipeline."""
+    """None: the schedule recomputes and the placement is no pipeline, so it cannot run."""
 
 
 @dataclass(slots=True)
 class _PlacementTrial:
-    """Everything that was judged so far."""
+    """All placements evaluated so far."""
 
     graph: Graph
     topology: Topology
@@ -221,7 +221,7 @@ class _PlacementTrial:
         return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
 
     def least_over_bytes(self) -> dict[str, int] | None:
-        """By device, of the least overfull of what could be run."""
+        """Excess by device of the least overfull placement that can run."""
         found = [j for j in self.judged if j.candidate.value_s < float("inf") and j.replay is not None]
         best = min(found, key=lambda j: j.candidate.over_bytes, default=None)
         return None if best is None or best.replay is None else dict(best.replay.over_bytes)
@@ -232,7 +232,8 @@ class _PlacementTrial:
 
 
 def _judge_baselines(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
-    """They know one batch. For a pipeline they are asked twice, the second time with the memory of what is in flight."""
+    """Evaluate the baselines. They are made for one batch; for a pipeline they run twice, the second time with the memory of all micro-batches
+    in flight."""
     flight = max(in_flight(trial.schedule, len(trial.costs.devices)))
     full = replace(trial.costs, held=tuple(flight * h for h in trial.costs.held))
     trial.judge("even split by nodes", even_split(trial.costs))
@@ -256,7 +257,7 @@ def _throughput(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> f
     for j in trial.judged:
         if j.candidate.admitted and j.replay is not None:
             as_stages = staging(costs, schedule, j.where, j.replay.stages)
-            assert as_stages is not None, "what is admitted is a pipeline"
+            assert as_stages is not None, "an admitted placement is a pipeline"
             known.append(as_stages)
     searched = best_pipeline(costs, schedule, effort=effort, timer=limit, least=known)
     for found in searched.found:
@@ -302,7 +303,7 @@ def _iteration(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> fl
 
 
 def _without_least_used(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
-    """The same search without the device that the best plan has least work for: a device too many can only be in its way."""
+    """Repeat the search without the least used device, because a superfluous device can make the search worse."""
     best = trial.best
     if best is None or best.replay is None:
         return
@@ -328,7 +329,7 @@ def _without_least_used(trial: _PlacementTrial, effort: SearchBudget, limit: Tim
 
 
 def _listed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
-    """List schedules, under the orders that were found with them and under the judge's own rule."""
+    """Evaluate list schedules, with their own orders and by the simulator's rule."""
     costs = trial.costs
     known = sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
     found = list_search(
@@ -340,7 +341,7 @@ def _listed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
 
 
 def _relaxed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
-    """The published program with all nodes apart, as a bound and as one more candidate."""
+    """Bound and candidate of the published program without co-location."""
     costs = trial.costs
     formulated = iteration_program(costs, costs.clusters)
     solution = formulated.program.solve(time_limit_s=limit.left_s(), node_limit=effort.program_nodes, gap=TIGHT / 2)
@@ -351,7 +352,7 @@ def _relaxed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> floa
 
 
 def _divided(trial: _PlacementTrial, limit: Timer) -> float:
-    """The same program with nodes divisible, for graphs that are too large for it: a bound, and, rounded, a candidate."""
+    """Bound and rounded candidate of the program with divisible nodes, for graphs that are too large for the whole program."""
     costs, bound_s = trial.costs, 0.0
     for share in ROOM:
         within = replace(costs, capacity=tuple(int(share * c) for c in costs.capacity))
@@ -366,7 +367,8 @@ def _divided(trial: _PlacementTrial, limit: Timer) -> float:
 
 
 def _annealed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer, rng: Random) -> AnnealingResult:
-    """Short runs from the two best candidates, cooler and hotter (heavy tensors want it hotter), then a long one from the best."""
+    """Annealing: short runs from the two best candidates at a low and a high temperature (heavy tensors need a high one), then a long one from
+    the best."""
     costs = trial.costs
     starts: dict[tuple[int, ...], _Judged] = {}
     for j in sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
@@ -392,7 +394,7 @@ def _annealed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer, rng: R
 
 
 def _order(costs: Costs, done: Replay) -> list[int]:
-    """All passes as they ended under the judge's own rule, see `sequencing`: what ends first is sent first."""
+    """All passes by end in a simulation, see `sequencing`, so that tensors are sent in the order of their ends."""
     number = {name: i for i, name in enumerate(costs.nodes)}
     return [
         number[s.what] + (len(costs.nodes) if s.direction == "backward" else 0)

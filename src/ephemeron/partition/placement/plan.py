@@ -1,4 +1,4 @@
-"""A placement with what it is worth and how far it can be from the best: the value that `place` returns."""
+"""A placement with its value and proved bound: the result of `place`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Objective = Literal["throughput", "iteration"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementCandidate:
-    """One placement that was judged."""
+    """One evaluated placement."""
 
     name: str
-    """The method that made it."""
+    """Method that proposed it."""
     value_s: float
-    """Of the objective, replayed; infinite where the placement is no pipeline and has to be one."""
+    """Simulated objective; infinite if the placement is no pipeline and has to be one."""
     iteration_s: float
-    """One iteration, replayed; infinite where the schedule cannot run it, because it recomputes and this is no pipeline."""
+    """Simulated iteration; infinite if the schedule recomputes and the placement is no pipeline, so that it cannot run."""
     over_bytes: int
-    """By how much devices are overfull in sum; 0: it fits."""
+    """Bytes over the memory of devices in sum; 0: it fits."""
 
     @property
     def admitted(self) -> bool:
-        """Whether it can be chosen at all."""
+        """Whether it can be chosen."""
         return self.over_bytes == 0 and self.value_s < float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """The best placement that was found."""
+    """The best placement found."""
 
     graph: str
     topology: str
@@ -42,27 +42,27 @@ class PlacementPlan:
     placement: Mapping[str, str]
     """Device by node."""
     stages: tuple[str, ...] = ()
-    """Devices in the order of the pipeline; empty: tensors go to and fro, so there is none."""
+    """Devices in the order of the pipeline; empty: tensors go in both directions, so there is no pipeline."""
     orders: DeviceOrders | None
-    """What devices and links have to follow for the time to hold; None: the schedule's own rule does."""
+    """Orders of devices and links for which the time holds; None: those of the schedule's rule."""
     method: str
-    """Which candidate this is."""
+    """Method of the chosen candidate."""
     value_s: float
-    """Of the objective, replayed by the judge."""
+    """Simulated objective."""
     bound_s: float
-    """Proved: no placement that fits has a lesser value."""
+    """Proved lower bound of the value of any placement that fits."""
     iteration_s: float
-    """One iteration, replayed."""
+    """Simulated iteration."""
     solver_s: float
     """Wall time of the search."""
     reserved_bytes: Mapping[str, int]
-    """By device, equation 5-18."""
+    """Equation 5-18, by device."""
     peak_bytes: Mapping[str, int]
-    """By device, over time."""
+    """Maximum over time, by device."""
     candidates: tuple[PlacementCandidate, ...] = ()
-    """Everything that was judged, in that order."""
+    """All evaluated placements in order of evaluation."""
 
     @property
     def gap(self) -> float:
-        """How much better, relatively, the best placement can be at most; 0: this is it."""
+        """Most by which the best placement can be better, relatively; 0: this is the best."""
         return 0.0 if self.value_s == 0 else 1.0 - self.bound_s / self.value_s

@@ -1,11 +1,11 @@
-"""What a proof rests on, and how far the choice survives it: measured times are drawn again, and the plan is compared with the best for them.
+"""Robustness of a plan to the variation of measured times, by bootstrap.
 
-A plan is proved for the numbers that it was given. Where these are medians of passes that differ, another day would have given others. So
-passes are drawn with replacement, as many as were measured (a bootstrap: a pass is drawn for all operators at once, because a
-busy machine slows them together), medians are taken again, and the plan is judged by them. For a pipeline the best for each draw is
-searched and bounded anew; how far the plan is from that bound is the most that was lost by choosing it.
+A plan is proved for the given times. If these are medians of passes that vary, another measurement gives other medians. So passes are
+resampled with replacement, as many as were measured; a pass is drawn for all operators at once, because a busy machine slows all of
+them. The plan is evaluated with the new medians. For a pipeline the optimum of each draw is searched and bounded again; the distance of
+the plan from that bound is the most that was lost by choosing it.
 
-It does not know what all passes have in common: another machine, a colder one, or a larger batch.
+Effects that all passes share are not covered: another machine, another temperature, or a larger batch.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from ephemeron.partition.schedule_simulator.simulator import replay
 DRAWS = 100
 WITHIN = (0.01, 0.05, 0.1)
 HEAVY = 0.01
-"""Share of all time from which an operator's spread is told."""
+"""Share of all time from which on an operator's spread is reported."""
 SEARCH = SearchBudget(time_limit_s=None, annealing_steps=2000, program_nodes=1)
-"""For each draw, from the plan on: the dynamic program, and what it takes to begin with."""
+"""Budget of the search for each draw: the dynamic program and its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robustness:
-    """How sure a plan is. Seconds are of its objective."""
+    """Robustness of a plan. Seconds are of its objective."""
 
     passes: int
-    """Measured, of each operator; the fewest."""
+    """Fewest measured passes of any operator."""
     spread: float
-    """Between the quartiles of the sum of all operators' passes, relative to its median."""
+    """Interquartile range of the sum of all operators' passes, relative to its median."""
     widest: str
-    """Operator whose passes are furthest apart, of those that take 1 % of the time or more."""
+    """Operator with the largest spread, of those that take 1 % of the time or more."""
     widest_spread: float
-    """Its longest pass less its shortest, relative to its median."""
+    """Difference of its longest and shortest pass, relative to its median."""
     draws: int
-    """Times that all passes were drawn again."""
+    """Number of resamplings."""
     low_s: float
-    """Of the plan, in 5 % of draws less."""
+    """5 % quantile of the plan's value."""
     high_s: float
-    """Of the plan, in 5 % of draws more."""
+    """95 % quantile of the plan's value."""
     within: tuple[tuple[float, float], ...]
-    """(x, share of draws in which the plan is proved to be within x of the best for them); empty: only pipelines are searched anew."""
+    """(x, share of draws in which the plan is proved to be within x of the optimum); empty if the plan is no pipeline."""
     lost: float | None
-    """Most by which the plan is behind the best, relatively, in 95 % of draws; None as above."""
+    """95 % quantile of the plan's relative distance from the bound; None if the plan is no pipeline."""
 
 
 def robustness_of(
@@ -66,16 +66,16 @@ def robustness_of(
     limit_s: float = 5.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Robustness | None:
-    """Resamples.
+    """Robustness of a plan by resampling.
 
     Args:
         graph, topology, plan: as placed.
-        draws: how many; fewer where time ends, but one at least.
+        draws: number; fewer at the time limit, but at least one.
         seed: of the draws.
         limit_s: seconds of `clock`.
 
     Returns:
-        None: the graph's times were given without the passes that they come from.
+        None: the graph has no measured passes.
     """
     measured = [n for n in graph.nodes if n.passes_s]
     if not measured:
@@ -116,7 +116,7 @@ def _drawn(n: Node, chosen: Sequence[int]) -> Node:
 
 
 def _judged(graph: Graph, topology: Topology, plan: PlacementPlan) -> tuple[float, float | None]:
-    """Value of the plan, and the bound of a search anew."""
+    """Value of the plan, and bound of a new search."""
     schedule = plan.schedule
     if plan.objective == "iteration":
         done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)

@@ -1,4 +1,4 @@
-"""How long solvers may work: by the clock, or by counted work, which makes results repeat."""
+"""Limits of solvers, by the clock or by counted work, with which results are reproducible."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchBudget:
-    """Limits of one call of `place`. Everything that is counted repeats exactly with the same seed and one worker; a time
-    limit does not, because it cuts off where the machine happens to be.
+    """Limits of one call of `place`. With counted limits only, the same seed and one worker, results are reproducible; with a time limit they
+    depend on the speed of the machine.
 
     Raises:
         JobError: a limit that is not above zero.
     """
 
     time_limit_s: float | None = 60.0
-    """Of everything together. None: only counted work limits."""
+    """Limit of the whole call; None: counted limits only."""
     annealing_steps: int = 10_000_000
     """Placements and orders tried by annealing."""
     program_nodes: int = 10_000_000
@@ -27,7 +27,7 @@ class SearchBudget:
     constraint_work: float = 1e9
     """CP-SAT's deterministic time, about seconds of an idle core."""
     workers: int = 1
-    """Threads of CP-SAT. More than one finds more, and never the same twice."""
+    """Threads of CP-SAT. More than one finds more, but results are not reproducible."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -39,10 +39,10 @@ class SearchBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """What is left of a time limit."""
+    """Rest of a time limit."""
 
     end_s: float
-    """On the clock; infinite if nothing limits."""
+    """End on the clock; infinite: no limit."""
     clock: Callable[[], float] = time.monotonic
 
     def left_s(self) -> float:

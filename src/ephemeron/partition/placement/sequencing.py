@@ -1,8 +1,8 @@
-"""Times of a placement under a given order, as fast as plain Python goes: what annealing asks many thousand times.
+"""Times of a placement with a given order, in fast plain Python; annealing calls it many thousand times.
 
-An order lists all 2N passes, i for node i's forward and N + i for its backward pass, each after what it needs. Passes begin in
-this order as soon as their device and their inputs allow; a tensor is sent when it is made, a gradient when its last reader on
-the device is through, and a link sends in the order in which that happens in the list.
+An order lists all 2N passes, i for node i's forward and N + i for its backward pass, each after its dependencies. Passes begin in this
+order as soon as their device is free and their inputs have arrived. A tensor is sent when it is produced, a gradient when its last reader
+on the device has ended, and a link sends in the order of these events in the list.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """When everything begins."""
+    """Begin of all passes and transfers."""
 
     makespan_s: float
     start_s: tuple[float, ...]
-    """By pass: 2N."""
+    """Begin by pass, 2N."""
     sends: tuple[tuple[float, int, int, int, bool], ...]
-    """(start, tensor, from, to, whether it is the gradient), in the order in which they were decided."""
+    """(start, tensor, source, target, whether it is the gradient), in the order of the list."""
 
 
 def makespan_s(costs: Costs, where: Sequence[int], order: Sequence[int]) -> float:
@@ -31,7 +31,7 @@ def makespan_s(costs: Costs, where: Sequence[int], order: Sequence[int]) -> floa
 
 
 def timed(costs: Costs, where: Sequence[int], order: Sequence[int]) -> Timed:
-    """The same, and when everything begins."""
+    """Seconds of one iteration, and begin of all passes and transfers."""
     starts = [0.0] * (2 * len(costs.nodes))
     sends: list[tuple[float, int, int, int, bool]] = []
     total_s = _run(costs, where, order, starts, sends)
@@ -108,10 +108,10 @@ def _run(
 
 
 def ranked_order(costs: Costs, where: Sequence[int]) -> list[int]:
-    """The longest way to go first: a good order to begin with, and always a possible one."""
+    """Order by longest remaining path: a good and always feasible start."""
     n = len(costs.nodes)
     rank = [0.0] * (2 * n)
-    for i in range(n):  # producers' backward passes come last, so theirs is the shortest way
+    for i in range(n):  # producers' backward passes come last, so theirs is the shortest path
         p = where[i]
         after = [rank[n + costs.producer[t]] + costs.back[t][p][where[costs.producer[t]]] for t in costs.inputs[i]]
         rank[n + i] = costs.backward[i][p] + max(after, default=0.0)
@@ -119,17 +119,17 @@ def ranked_order(costs: Costs, where: Sequence[int]) -> list[int]:
         p = where[i]
         after = [rank[v] + costs.send[t][p][where[v]] for t in costs.outputs[i] for v in costs.consumers[t]]
         rank[i] = costs.forward[i][p] + max([rank[n + i], *after])
-    depth = [*range(n), *range(2 * n - 1, n - 1, -1)]  # where times are 0, forward in order, then backward in reverse
+    depth = [*range(n), *range(2 * n - 1, n - 1, -1)]  # for times of 0: forward in order, then backward in reverse
     return sorted(range(2 * n), key=lambda op: (-rank[op], depth[op]))
 
 
 def orders_of(costs: Costs, where: Sequence[int], order: Sequence[int]) -> DeviceOrders:
-    """What the judge is given: the same order, by device and link, with names."""
+    """The order by device and link with names, for the simulator."""
     n = len(costs.nodes)
     at = timed(costs, where, order)
     ways: tuple[Pass, Pass] = ("forward", "backward")
     compute: dict[str, list[Task]] = {}
-    for op in order:  # a device follows the list, whatever else the list says
+    for op in order:  # each device follows the list
         compute.setdefault(costs.devices[where[op % n]], []).append((costs.nodes[op % n], ways[op >= n]))
     transfers: dict[tuple[str, str], list[Task]] = {}
     for _, t, p, q, gradient in at.sends:

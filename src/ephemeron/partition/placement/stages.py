@@ -1,8 +1,8 @@
-"""Placements that form a pipeline: tensors only go from earlier stages to later ones. Loads, memory and local search.
+"""Placements that form a pipeline, in which tensors only go from earlier stages to later ones: loads, memory and local search.
 
-In a full pipeline each device and each link works on another micro-batch, so the time between two of them is that of the busiest:
-the *bottleneck*. It depends on the placement alone, not on an order, which is why it can be optimised to proof where the time of
-one iteration cannot.
+In a full pipeline each device and each link works on another micro-batch, so the time between two micro-batches is that of the busiest
+resource, the *bottleneck*. It depends on the placement only and not on an order of tasks, so its optimum can be proved for larger
+graphs than that of one iteration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ephemeron.partition.schedule_simulator.schedule import Schedule
 
 
 def in_flight(schedule: Schedule, stages: int) -> list[int]:
-    """Micro-batches that each of so many stages keeps in memory, see `Schedule`."""
+    """Micro-batches in flight by stage, see `Schedule`."""
     if schedule.kind != "1f1b":
         return [schedule.micro_batches] * stages
     full = [2 * (stages - s) - 1 if schedule.overlap else stages - s for s in range(stages)]
@@ -36,12 +36,12 @@ class DeviceOrder:
     flight: tuple[int, ...]
     """Micro-batches in flight, by stage."""
     recompute: bool = False
-    """Tensors that do not leave their stage, nor come from an input of the model, are held once, however many are in flight."""
+    """Whether tensors inside a stage are held for one micro-batch instead of all in flight; inputs of the model are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Nodes on the stages of a line."""
+    """Nodes on stages, with bottleneck and memory."""
 
     line: DeviceOrder
     stage: tuple[int, ...]
@@ -61,7 +61,7 @@ class Staged:
 
 
 class Loads:
-    """Loads of stages and links, and memory, kept up to date while clusters move."""
+    """Loads of stages and links, and memory, updated as clusters move."""
 
     def __init__(self, costs: Costs, line: DeviceOrder, stage: Sequence[int]) -> None:
         self.costs = costs
@@ -122,7 +122,7 @@ class Loads:
         return sum(max(0, h - caps[d]) for h, d in zip(self.held, self.line.devices, strict=True))
 
     def may_go(self, cluster: Sequence[int], s: int) -> bool:
-        """Whether no tensor would go backwards."""
+        """Whether tensors would still only go forward."""
         costs, stage = self.costs, self.stage
         inside = set(cluster)
         for i in cluster:
@@ -138,20 +138,20 @@ class Loads:
 
 
 def staged(costs: Costs, line: DeviceOrder, stage: Sequence[int]) -> Staged:
-    """With what it costs."""
+    """Stages with their bottleneck and memory."""
     loads = Loads(costs, line, stage)
     return Staged(line=line, stage=tuple(stage), bottleneck_s=loads.bottleneck_s(), over_bytes=loads.over_bytes())
 
 
 def cuts(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
-    """The best stages that cut a list of nodes into pieces, by dynamic programming; exact on chains.
+    """Best stages that are segments of a list of nodes, by dynamic programming; exact on chains.
 
-    A tensor that skips a stage is counted on each link that it passes, and memory is not looked at.
+    A tensor that skips a stage counts on each link in between, and memory is ignored.
 
     Args:
         costs: the model.
         line: the stages.
-        order: nodes, each after what it reads.
+        order: nodes, each after its inputs.
 
     Returns:
         Stage by node.
@@ -170,12 +170,12 @@ def cuts(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
             there[s, low:high] += costs.send[t][p][q]
             back[s, low:high] += costs.back[t][q][p] if costs.returns[t] else 0.0
     passed = np.maximum(there, back)
-    passed[:, [0, n]] = 0.0  # an empty first or last piece sends nothing
+    passed[:, [0, n]] = 0.0  # an empty first or last segment sends nothing
     best: Any = until[0].copy()
     choice = np.zeros((size, n + 1), dtype=int)
     for s in range(1, size):
         value = np.empty(n + 1)
-        reach = np.maximum(best, passed[s])  # by where the piece begins
+        reach = np.maximum(best, passed[s])  # by start of the segment
         for j in range(n + 1):
             total = np.maximum(reach[: j + 1], until[s, j] - until[s, : j + 1])
             choice[s, j] = int(total.argmin())
@@ -192,7 +192,7 @@ def cuts(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
 
 
 def mended(costs: Costs, stage: Sequence[int]) -> list[int]:
-    """Raises stages until clusters are whole and no tensor goes backwards."""
+    """Stages, raised until clusters are whole and tensors only go forward."""
     stage = list(stage)
     changed = True
     while changed:
@@ -211,14 +211,14 @@ def mended(costs: Costs, stage: Sequence[int]) -> list[int]:
 
 
 def settled(costs: Costs, line: DeviceOrder, stage: Sequence[int], *, rng: Random, steps: int, timer: Timer) -> Staged:
-    """Annealing: clusters move to the stage before or behind. Least overfull first, then the least bottleneck.
+    """Stages after annealing, in which clusters move to a neighbouring stage: least overfull first, then the least bottleneck.
 
     Args:
         costs: the model.
         line: the stages.
         stage: by node; tensors have to go forward only.
         rng: draws.
-        steps: most moves tried.
+        steps: most moves.
         timer: ends earlier.
     """
     loads = Loads(costs, line, stage)

@@ -1,7 +1,7 @@
-"""The mixed-integer program of one order of devices: which stage each node lies on, so that the busiest device or link is least busy.
+"""Mixed-integer program of one order of devices: the stage of each node that minimises the bottleneck.
 
-Nodes up to a stage are binary variables, so that tensors going forward only is one row for each tensor and border, and a linear
-solution cut at any threshold is still a pipeline.
+A binary variable says whether a node is on a stage or before it. So the constraint that tensors only go forward is one row for each tensor
+and stage boundary, and a relaxed solution rounded at any threshold is still a pipeline.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ephemeron.partition.placement.stages import DeviceOrder
 
 @dataclass(slots=True)
 class StagesProgram:
-    """Of one line. G[i][s] = 1: node i lies on stage s or before."""
+    """Program of one order. G[i][s] = 1: node i is on stage s or before."""
 
     program: MilpProgram
     upto: list[list[int]]
-    """By node: variables for all stages but the last."""
+    """Variables of all stages but the last, by node."""
     scale_s: float
     stages: int
 
@@ -73,7 +73,7 @@ class StagesProgram:
         self.program.row({total: 1.0, **row}, least=fixed)
 
     def _links(self, costs: Costs, line: DeviceOrder, total: int) -> None:
-        """W[t][p][q] = 1: tensor t goes from stage p to q. Over each cut of the line, at least what its readers demand."""
+        """W[t][p][q] = 1: tensor t goes from stage p to q. Each cut carries at least the tensors that later stages read."""
         size, program, scale = self.stages, self.program, self.scale_s
         there: dict[tuple[int, int], dict[int, float]] = {}
         for t, u in enumerate(costs.producer):
@@ -104,7 +104,7 @@ class StagesProgram:
             program.row({total: 1.0, **{w: -f for w, f in terms.items() if f}}, least=0.0)
 
     def _memory(self, costs: Costs, line: DeviceOrder) -> None:
-        """State, and each tensor as often as its producer's stage keeps micro-batches in flight; see `DeviceOrder.recompute`."""
+        """Memory: state, and each tensor times the micro-batches in flight of its producer's stage; see `DeviceOrder.recompute`."""
         program, most = self.program, max(line.flight)
         everything = sum(costs.state) + most * sum(costs.held)
         if everything <= min(costs.capacity[d] for d in line.devices):
@@ -135,8 +135,8 @@ class StagesProgram:
             program.row(row, most=scale * costs.capacity[d] - fixed)
 
     def _copies(self, copies: int, u: int, readers: Sequence[int], s: int, line: DeviceOrder, *, again: bool) -> None:
-        """How often stage s holds a tensor. Without recomputing, as often as its producer u's stage keeps micro-batches in flight, if
-        anybody touches it there. With it (`again`), once where u and all readers are on s. Exact where variables are whole."""
+        """Copies of a tensor on stage s. Without recomputation, the micro-batches in flight of its producer's stage, if a node on s touches it.
+        With it (`again`), one if u and all readers are on s. Exact for whole variables."""
         flight, most = line.flight, float(max(line.flight))
         for j in {u, *readers}:
             self._at_least(copies, [(j, s, 1.0 if again else float(flight[s]))])
@@ -158,7 +158,7 @@ class StagesProgram:
         self.program.row(row, least=-below - spare)
 
     def rounded(self, solution: Solution) -> Iterator[list[int]]:
-        """Stages at some thresholds; of a whole solution they are all the same."""
+        """Stages at some thresholds; equal for a whole solution."""
         assert solution.values is not None
         for threshold in (0.5, 0.3, 0.7, 0.1, 0.9):
             yield [sum(solution.values[c] < threshold for c in columns) for columns in self.upto]

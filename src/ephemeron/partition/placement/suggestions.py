@@ -1,7 +1,7 @@
-"""What would fit where a model does not: more micro-batches, recomputation, a smaller batch. Each is tried, none is estimated.
+"""Suggestions for a model that does not fit: more micro-batches, recomputation, a smaller batch. Each is tried, none is estimated.
 
-A remedy is named only if a placement was found for it that fits by the judge's own sum. What is not named may fit all the same: the
-search for a placement is a quick one.
+A change is suggested only if a placement was found that fits by the simulator's memory. Others may also fit, because the search is a
+quick one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ephemeron.units import human_bytes
 
 MOST_MICRO_BATCHES = 1024
 SHARES = 128
-"""Parts of a batch whose number of samples is not known."""
+"""Parts of a batch if the number of its samples is unknown."""
 
 
 def least_copies(costs: Costs, schedule: Schedule) -> int:
-    """How often a tensor is held at least, by a device that touches it."""
+    """Least copies of a tensor on a device that touches it."""
     return 1 if schedule.recompute else min(in_flight(schedule, len(costs.devices)))
 
 
 def least_bytes(costs: Costs, schedule: Schedule) -> int:
-    """What all devices together need at least: states once, and each tensor as often as it is held at least."""
+    """Least memory of all devices together: states once, and the least copies of each tensor."""
     return sum(costs.state) + least_copies(costs, schedule) * sum(costs.held)
 
 
 def what_fits(graph: Graph, topology: Topology, schedule: Schedule, timer: Timer) -> str:
-    """The fewest micro-batches, recomputation, and the largest batch for which a placement was found, as a sentence."""
+    """Sentence with the fewest micro-batches, recomputation, and the largest batch for which a placement was found."""
     states = sum(n.state_bytes for n in graph.nodes)
     if states > sum(d.memory_bytes for d in topology.devices):
         return f"parameters, gradients and optimiser alone take {human_bytes(states)}: add devices, or take a smaller model"
@@ -59,7 +59,9 @@ def what_fits(graph: Graph, topology: Topology, schedule: Schedule, timer: Timer
     if found:
         return f"a plan fits {', or '.join(found)}"
     most = trial.most_micro_batches
-    return f"up to {most} micro-batches nothing was found that fits, nor for a smaller batch: add devices or memory"
+    return (
+        f"up to {most} micro-batches no placement was found that fits, nor for a smaller batch: add devices or memory"
+    )
 
 
 def _words(schedule: Schedule) -> str:
@@ -75,7 +77,7 @@ class _SuggestionTrial:
 
     @property
     def most_micro_batches(self) -> int:
-        """No micro-batch is less than a sample."""
+        """Limit of micro-batches; each has at least one sample."""
         return min(MOST_MICRO_BATCHES, self.graph.batch_size or MOST_MICRO_BATCHES)
 
     def fits(self, schedule: Schedule, timer: Timer, *, share: float = 1.0) -> bool:
@@ -97,7 +99,7 @@ class _SuggestionTrial:
         return all(need[d.name] <= d.memory_bytes for d in self.topology.devices)
 
     def fewest(self, schedule: Schedule, timer: Timer) -> Schedule | None:
-        """1F1B with the fewest micro-batches above the schedule's: doubled until it fits, then halved in between."""
+        """1F1B with the fewest micro-batches above the schedule's, by doubling and bisection."""
 
         def tried(parts: int) -> Schedule | None:
             for overlap in (True, False):
@@ -110,7 +112,7 @@ class _SuggestionTrial:
         low, parts = schedule.micro_batches, max(2, 2 * schedule.micro_batches)
         best: Schedule | None = None
         if schedule.kind != "plain":
-            best = tried(low)  # the same number, but 1F1B, or shallower
+            best = tried(low)  # the same number, but 1F1B, or without overlap
             if best is not None:
                 return best
         while best is None and low < most and timer.left_s() > 0:
@@ -128,7 +130,7 @@ class _SuggestionTrial:
         return best
 
     def largest_batch(self, schedule: Schedule, timer: Timer) -> str:
-        """The largest part of the batch under the schedule as it is; empty: none was found."""
+        """Largest part of the batch with the same schedule; empty: none was found."""
         samples = self.graph.batch_size
         steps = samples or SHARES
         low, high = 0, steps
@@ -148,7 +150,7 @@ class _SuggestionTrial:
 
 
 def _smaller(graph: Graph, share: float) -> Graph:
-    """A graph whose tensors are of a part of the batch. Times do not matter here."""
+    """Graph with tensors of a part of the batch; times do not change."""
     tensors = tuple(
         replace(t, nbytes=_part(t.nbytes, share), gradient_nbytes=_part(t.gradient_bytes, share)) for t in graph.tensors
     )

@@ -1,4 +1,4 @@
-"""What a plan means for each device and link, against every method that was compared: one value for table, JSON and page."""
+"""Summary of a plan by device, link and compared method, for table, JSON and page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ephemeron.partition.schedule_simulator.replay import Replay
 from ephemeron.units import exact_seconds, human_bytes
 
 SAME = 5e-7
-"""Relative difference at which a method is as good as the plan."""
+"""Relative difference below which a method is as good as the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +23,18 @@ class StageRow:
     """One device that has work."""
 
     stage: int | None
-    """From 0, in the order of the pipeline; None: tensors go to and fro, so there is none."""
+    """From 0, in the order of the pipeline; None: there is no pipeline."""
     device: str
     operators: int
     parameter_bytes: int
     needed_bytes: int
-    """Equation 5-18 for what is in flight."""
+    """Equation 5-18 for all micro-batches in flight."""
     peak_bytes: int
-    """Most that was held at once in the replay."""
+    """Maximum over time in the simulation."""
     memory_bytes: int
-    """What the device has."""
+    """Memory of the device."""
     busy_s: float
-    """Per micro-batch, both passes."""
+    """Both passes of a micro-batch."""
     bottleneck: bool
 
 
@@ -55,20 +55,20 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodRow:
-    """The best that one method found."""
+    """Best result of one method."""
 
     method: str
     value_s: float | None
-    """Of the objective; None: it is no pipeline, and has to be one."""
+    """Objective; None: the placement is no pipeline and has to be one."""
     iteration_s: float | None
     over_bytes: int
-    """By how much devices are overfull in sum."""
+    """Bytes over the memory of devices in sum."""
     longer: float | None
-    """Relative to the plan; None: it could not be chosen."""
+    """Excess over the plan, relatively; None: it cannot be chosen."""
 
     @property
     def verdict(self) -> str:
-        """`+12.0%` against the plan, or why it could not be chosen."""
+        """`+12.0%` relative to the plan, or the reason why it cannot be chosen."""
         if self.over_bytes:
             return f"does not fit: {human_bytes(self.over_bytes)} over"
         if self.longer is None:
@@ -78,7 +78,7 @@ class MethodRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSummary:
-    """A plan, explained."""
+    """Summary of a plan."""
 
     plan: PlacementPlan
     stages: tuple[StageRow, ...]
@@ -87,30 +87,30 @@ class PlacementSummary:
     bottleneck: str
     """The busiest device, or link as `source → target`."""
     samples_s: float | None
-    """Samples per second: of a full pipeline, or of one iteration after the other. None: the batch size is not known."""
+    """Samples per second of a full pipeline, or of consecutive iterations. None: unknown batch size."""
     source: str = ""
-    """Where the times come from, as the graph says."""
+    """Source of the times, from the graph."""
     robustness: Robustness | None = None
-    """How far the choice survives times drawn again; None: single passes are not known."""
+    """Robustness to resampled times; None: no measured passes."""
 
     @property
     def rests_on(self) -> str:
-        """What the proof rests on, and how far the choice survives it, in one sentence."""
-        source, r = self.source or "times of which it is not said where they come from", self.robustness
+        """Sentence about the source of the times and the robustness of the plan."""
+        source, r = self.source or "unknown source", self.robustness
         if r is None:
-            return f"This holds for the times as given ({source}); single passes are not known, so neither is how sure it is."
+            return f"This holds for the times as given ({source}); without measured passes, its uncertainty is unknown."
         told = (
             f"This holds for the times as given ({source}). Quartiles of a pass are {r.spread:.0%} apart"
             + (f", passes of {r.widest} up to {r.widest_spread:.0%}" if r.widest else "")
-            + f"; with passes drawn again {r.draws} times, the plan takes {exact_seconds(r.low_s)} to {exact_seconds(r.high_s)} in 90 % of draws"
+            + f"; with passes resampled {r.draws} times, the plan takes {exact_seconds(r.low_s)} to {exact_seconds(r.high_s)} in 90 % of draws"
         )
         if not r.within:
             return f"{told}."
         shares = ", ".join(f"within {x:.0%} in {share:.0%}" for x, share in r.within)
-        return f"{told}, and is proved to be {shares} of them of the best for them."
+        return f"{told}, and is proved to be {shares} of the optimum."
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON; keys as above and in `PlacementPlan`."""
+        """Document for JSON; keys as above and in `PlacementPlan`."""
         p = self.plan
         return {
             "graph": p.graph,
@@ -142,12 +142,12 @@ def _robustness(r: Robustness | None) -> dict[str, object] | None:
 def outcome_of(
     graph: Graph, topology: Topology, plan: PlacementPlan, done: Replay, *, robustness: Robustness | None = None
 ) -> PlacementSummary:
-    """Explains a plan.
+    """Summary of a plan.
 
     Args:
         graph, topology, plan: as placed.
-        done: the judge's replay of the plan.
-        robustness: how sure it is, where that was found out.
+        done: simulation of the plan.
+        robustness: of the plan, if known.
     """
     parts = plan.schedule.micro_batches
     busiest = max(done.busy_s, key=lambda r: done.busy_s[r])

@@ -1,1 +1,1 @@
-"""Pictures and the page of a partition."""
+"""Pictures and HTML page of a partition."""

@@ -1,7 +1,7 @@
-"""One iteration as the judge replays it: a lane for each device and each link, by time, as one SVG that stands by itself.
+"""Gantt chart of a simulated iteration as a self-contained SVG, with a lane for each device and each link.
 
-Spans are drawn one by one where there are few; else what a device does for one micro-batch in one direction without anything in
-between is one bar, so that a thousand operators in eight micro-batches are some dozens of bars.
+Few spans are drawn one by one. Of many, consecutive spans of a device for one micro-batch in one direction are one bar, so that a thousand
+operators in eight micro-batches are some dozens of bars.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ephemeron.units import exact_seconds, human_bytes
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1160, 150, 14, 34, 40
 TALL, LOW = 26, 16
-"""Of a device's lane, and of a link's."""
+"""Height of a device's lane, and of a link's."""
 FEW = 400
-"""So many spans are drawn one by one."""
+"""Most spans that are drawn one by one."""
 COLOURS = {
     "forward": "#0072b2",
     "backward": "#e69f00",
     "tensor": "#56b4e9",
     "gradient": "#cc79a7",
 }
-"""Okabe and Ito's palette, as everywhere."""
+"""Okabe and Ito's palette."""
 WORDS = {
     "forward": "forward pass",
     "backward": "backward pass",
@@ -38,7 +38,7 @@ _SOFT = "#5d6673"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One or more spans of one micro-batch and direction, one after the other."""
+    """Consecutive spans of one micro-batch and direction."""
 
     resource: str | tuple[str, str]
     direction: str
@@ -49,14 +49,14 @@ class Bar:
 
     @property
     def kind(self) -> str:
-        """Which colour it has."""
+        """Key of its colour."""
         if isinstance(self.resource, str):
             return self.direction
         return "tensor" if self.direction == "forward" else "gradient"
 
 
 def bars(spans: Sequence[ReplaySpan], *, few: int = FEW) -> tuple[Bar, ...]:
-    """Spans, joined where there are more than `few` and nothing else was done on the resource in between."""
+    """Bars of spans; consecutive spans of a resource are joined if there are more than `few`."""
     made: list[Bar] = []
     open_: dict[str | tuple[str, str], int] = {}
     joined = len(spans) > few
@@ -83,12 +83,12 @@ def bars(spans: Sequence[ReplaySpan], *, few: int = FEW) -> tuple[Bar, ...]:
 
 
 def gantt(done: Replay, *, few: int = FEW, nbytes: Mapping[str, tuple[int, int]] | None = None) -> str:
-    """The picture.
+    """SVG of a simulated iteration.
 
     Args:
-        done: of one iteration.
+        done: the simulation.
         few: see `bars`.
-        nbytes: by tensor: bytes of it and of its gradient, per micro-batch, for what links are hovered.
+        nbytes: bytes of tensors and of their gradients per micro-batch, for tooltips of links.
     """
     drawn = bars(done.spans, few=few)
     lanes = _lanes(done)
@@ -105,7 +105,7 @@ def gantt(done: Replay, *, few: int = FEW, nbytes: Mapping[str, tuple[int, int]]
     height = floor + BOTTOM
     return el(
         "svg", _legend(), *parts, viewBox=f"0 0 {WIDTH} {num(height)}", width=WIDTH, height=height, class_="chart gantt",
-        role="img", aria_label="What each device and each link does, by time", xmlns="http://www.w3.org/2000/svg",
+        role="img", aria_label="Tasks of each device and each link over time", xmlns="http://www.w3.org/2000/svg",
         font_family=_FONT, font_size=12,
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _bar(b: Bar, y: float, scale: Scale, nbytes: Mapping[str, tuple[int, int]], 
     x0, x1 = scale(b.start_s), scale(b.end_s)
     height = _height(b.resource)
     width = max(x1 - x0, 0.4)
-    # neighbours of one colour stay apart: odd micro-batches are paler, and each has an edge where there is room for it
+    # neighbours of one colour are distinguishable: odd micro-batches are paler, and wide bars have an outline
     rect = el(
         "rect", el("title", escape(_said(b, nbytes, several=several))), x=x0, y=y, width=width, height=height,
         fill=COLOURS[b.kind], fill_opacity=0.8 if b.micro_batch % 2 else 1.0,

@@ -1,7 +1,7 @@
-"""The operators of a model as a picture: from top to bottom as they follow one another, coloured by the device that runs them.
+"""Picture of a model's operators from top to bottom, coloured by device.
 
-Above `MOST` operators those of one module on one device are drawn as one box, with modules as fine as there is room for; where
-modules are not known, those that are equally deep. What crosses from one device to another is drawn darker, with its bytes.
+Above `MOST` operators, those of one module on one device are one box, at the finest level of modules that has room; without known modules,
+operators of similar depth are one box. Tensors between devices are drawn darker, with their bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ephemeron.rendering.svg import el, num, text
 from ephemeron.units import human_bytes
 
 MOST = 80
-"""Boxes."""
+"""Most boxes."""
 WIDTH, ROW, TALL, GAP, TOP = 1160, 34, 20, 10, 34
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a929c")
-"""By device, in the order in which they are given; again from the first if there are more."""
+"""Colours of devices in the order given; repeated if there are more."""
 _DARK = frozenset({"#0072b2", "#009e73", "#d55e00"})
-"""On these, words are white."""
+"""Colours with white labels."""
 _SOFT = "#5d6673"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """Operators that are drawn as one."""
+    """Operators that are one box."""
 
     label: str
     device: str
@@ -38,17 +38,17 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Boxes, what leads from one to another, and the row of each."""
+    """Boxes, edges between them, and their rows."""
 
     boxes: tuple[Box, ...]
     edges: Mapping[tuple[int, int], int]
-    """Bytes from box to box."""
+    """Bytes by source and target box."""
     rows: tuple[tuple[int, ...], ...]
     """Boxes of each row, from left to right."""
 
 
 def drawing(graph: Graph, placement: Mapping[str, str], *, most: int = MOST) -> Drawing:
-    """What is drawn.
+    """Layout of the picture.
 
     Args:
         graph: the model.
@@ -76,7 +76,7 @@ def drawing(graph: Graph, placement: Mapping[str, str], *, most: int = MOST) -> 
 
 
 def operators_svg(graph: Graph, placement: Mapping[str, str], devices: Sequence[str], *, most: int = MOST) -> str:
-    """The picture. Arguments as for `drawing`; devices in the order of their colours."""
+    """SVG of the operators. Arguments as for `drawing`; devices in the order of their colours."""
     made = drawing(graph, placement, most=most)
     colours = {d: PALETTE[k % len(PALETTE)] for k, d in enumerate(devices)}
     at: dict[int, tuple[float, float, float]] = {}
@@ -147,7 +147,7 @@ def _box(key: tuple[str, str], nodes: Sequence[Node]) -> Box:
 
 
 def _rows(first: Sequence[int], edges: Mapping[tuple[int, int], int]) -> tuple[tuple[int, ...], ...]:
-    """A row below those that it reads from. Boxes may read from one another in a circle; then the less deep is above."""
+    """Rows of boxes, each below its inputs; in a cycle of boxes, the less deep is above."""
     size = len(first)
     order = sorted(range(size), key=lambda b: (first[b], b))
     place = {b: k for k, b in enumerate(order)}
@@ -173,7 +173,7 @@ def _edge(made: Drawing, a: int, b: int, nbytes: int, at: Mapping[int, tuple[flo
     (xa, ya, wa), (xb, yb, wb) = at[a], at[b]
     x0, y0, x1, y1 = xa + wa / 2, ya + TALL, xb + wb / 2, yb
     crosses = made.boxes[a].device != made.boxes[b].device
-    far = abs(y1 - y0) > ROW  # bent aside, so that it is seen beside the boxes between
+    far = abs(y1 - y0) > ROW  # curved, so that it passes beside the boxes in between
     out = (max(wa, wb) / 2 + min(60.0, 12 + abs(y1 - y0) / 12)) / 0.75  # a cubic goes three quarters of the way
     aside = out * (1 if (a + b) % 2 else -1) if far else 0.0
     middle = (y0 + y1) / 2

@@ -1,4 +1,4 @@
-"""A partition as one page and as documents: stages, the replayed schedule, every method, and where each operator lies."""
+"""HTML page and documents of a partition: stages, simulated schedule, compared methods, and devices of operators."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ephemeron.units import exact_seconds, human_bytes, human_count
 def write_partition_report(
     graph: Graph, topology: Topology, outcome: PlacementSummary, done: Replay, out: Path
 ) -> list[Path]:
-    """Writes placement.json (see `documents.parse_plan`), graph.json, topology.json, schedule.svg and report.html.
+    """Paths of placement.json (see `documents.parse_plan`), graph.json, topology.json, schedule.svg and report.html, which are written.
 
     Args:
         graph, topology: as placed.
-        outcome: the plan, explained.
-        done: its replay.
-        out: the folder; made if it is not there.
+        outcome: summary of the plan.
+        done: its simulation.
+        out: folder; created if absent.
 
     Raises:
-        JobError: it cannot be written to.
+        JobError: the folder cannot be written to.
     """
     picture = _picture(graph, outcome, done)
     texts = {
@@ -51,7 +51,7 @@ def write_partition_report(
 
 
 def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
-    """The report: one file that needs nothing else."""
+    """Self-contained HTML report."""
     p = outcome.plan
     pipeline = any(r.stage is not None for r in outcome.stages)
     devices = [r.device for r in outcome.stages]
@@ -64,14 +64,14 @@ def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
         head,
         _tiles(outcome),
         card(
-            "One iteration, replayed",
+            "One simulated iteration",
             f'<div class="scroll">{_picture(graph, outcome, done)}</div>',
             "Devices in the order of the pipeline, then links; numbers are micro-batches. Hover for names, bytes and times."
             if pipeline
             else "Devices, then links. Hover for names, bytes and times.",
         ),
         card("Stages" if pipeline else "Devices", _stages(outcome, pipeline=pipeline), "Needed: parameters, gradients, optimiser, and "
-             "every tensor with its gradient for as many micro-batches as may be in flight. Held: the most at once in the replay."),
+             "every tensor with its gradient for as many micro-batches as may be in flight. Held: the maximum over time in the simulation."),
     ]  # fmt: skip
     if outcome.links:
         parts.append(card("Links", _links(outcome)))
@@ -79,7 +79,7 @@ def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
         card(
             "Compared",
             _methods(outcome),
-            "Every method's placement is replayed under the same rules; the best that fits is the plan.",
+            "Placements of all methods are simulated under the same rules; the best that fits is the plan.",
         )
     )
     many = len(graph.nodes) > MOST
@@ -87,7 +87,7 @@ def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
         card(
             "Operators by device",
             operators_svg(graph, p.placement, devices),
-            "Operators of one module on one device are one box; where modules are not known, those of like depth."
+            "Operators of one module on one device are one box; without known modules, operators of similar depth are."
             if many
             else "",
         )
@@ -104,11 +104,9 @@ def _picture(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
 def _summary(outcome: PlacementSummary) -> str:
     p = outcome.plan
     pipelined = p.objective == "throughput"
-    what = f"A micro-batch takes {exact_seconds(p.value_s)}, held up by {outcome.bottleneck}"
+    what = f"A micro-batch takes {exact_seconds(p.value_s)}, limited by {outcome.bottleneck}"
     what = what if pipelined else f"One iteration takes {exact_seconds(p.value_s)}"
-    proof = (
-        "proved to be the best for these times" if p.gap < 1e-4 else f"proved to be at most {p.gap:.2%} from the best"
-    )
+    proof = "proved optimal for these times" if p.gap < 1e-4 else f"proved to be within {p.gap:.2%} of the optimum"
     return f"{what}; {proof}."
 
 
@@ -118,7 +116,7 @@ def _tiles(outcome: PlacementSummary) -> str:
     return tiled([
         ("Value", exact_seconds(p.value_s), "per micro-batch" if p.objective == "throughput" else "per iteration"),
         ("Bound", exact_seconds(p.bound_s), f"gap {p.gap:.2%}"),
-        ("One iteration", exact_seconds(p.iteration_s), "replayed"),
+        ("One iteration", exact_seconds(p.iteration_s), "simulated"),
         ("Rate", "–" if outcome.samples_s is None else f"{outcome.samples_s:,.4g}/s", "samples"),
         ("Schedule", s.kind, f"{human_count(s.micro_batches, 'micro-batch').replace('batchs', 'batches')}{again}"),
         ("Busiest", outcome.bottleneck, "of devices and links"),

@@ -1,4 +1,4 @@
-"""Split models in training: schedules, stages, devices, checkpoints. Needs torch (NetSplit, section 4.5).
+"""Training of split models: schedules, stages, devices, checkpoints (NetSplit, section 4.5). Needs torch.
 
 split(traced, plan.placement) → Pipeline(...) → step, step, ... → state_dict
 """

@@ -1,4 +1,4 @@
-"""Where the devices of a pipeline are: what a backend has to offer, and all devices in this process."""
+"""Backends of a pipeline: the interface, and a backend with all devices in this process."""
 
 from __future__ import annotations
 
@@ -20,67 +20,71 @@ from ephemeron.partition.tracing.split import ModelSplit, Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a device has to tell of an iteration."""
+    """Result of one device's iteration."""
 
     scored: Mapping[int, MicroBatchLoss]
-    """By micro-batch; of the last stage's device."""
+    """By micro-batch; empty but for the device of the last stage."""
     spans: Sequence[ReplaySpan]
     """On the clock of the backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """What a device holds between iterations."""
+    """State of a device between iterations."""
 
     stages: Mapping[int, Mapping[str, torch.Tensor]]
     """Parameters and buffers by name, by stage."""
     optimizer: Mapping[str, Mapping[str, Any]]
     """State by parameter."""
     options: Mapping[str, Options]
-    """Of the optimiser, by parameter."""
+    """Options of the optimiser, by parameter."""
 
 
 class Backend(ABC):
-    """Devices that train. Every call but `close` may raise `StageFailed`, and then only `close` is left to be
-    called."""
+    """Devices that train. Every method but `close` may raise `StageFailed`; then only `close` may be called."""
 
     @abstractmethod
     def step(
         self, iteration: int, feeds: Mapping[str, Sequence[MicroBatchInput]], *, results: bool
     ) -> dict[str, StepResult]:
-        """One iteration; feeds by device, each with one for every micro-batch in order; what the model returns only if
-        wanted."""
+        """Result of one iteration by device.
+
+        Args:
+            iteration: number.
+            feeds: inputs by device, one for every micro-batch in order.
+            results: whether values of the model's result are returned.
+        """
 
     @abstractmethod
     def fetch(self) -> dict[str, DeviceState]:
-        """State by device. What it holds is not changed later."""
+        """State by device; the caller owns it."""
 
     @abstractmethod
     def put(self, states: Mapping[str, DeviceState]) -> None:
-        """Takes back what `fetch` gave; devices may lack an optimiser's state, and then forget theirs."""
+        """Load states as `fetch` returns them; without options, a device restarts its optimiser."""
 
     @abstractmethod
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Options of all optimisers, e.g. `lr`."""
+        """Set options of all optimisers, e.g. `lr`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends; may be called twice."""
+        """End all devices; may be called twice."""
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process by device, where devices have processes of their own."""
+        """Process id by device, if devices have processes of their own."""
         return {}
 
 
 class InProcessBackend(Backend):
-    """All devices in this process and thread. CUDA devices compute at the same time, because calls to them return at
-    once.
+    """All devices in this process and thread. CUDA devices compute at the same time, because calls to them return
+    immediately.
 
     Args:
         split: its stages are trained in place.
-        training: what is to be done.
-        at: where tensors of each device lie.
+        training: loss, optimiser and schedule.
+        at: PyTorch device by name of the device.
         clock: seconds; on CUDA, spans are those of the calls.
     """
 
@@ -103,9 +107,7 @@ class InProcessBackend(Backend):
             for feed in feeds[name]:
                 device.feed(feed)
         while not all(d.computed for d in self._devices.values()):
-            turns = [
-                d.turn() for d in self._devices.values()
-            ]  # one each, so that devices that compute by themselves are kept busy
+            turns = [d.turn() for d in self._devices.values()]  # one pass each, so that CUDA devices overlap
             if not any(turns):
                 raise AssertionError("every device waits for another")
         shares = {name: device.shares() for name, device in self._devices.items()}
@@ -132,7 +134,7 @@ class InProcessBackend(Backend):
 
 
 def state_of(device: DeviceRun, stages: Sequence[Stage]) -> DeviceState:
-    """Copies of what a device holds, in main memory."""
+    """Copy of a device's state in main memory."""
     optimizer, options = device.updates.state()
     return DeviceState(
         stages={i: {n: _copy(t) for n, t in stages[i].state_dict().items()} for i in device.stages},
@@ -142,7 +144,7 @@ def state_of(device: DeviceRun, stages: Sequence[Stage]) -> DeviceState:
 
 
 def load_state(device: DeviceRun, stages: Sequence[Stage], state: DeviceState) -> None:
-    """Into a device, in place."""
+    """Load a state into a device, in place."""
     for i, values in state.stages.items():
         load_stage(stages[i], values)
     if state.options:
@@ -152,7 +154,7 @@ def load_state(device: DeviceRun, stages: Sequence[Stage], state: DeviceState) -
 
 
 def load_stage(stage: Stage, values: Mapping[str, torch.Tensor]) -> None:
-    """Parameters and buffers of a stage, in place."""
+    """Load parameters and buffers into a stage, in place."""
     with torch.no_grad():
         for name, t in stage.state_dict().items():
             t.copy_(values[name])

@@ -1,10 +1,9 @@
-"""What crosses between stages, by name: NetSplit's transfer nodes (algorithm 2, section 4.5) as values.
+"""Values that cross between stages, by name: NetSplit's transfer nodes (algorithm 2, section 4.5) as values.
 
-NetSplit puts a node on each edge between two devices. Here a value goes once to each stage that reads it, in one
-message with everything else that goes there, and a stage need not be next to its reader: a skip connection goes
-straight. Results of the model go to the last stage, where the loss is. For every message forwards there is one back,
-with the gradients or empty: it says that the micro-batch is through, so that no stage runs ahead of its readers further
-than the schedule allows.
+NetSplit puts a node on each edge between two devices. Here a value is sent once to each stage that reads it, in one
+message with all other values for that stage. A stage need not be next to its reader: a skip connection is sent directly. Results
+of the model are sent to the last stage, which computes the loss. For every forward message there is one back, with the gradients
+or empty. It signals that the micro-batch is done, so that no stage runs further ahead of its readers than the schedule allows.
 """
 
 from __future__ import annotations
@@ -19,33 +18,32 @@ from ephemeron.partition.tracing.split import ModelSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBoundary:
-    """One stage's."""
+    """Values that one stage receives and sends."""
 
     stage: int
     device: str
     given: tuple[str, ...]
-    """Inputs of the model, and sizes that follow from them."""
+    """Inputs of the model, and sizes computed from them."""
     received: Mapping[int, tuple[str, ...]]
-    """Names by stage that makes them."""
+    """Names by producing stage."""
     sent: Mapping[int, tuple[str, ...]]
-    """Names by stage that reads them."""
+    """Names by reading stage."""
     differentiable: frozenset[str]
-    """Of those received: a gradient goes back."""
+    """Received values for which a gradient is sent back."""
     last: bool
-    """Whether the loss is here."""
+    """Whether this stage computes the loss."""
 
     @property
     def fed(self) -> bool:
-        """Whether it is given anything from outside: inputs, or what the loss compares with."""
+        """Whether it reads model inputs or targets."""
         return bool(self.given) or self.last
 
 
 def borders(split: ModelSplit) -> tuple[StageBoundary, ...]:
-    """Of all stages.
+    """Boundaries of all stages.
 
     Raises:
-        JobError: the model returns a parameter itself, which lies on some device and is no value of a micro-batch;
-            names it.
+        JobError: the model returns a parameter, which belongs to a device and is no value of a micro-batch; names it.
     """
     specs = [s.spec for s in split.stages]
     ports = {p.name: p for spec in specs for p in spec.outputs}
@@ -86,13 +84,13 @@ def borders(split: ModelSplit) -> tuple[StageBoundary, ...]:
 
 
 def results_of(split: ModelSplit) -> tuple[str, ...]:
-    """Names of the values that the model returns."""
+    """Names of the values in the model's result."""
     found = (leaf for leaf in leaves(list(split.traced.program.outputs)) if isinstance(leaf, Ref))
     return tuple(dict.fromkeys(leaf.name for leaf in found))
 
 
 def border_bytes(split: ModelSplit) -> dict[tuple[int, int], tuple[int, int]]:
-    """Bytes of one example batch by (maker, reader): forwards, and back."""
+    """Bytes of one example batch by (producing stage, reading stage): forward, and backward."""
     nbytes = {p.name: p.nbytes for s in split.stages for p in s.spec.outputs}
     return {
         (source, b.stage): (sum(nbytes[n] for n in names), sum(nbytes[n] for n in names if n in b.differentiable))

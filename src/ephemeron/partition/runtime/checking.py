@@ -1,11 +1,11 @@
-"""Whether a cut model is the model it was cut from: some training steps of both over the real borders, compared.
+"""Comparison of a split model with the original: training steps of both, over real stage boundaries.
 
-`tracing.check` compares the traced model, whole. What a border loses, it cannot see: a gradient that does not come back leaves
-everything upstream untrained, without an error. So the stages are stepped by the code that will train them, with the schedule's
-micro-batches and recomputation, in this process, and compared with the whole model: results, loss, which parameters have
-gradients, their values, and all parameters and buffers after each update.
+`tracing.check` compares the whole traced model and cannot see losses at a boundary: if a gradient does not come back, all stages
+upstream stay untrained without an error. So the code that will train the stages runs some steps of them, with the schedule's
+micro-batches and recomputation, in this process. Compared with the whole model are results, loss, which parameters have gradients,
+their values, and all parameters and buffers after each update.
 
-Copies are trained, two of the model's size. Not compared: transports between processes, and devices' own arithmetic.
+This trains two copies of the model. Transports between processes and the arithmetic of other devices are not compared.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ _RATE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesChecked:
-    """Outcome of a comparison in which nothing differed."""
+    """Result of a comparison without differences."""
 
     steps: int
     micro_batches: int
-    """In each step; fewer than the schedule's where the example has fewer samples, or was traced for its size only."""
+    """Number in each step; fewer than the schedule's if the example has fewer samples, or was traced for a fixed size."""
     largest_difference: float
-    """Of all values compared, relative to the largest of its tensor (or 1, where that is less)."""
+    """Largest difference of any value, relative to the largest value of its tensor (at least 1)."""
     reference: str
-    """`original`, or `traced` where none was given or the model draws random numbers."""
+    """`original`, or `traced` if none was given or the model draws random numbers."""
 
 
 def check_stages(
     split: ModelSplit, *, schedule: Schedule, original: nn.Module | None = None, steps: int = 2, seed: int = 0
 ) -> StagesChecked:
-    """Trains copies of the stages and of the whole model on the traced example batch, and compares them.
+    """Comparison of stages with the whole model by training copies of both on the traced example batch.
 
     Args:
         split: the stages; they do not change.
         schedule: for kind, micro-batches and recomputation.
-        original: the model that was traced. Stages draw random numbers by name and the original does not, so where it draws any,
-            the traced model, which was compared with it, is the reference.
-        steps: of SGD.
+        original: the model that was traced. Stages draw random numbers by name and the original does not. If it draws any, the
+            traced model, which was compared with it, is the reference.
+        steps: number of SGD steps.
         seed: of random steps.
 
     Raises:
@@ -75,7 +75,7 @@ def check_stages(
         except Exception:
             if len(parts) == 1:
                 raise
-            continue  # it takes no such small batch, e.g. for statistics over one
+            continue  # it takes no batch so small, e.g. batch statistics of one sample
         worst = made.compare(0, expected)
         for step in range(1, steps):
             worst = max(worst, made.compare(step, made.whole_step(step)))
@@ -89,7 +89,7 @@ def check_stages(
 
 
 def _parts(split: ModelSplit, count: int) -> tuple[MicroBatch, ...]:
-    """The example in so many micro-batches, or whole where the model takes no other size."""
+    """Micro-batches of the example, or one if the model takes no other size."""
     example = split.traced.example
     args, kwargs = fresh((example.args, dict(example.kwargs)))
     if count > 1:
@@ -128,7 +128,7 @@ class _Comparison:
         )
 
     def whole_step(self, step: int) -> Values:
-        """Of the reference, over the same micro-batches."""
+        """Values of the reference after one step over the same micro-batches."""
         model, found, total = self.whole, dict[str, torch.Tensor](), 0.0
         model.zero_grad(set_to_none=True)
         for m, part in enumerate(self.parts):
@@ -150,10 +150,10 @@ class _Comparison:
         """Largest difference of this step.
 
         Raises:
-            TraceMismatch: it is no rounding, or the stages fail.
+            TraceMismatch: a difference is more than rounding, or the stages fail.
         """
         count = len(self.stages.stages)
-        place = f"step {step + 1} over the borders of {count} stages"
+        place = f"step {step + 1} over the boundaries of {count} stages"
         try:
             got = self._staged_step(step)
         except Exception as e:
@@ -199,7 +199,7 @@ class _Comparison:
             for p in s.spec.inputs
             if p.source is not None
         ]
-        return f"what crosses: {', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
+        return f"values that cross: {', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
 
 
 def _outputs(result: Any, m: int) -> Values:
@@ -220,7 +220,7 @@ def _states(model: nn.Module) -> Values:
 
 
 def _load(whole: nn.Module, stages: ModelSplit) -> None:
-    """What the stages hold now: they may have been trained since they were cut."""
+    """Copy the stages' state into the whole model: they may have been trained since the split."""
     own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     changing = {n for effect in stages.traced.observation.side_effects.values() for n in effect.changed_states}
     seen: set[str] = set()

@@ -1,11 +1,10 @@
-"""A pipeline's state as two safetensors files: what the original model loads, and what its optimisers remember. No
-pickle.
+"""Checkpoints of a pipeline as two safetensors files: the original model's state, and the optimisers' state. No pickle.
 
-    folder/model.safetensors        all names of the original's state_dict(), those of tied parameters too
+    folder/model.safetensors        all names of the original's state_dict(), including those of tied parameters
     folder/optimizer.safetensors    state by original parameter name; numbers and options in the metadata
 
-Neither knows of stages, so a checkpoint can be loaded into another placement, or into no pipeline at all. Both say of
-which iteration they are; a pair of different iterations (a crash between the two) is refused.
+Neither contains stages, so a checkpoint can be loaded into another placement or without a pipeline. Both contain the iteration;
+files of different iterations (after a crash between the two) are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _FORMAT = "ephemeron-pipeline-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerState:
-    """Of all devices, by original parameter name."""
+    """Optimiser state of all devices, by original parameter name."""
 
     states: Mapping[str, Mapping[str, Any]]
     """Tensors and plain values."""
@@ -39,17 +38,17 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Everything that training goes on from."""
+    """State from which training continues."""
 
     iteration: int
-    """The next one."""
+    """Next iteration."""
     seed: int
     model: Mapping[str, torch.Tensor]
     optimizer: OptimizerState
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes both files, each whole or not at all."""
+    """Write both files, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     about = {"format": _FORMAT, "iteration": str(checkpoint.iteration), "seed": str(checkpoint.seed)}
     tensors: dict[str, torch.Tensor] = {}
@@ -66,10 +65,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Reads both files.
+    """Read both files.
 
     Raises:
-        JobError: one is absent, damaged, none of ours, or of another iteration than the other; names it.
+        JobError: a file is absent, damaged, no checkpoint of a pipeline, or of another iteration than the other; names it.
     """
     model, about = _read(folder / MODEL)
     tensors, of_optimizer = _read(folder / OPTIMIZER)
@@ -92,7 +91,7 @@ def load(folder: Path) -> Checkpoint:
 
 
 def _grouped(options: Mapping[str, Options]) -> list[tuple[list[str], Options]]:
-    """Most parameters have the same options."""
+    """Names grouped by equal options; most parameters have the same."""
     groups: dict[str, tuple[list[str], Options]] = {}
     for name, own in options.items():
         groups.setdefault(json.dumps(own, sort_keys=True), ([], own))[0].append(name)
@@ -100,7 +99,7 @@ def _grouped(options: Mapping[str, Options]) -> list[tuple[list[str], Options]]:
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str, str]) -> None:
-    """Names of one tensor each get a copy: the format does not share memory."""
+    """Write tensors; tied names get a copy each, because the format does not share memory."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({n: t.detach().to("cpu").clone().contiguous() for n, t in tensors.items()}, new, metadata=about)

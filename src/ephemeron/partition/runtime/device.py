@@ -1,9 +1,8 @@
-"""One device's part of an iteration: what arrives, what is computed, what is sent. Knows nothing of processes or
-transports.
+"""One device's part of an iteration: received messages, passes, sent messages. Independent of processes and transports.
 
-    begin → { feed | accept | turn } until `computed` → shares out, shares in → update
+    begin → { feed | accept | run_next } until `computed` → exchange shared gradients → update
 
-`send` is given parcels for stages elsewhere; whoever drives the device hands it those that come for its own.
+`send` takes messages for stages on other devices; the caller passes messages for this device's stages to `accept`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class StageMessage:
 
     iteration: int
     source: int
-    """Stage; -1: from outside."""
+    """Stage; -1: the caller."""
     target: int
     direction: Pass
     micro_batch: int
@@ -43,7 +42,7 @@ class StageMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchInput:
-    """What a device is given from outside for one micro-batch."""
+    """Inputs and targets of one micro-batch for a device."""
 
     iteration: int
     micro_batch: int
@@ -51,19 +50,19 @@ class MicroBatchInput:
     targets: Any = None
     weight: float = 1.0
     wanted: bool = True
-    """Whether any stage of the device is fed at all."""
+    """Whether any stage of the device reads inputs or targets."""
 
 
 class DeviceRun:
     """All stages of one device.
 
     Args:
-        split: the model; of its stages those of this device are used, the others not touched.
+        split: the model; only this device's stages are used.
         device: name.
-        training: what is to be done.
-        send: takes parcels for stages of other devices; does not wait.
+        training: loss, optimiser and schedule.
+        send: takes messages for stages of other devices; does not wait.
         clock: seconds.
-        at: where tensors lie.
+        at: PyTorch device of the tensors.
     """
 
     def __init__(
@@ -110,31 +109,31 @@ class DeviceRun:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Numbers of the stages that are here."""
+        """Numbers of this device's stages."""
         return tuple(self._runs)
 
     @property
     def partners(self) -> tuple[str, ...]:
-        """Devices to exchange gradients of shared parameters with."""
+        """Devices that share parameters with this one."""
         return self.updates.partners
 
     @property
     def computed(self) -> bool:
-        """Whether all passes of the iteration are over."""
+        """Whether all passes of the iteration are done."""
         return self._turns.done
 
     @property
     def ready(self) -> bool:
-        """Whether `turn` would do a pass."""
+        """Whether `turn` would run a pass."""
         return self._turns.ready
 
     @property
     def under_way(self) -> int:
-        """Micro-batches kept, of the stage that keeps most."""
+        """Micro-batches in flight of the stage that has most."""
         return max(run.under_way for run in self._runs.values())
 
     def begin(self, iteration: int, micro_batches: int) -> None:
-        """A new iteration with so many micro-batches, at most as many as the schedule's."""
+        """Begin an iteration with at most as many micro-batches as the schedule's."""
         schedule = replace(self.training.schedule, micro_batches=micro_batches)
         flight = in_flight(schedule, self._stage_devices)[self.device]
         self._turns = Dispatcher(self.stages, schedule=schedule, in_flight=flight)
@@ -150,7 +149,7 @@ class DeviceRun:
                     self._turns.arrived(Operation(stage=number, direction="forward", micro_batch=m))
 
     def feed(self, feed: MicroBatchInput) -> None:
-        """Values from outside, for all stages here that want some."""
+        """Accept inputs and targets for all stages that read some."""
         self._goals[feed.micro_batch] = (feed.targets, feed.weight)
         for number, border in self._borders.items():
             if border.fed:
@@ -158,14 +157,14 @@ class DeviceRun:
                 self._deliver(number, "forward", feed.micro_batch, -1, own)
 
     def accept(self, parcel: StageMessage) -> None:
-        """Values from another stage."""
+        """Accept values from another stage."""
         self._deliver(parcel.target, parcel.direction, parcel.micro_batch, parcel.source, parcel.values)
 
     def turn(self) -> bool:
-        """Does one pass, if one may begin.
+        """Run one pass if one is ready; False: none is.
 
         Raises:
-            StageFailed: something in it raised; names the pass and, if it is known, the operator.
+            StageFailed: the pass raised; names it and, if known, the operator.
         """
         operation = self._turns.next()
         if operation is None:
@@ -189,13 +188,13 @@ class DeviceRun:
         return True
 
     def shares(self) -> dict[str, dict[str, torch.Tensor]]:
-        """After all passes: gradients of shared parameters by device that needs them."""
+        """Gradients of shared parameters after all passes, by device that needs them."""
         for number in reversed(self.stages):
             self._runs[number].hand_in_own_sums()
         return self.updates.shares()
 
     def update(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """The optimiser's step.
+        """Step of the optimiser.
 
         Args:
             received: gradients of shared parameters, by partner.
@@ -221,7 +220,7 @@ class DeviceRun:
         )
 
     def failure(self, error: Exception, operation: Operation | None) -> StageFailed:
-        """What an exception here amounts to."""
+        """`StageFailed` of an exception on this device."""
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return StageFailed(
             text if operation is not None else f"in the optimiser's step: {text}",
@@ -291,12 +290,12 @@ class DeviceRun:
 
 
 def devices_of(every: Sequence[StageBoundary]) -> tuple[str, ...]:
-    """In the order of their first stages."""
+    """Devices in the order of their first stages."""
     return tuple(dict.fromkeys(b.device for b in every))
 
 
 def _operator_of(trace: TracebackType | None) -> str:
-    """The operator in which an exception arose, from the innermost call of a step; empty: in none."""
+    """Operator of the innermost step in a traceback; empty: none."""
     found = ""
     while trace is not None:
         frame = trace.tb_frame

@@ -1,9 +1,9 @@
-"""Which pass a device does next: the judge's rule as a pure state machine, fed with what has arrived.
+"""Next pass of a device: the schedule simulator's rule as a pure state machine over arrived inputs.
 
-Not a list of operations worked off in order: a list that fits one ratio of computing to sending waits in another. A
-free device takes what is ready, backward passes and older micro-batches first, as in the replay that predicted its
-time. What comes out does not depend on when things arrive: the forward passes of a stage, and its backward passes, are
-each done in the order of micro-batches, so sums of gradients and running statistics are the same to the last bit.
+There is no fixed list of operations: a list that suits one ratio of computation to communication waits at another. A free device
+runs a pass that is ready, backward passes and older micro-batches first, as in the simulation that predicted its time. Results do
+not depend on arrival times: the forward passes of a stage, and its backward passes, each run in the order of micro-batches, so sums
+of gradients and running statistics are bit-identical.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Operation:
 
 
 def in_flight(schedule: Schedule, stage_devices: Sequence[str]) -> dict[str, int]:
-    """Micro-batches under way on each device at most, as the judge has it.
+    """Most micro-batches in flight on each device, as in the schedule simulator.
 
     Args:
         schedule: kind and number of micro-batches.
-        stage_devices: device by stage; one that is there twice makes it no pipeline, and then every device may keep as
-            many as a first stage would.
+        stage_devices: device by stage. A device with two stages makes it no pipeline; then every device may keep as many as a
+            first stage.
     """
     devices = tuple(dict.fromkeys(stage_devices))
     size, m = len(devices), schedule.micro_batches
@@ -41,12 +41,12 @@ def in_flight(schedule: Schedule, stage_devices: Sequence[str]) -> dict[str, int
 
 
 class Dispatcher:
-    """What one device does in one iteration.
+    """Passes of one device in one iteration.
 
     Args:
         stages: its stages.
         schedule: with the number of micro-batches of this iteration.
-        in_flight: most micro-batches whose forward passes have begun and whose backward passes have not all ended.
+        in_flight: most micro-batches between the begin of their forward passes and the end of their backward passes.
     """
 
     def __init__(self, stages: Sequence[int], *, schedule: Schedule, in_flight: int) -> None:
@@ -64,20 +64,20 @@ class Dispatcher:
 
     @property
     def done(self) -> bool:
-        """Whether every pass has been given out."""
+        """Whether every pass has been started."""
         return not self._waiting
 
     @property
     def ready(self) -> bool:
-        """Whether `next` would give a pass."""
+        """Whether `next` would return a pass."""
         return any(self._may(o) for o in self._arrived)
 
     def arrived(self, operation: Operation) -> None:
-        """Everything that the pass reads from elsewhere is here."""
+        """All inputs of the pass from other stages have arrived."""
         self._arrived.add(operation)
 
     def next(self) -> Operation | None:
-        """The pass to begin now; None: nothing may begin before something arrives."""
+        """Pass to begin now; None: all have to wait for inputs."""
         free = [o for o in self._arrived if self._may(o)]
         if not free:
             return None
@@ -88,7 +88,7 @@ class Dispatcher:
         return chosen
 
     def ended(self, operation: Operation) -> None:
-        """The pass is over."""
+        """The pass has ended."""
         if operation.direction == "forward":
             self._forwards += 1
             self._after_forward.add((operation.stage, operation.micro_batch))
@@ -113,14 +113,13 @@ def sequences(
     *,
     seconds: Mapping[Pass, float] | None = None,
 ) -> dict[str, tuple[Operation, ...]]:
-    """What each device does, where every stage takes as long as every other and sending takes no time: the textbook's
-    picture.
+    """Textbook schedule: passes of each device if all stages take the same time and sending takes none.
 
     Args:
-        feeds: (stage that makes something, stage that reads it).
+        feeds: (producing stage, reading stage).
         stage_devices: device by stage.
         schedule: kind and number of micro-batches.
-        seconds: of a pass; by default 1 forwards and 2 backwards.
+        seconds: of a pass; by default 1 forward and 2 backward.
     """
     seconds = seconds or {"forward": 1.0, "backward": 2.0}
     limits = in_flight(schedule, stage_devices)
@@ -157,7 +156,7 @@ def sequences(
 
 
 def waits_of(feeds: Sequence[tuple[int, int]], stages: int, micro_batches: int) -> dict[Operation, int]:
-    """How many messages of other stages each pass waits for."""
+    """Number of messages from other stages that each pass waits for."""
     waits = {}
     for s in range(stages):
         counts = {"forward": sum(v == s for _, v in feeds), "backward": sum(u == s for u, _ in feeds)}

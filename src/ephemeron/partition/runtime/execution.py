@@ -1,12 +1,12 @@
-"""One stage at work: forward and backward of a micro-batch, with or without keeping what lies between.
+"""Execution of one stage: forward and backward pass of a micro-batch, with kept or recomputed activations.
 
-Tensors that come in are cut from autograd's graph, and their gradients go back by name, as in `tracing.relay`; that one
-passes a whole batch through all stages, this one has many micro-batches under way at one. The last stage computes the
-loss with its own results uncut.
+Inputs are detached from autograd's graph, and their gradients are returned by name, as in `tracing.sequential`, which passes a whole
+batch through all stages; here many micro-batches are in flight at one stage. The last stage computes the loss from its own results
+without detaching them.
 
-Recomputation repeats the forward pass from the inputs. Random steps draw the same again, because they draw by name;
-buffers (running statistics) are set to what they were, and afterwards back to what they are. All buffers are watched by
-value: batch norm changes its own without a trace.
+Recomputation repeats the forward pass from the inputs. Random steps draw the same numbers again, because they draw by name. Buffers
+(running statistics) get their former values, and afterwards their current ones. All buffers are compared by value, because batch
+norm changes its buffers without a version count.
 """
 
 from __future__ import annotations
@@ -27,54 +27,53 @@ from ephemeron.partition.tracing.traced import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec:
-    """What the last stage does with the model's result."""
+    """Loss and metrics of the model's result, computed by the last stage."""
 
     traced: Traced
-    """Puts the result together."""
+    """Assembles the result."""
     results: tuple[str, ...]
-    """Values of which it is made."""
+    """Names of the values in the result."""
     loss: Loss
     metrics: Metrics | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchLoss:
-    """A micro-batch's end."""
+    """Loss, metrics and result of a micro-batch."""
 
     loss: float
     metrics: Mapping[str, float]
     results: Mapping[str, Any]
-    """Values of which the model's result is made."""
+    """Values in the model's result."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Kept:
-    """A micro-batch between its passes."""
+    """State of a micro-batch between its passes."""
 
     values: dict[str, object]
     """Inputs; leaves that collect gradients."""
     made: dict[str, object]
-    """Outputs with their graph; empty if they are to be computed again."""
+    """Outputs with their graph; empty if they are recomputed."""
     loss: torch.Tensor | None = None
     """Times its weight."""
     buffers: dict[str, torch.Tensor]
-    """As they were before the forward pass; what has not changed between micro-batches is the same tensor in all of
-    them."""
+    """Values before the forward pass; a buffer that has not changed is the same tensor in all micro-batches."""
     key: tuple[int, int]
     targets: Any
     weight: float
 
 
 class StageRun:
-    """A stage, and its micro-batches under way.
+    """A stage with its micro-batches in flight.
 
     Args:
         stage: in training mode, on its device.
-        border: its.
-        changed_inputs: names of inputs that the stage writes into.
-        goal: of the last stage.
+        border: its received and sent values.
+        changed_inputs: names of inputs that the stage changes in place.
+        goal: loss and metrics; None but for the last stage.
         seed: of random steps.
-        recompute: whether to keep inputs only.
+        recompute: whether only inputs are kept.
     """
 
     def __init__(
@@ -95,33 +94,33 @@ class StageRun:
         self._own_sums: dict[nn.Parameter, torch.Tensor | None] = {}
 
     def sum_apart(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients of these are summed here first, because another stage of this device has them too: the order stays
-        one."""
+        """Sum gradients of these parameters separately first: another stage of this device has them, too, and the order of summation has to
+        stay the same."""
         self._own_sums = dict.fromkeys(parameters)
 
     @property
     def under_way(self) -> int:
-        """Micro-batches that are kept."""
+        """Number of micro-batches in flight."""
         return len(self._kept)
 
     def forget(self) -> None:
-        """A new iteration begins."""
+        """Drop all micro-batches; a new iteration begins."""
         self._kept.clear()
         self._own_sums = dict.fromkeys(self._own_sums)
 
     def forward(
         self, iteration: int, micro_batch: int, values: Mapping[str, Any], *, targets: Any = None, weight: float = 1.0
     ) -> tuple[dict[str, object], MicroBatchLoss | None]:
-        """Computes, and keeps what the backward pass needs.
+        """Forward pass; keeps the values that the backward pass needs.
 
         Args:
-            iteration, micro_batch: by which random steps draw.
+            iteration, micro_batch: keys of random draws.
             values: inputs by name.
-            targets: of the last stage.
+            targets: for the loss; last stage only.
             weight: of the micro-batch's loss.
 
         Returns:
-            Outputs by name, without a graph; and the score, of the last stage.
+            Outputs by name, detached; and loss and metrics, of the last stage.
         """
         kept = _Kept(
             values={n: self._entered(n, v) for n, v in values.items()},
@@ -141,10 +140,10 @@ class StageRun:
         return {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in made.items()}, scored
 
     def backward(self, micro_batch: int, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Adds to the parameters' gradients.
+        """Backward pass; adds to the parameters' gradients.
 
         Args:
-            micro_batch: one whose forward pass is over; it is forgotten.
+            micro_batch: one whose forward pass has ended; it is dropped.
             gradients: of outputs, by name.
 
         Returns:
@@ -173,7 +172,7 @@ class StageRun:
         return {n: g for n, g in found.items() if g is not None}
 
     def hand_in_own_sums(self) -> None:
-        """Adds the sums that were kept apart to the parameters' gradients."""
+        """Add the separate sums to the parameters' gradients."""
         for p, total in self._own_sums.items():
             if total is not None:
                 p.grad = total if p.grad is None else p.grad + total
@@ -222,22 +221,21 @@ class StageRun:
         return made, loss
 
     def _now(self) -> dict[str, torch.Tensor]:
-        """Values of all buffers; copied where they differ from what was seen last."""
+        """Values of all buffers; copied if they differ from the last call."""
         for name, b in self._buffers.items():
             if name not in self._seen or not torch.equal(self._seen[name], b):
                 self._seen[name] = b.detach().clone()
         return dict(self._seen)
 
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Without autograd's notice: others may have saved these buffers for their backward passes, which do not read
-        them."""
+        """Set buffers without a version count: other micro-batches may have saved them for backward passes, which do not read them."""
         for name, value in values.items():
             if not torch.equal(self._buffers[name], value):
                 self._buffers[name].data.copy_(value)
 
 
 def written_inputs(stage: Stage, traced: Traced) -> frozenset[str]:
-    """Inputs that a stage writes into."""
+    """Inputs that a stage changes in place."""
     seen = traced.observation
     effects = [seen.side_effects[step.name] for step, _ in stage._box.steps[True] if step.name in seen.side_effects]
     storages = {x for d in effects for x in d.changed}

@@ -1,9 +1,8 @@
-"""Links between stage processes: one thread for each, so that sending and computing go on at the same time.
+"""Links between stage processes, with one thread each, so that sending and computing overlap.
 
-A link sends one message at a time, in order, and may be held back by a throttle as `costs.peer` holds back: latency
-and bytes over bandwidth, on top of what sending takes. That makes a slow network of loopback, each way by itself, with
-the times that the judge supposes. A message without tensors is not held back: it only says that a micro-batch is
-through.
+A link sends one message at a time, in order. A throttle delays messages as in `costs.peer`: latency and bytes over bandwidth, in
+addition to the time of sending. So loopback behaves like a slow network, in each direction separately, with the times that the
+schedule simulator assumes. A message without tensors is not delayed: it only signals that a micro-batch is done.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from ephemeron.partition.schedule_simulator.schedule import Pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkMessage:
-    """One call at the other end."""
+    """One call of the other process."""
 
     method: str
     params: Mapping[str, object]
     buffers: Sequence[memoryview]
     what: str
-    """For the span."""
+    """Name of the span."""
     direction: Pass
     micro_batch: int
 
@@ -39,8 +38,8 @@ class SendingLink:
     Args:
         source, target: devices.
         client: to the target; owned.
-        throttle: what it is slowed down by.
-        failed: told once, from the link's thread, if a message cannot be delivered.
+        throttle: added delay.
+        failed: called once, in the link's thread, if a message cannot be delivered.
         clock: seconds.
         timeout_s: of one message.
     """
@@ -66,13 +65,13 @@ class SendingLink:
         threading.Thread(target=self._work, name=f"link {source} → {target}", daemon=True).start()
 
     def send(self, message: LinkMessage) -> None:
-        """Queues a message; its buffers must not change until it has left."""
+        """Queue a message; its buffers must not change until it is sent."""
         with self._changed:
             self._open += 1
         self._queue.put(message)
 
     def taken_spans(self) -> list[ReplaySpan]:
-        """Waits until everything has left; then what was sent since the last call."""
+        """Spans since the last call; waits until all messages are sent."""
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, timeout=self._timeout_s)
             spans, self._spans = self._spans, []
@@ -87,7 +86,7 @@ class SendingLink:
                 if nbytes:
                     self._hold(begun_s + self._throttle.wait_s(nbytes))
                 self._client.call(message.method, message.params, message.buffers, timeout_s=self._timeout_s)
-            except Exception as e:  # noqa: BLE001 - whatever it is, the device that waits for it has to know
+            except Exception as e:  # noqa: BLE001 - reported to the device
                 self._failed(self.target, e)
                 return
             finally:

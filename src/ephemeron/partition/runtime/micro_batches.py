@@ -1,8 +1,8 @@
-"""A batch cut into micro-batches, and how much each counts.
+"""Micro-batches of a batch, and their weights.
 
-A mean over a batch is the mean of its micro-batches' means weighted by their samples, so gradients of an uneven cut are
-those of the whole batch. Sizes differ by one sample at most: a batch of 9 in 4 is 3, 2, 2, 2, so no micro-batch is much
-longer than the schedule supposes.
+A mean over a batch is the mean of its micro-batches' means weighted by their samples, so gradients of unequal micro-batches are
+those of the whole batch. Sizes differ by one sample at most: a batch of 9 in 4 is 3, 2, 2, 2, so no micro-batch takes much longer
+than the schedule assumes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ Weigh = Callable[[Any], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Some samples."""
+    """Inputs and targets of some samples."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     targets: Any
     weight: float
-    """Share of the batch's loss; all add up to 1."""
+    """Share of the batch's loss; the sum is 1."""
 
 
 def sizes(samples: int, parts: int) -> tuple[int, ...]:
-    """Samples of each micro-batch: equal but for one, larger first; none empty, so there may be fewer than asked
-    for."""
+    """Samples of each micro-batch: they differ by one at most, larger first. None is empty, so there may be fewer than `parts`."""
     parts = min(parts, samples)
     return tuple(samples // parts + (i < samples % parts) for i in range(parts))
 
@@ -40,14 +39,14 @@ def sizes(samples: int, parts: int) -> tuple[int, ...]:
 def cut(
     args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, parts: int, *, weigh: Weigh | None = None
 ) -> tuple[MicroBatch, ...]:
-    """Cuts every tensor whose first size is the batch's, which is that of the first tensor; others go to all whole.
+    """Micro-batches: every tensor whose first size is that of the first tensor is divided, others are passed whole.
 
     Args:
         args, kwargs: of the model.
-        targets: what the loss compares with, nested or not.
-        parts: most micro-batches. 1: nothing is cut or looked at.
-        weigh: how much a micro-batch with such targets counts, e.g. its number of words where the loss is a mean over
-            words. None: its samples.
+        targets: of the loss, nested or not.
+        parts: most micro-batches. 1: the batch as it is.
+        weigh: weight of a micro-batch by its targets, e.g. its number of words if the loss is a mean over words. None: its
+            samples.
 
     Raises:
         JobError: no tensor, no samples, or weights that are not numbers from 0, or all 0.

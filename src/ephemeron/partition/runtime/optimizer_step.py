@@ -1,7 +1,7 @@
-"""The optimiser of one device, and its state by the names of the original model.
+"""Optimiser of one device, and its state by names of the original model.
 
-A parameter that lies on several devices has a copy and an optimiser's state on each; gradients are summed in one order
-everywhere, so all copies stay equal to the last bit.
+A parameter on several devices has a copy and an optimiser state on each. Gradients are summed in the same order everywhere, so all
+copies stay bit-identical.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ephemeron.errors import JobError
 from ephemeron.partition.costs.optimizer import MakeOptimizer
 
 Options: TypeAlias = Mapping[str, object]
-"""Learning rate and the like."""
+"""Options of an optimiser, e.g. the learning rate."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -26,8 +26,8 @@ class OptimizerShard:
     Args:
         device: its name.
         parameters: by name, each once.
-        shared: devices by parameter, for those that lie on several; all devices in one order.
-        make: the optimiser; there is none where nothing is trained.
+        shared: devices by parameter, for parameters on several devices; in the same order on all devices.
+        make: makes the optimiser; not called if no parameter is trained.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class OptimizerShard:
         return tuple(dict.fromkeys(d for devices in self.shared.values() for d in devices if d != self.device))
 
     def restart(self) -> None:
-        """A new optimiser, which remembers nothing."""
+        """Replace the optimiser by a new one without state."""
         self.optimizer = self._make(list(self.parameters.values())) if self.parameters else None
 
     def clear(self) -> None:
-        """Forgets all gradients."""
+        """Drop all gradients."""
         for p in self.parameters.values():
             p.grad = None
 
@@ -71,7 +71,7 @@ class OptimizerShard:
         return made
 
     def sum_shared(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Gives shared parameters the sum over all devices, last device first, as `Split.sum_shared_gradients` does.
+        """Set gradients of shared parameters to the sum over all devices, last device first, as `ModelSplit.sum_shared_gradients`.
 
         Args:
             received: gradients by device and name.
@@ -90,12 +90,12 @@ class OptimizerShard:
             self.parameters[name].grad = total
 
     def step(self) -> None:
-        """One step of the optimiser."""
+        """Step of the optimiser."""
         if self.optimizer is not None:
             self.optimizer.step()
 
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Sets options of all groups, e.g. `lr`.
+        """Set options of all groups, e.g. `lr`.
 
         Raises:
             JobError: the optimiser has no such option.
@@ -119,10 +119,10 @@ class OptimizerShard:
         return states, options
 
     def load(self, states: Mapping[str, Mapping[str, Any]], options: Mapping[str, Options]) -> None:
-        """Takes what `state` gave, for the parameters that are here.
+        """Load states and options as `state` returns them, for parameters of this device.
 
         Raises:
-            JobError: a parameter that is trained here has no options there.
+            JobError: a trained parameter has no options.
         """
         if self.optimizer is None:
             return
@@ -153,7 +153,7 @@ def _plain(value: Any) -> Any:
         return value
     raise JobError(
         f"the optimiser has an option of the type {type(value).__name__}, which cannot be saved",
-        remedy="use numbers, words and lists of them",
+        remedy="use numbers, text and lists of them",
     )
 
 

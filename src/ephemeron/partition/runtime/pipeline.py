@@ -1,4 +1,4 @@
-"""`Pipeline`: trains a split model, micro-batch by micro-batch, on several devices at once.
+"""`Pipeline`: training of a split model, micro-batch by micro-batch, on several devices at once.
 
     sgd = partial(torch.optim.SGD, lr=0.1)
     with Pipeline(parts, schedule=plan.schedule, optimizer=sgd, loss=cross_entropy, where="processes") as pipe:
@@ -7,9 +7,9 @@
         pipe.save(folder)
         model.load_state_dict(pipe.state_dict())
 
-A step changes parameters as one step of the unsplit model over the same micro-batches with gradients accumulated would,
-to rounding; without statistics over a batch (BatchNorm), as one step over the whole batch would. Gradients are never
-stale: all pass, then all update.
+A step changes parameters as one step of the unsplit model with gradients accumulated over the same micro-batches, up to rounding.
+Without statistics over a batch (BatchNorm) it is as one step over the whole batch. Gradients are never stale: all passes end
+before any update.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Transport = Literal["shared", "unix", "tcp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStep:
-    """What one iteration gave."""
+    """Result of one iteration."""
 
     iteration: int
     loss: float
@@ -53,12 +53,11 @@ class PipelineStep:
     metrics: Mapping[str, float]
     """Of the whole batch."""
     took_s: float
-    """From the call until all devices had updated."""
+    """Seconds from the call until all devices have updated."""
     spans: tuple[ReplaySpan, ...]
-    """What devices and links did, from the call on, by start. A transfer is named by the stages that it leads from and
-    to."""
+    """Spans of devices and links by start, in seconds since the call. A transfer has the names of both stages."""
     results: tuple[Any, ...]
-    """What the model returned, by micro-batch; empty unless asked for."""
+    """Results of the model by micro-batch; empty unless requested."""
 
     @property
     def busy_s(self) -> dict[str | tuple[str, str], float]:
@@ -70,30 +69,28 @@ class PipelineStep:
 
 
 class Pipeline:
-    """A split model in training.
+    """Training of a split model.
 
     Args:
-        split: the stages. With `where="here"` they are trained in place; else `state_dict` and `close` bring their
-            state up to date.
-        schedule: kind and number of micro-batches, and whether forward passes are repeated instead of kept; a batch with
-            fewer samples has fewer.
-        optimizer: makes an optimiser over given parameters; made once for each device, so it must treat parameters
-            apart.
-        loss: (result, targets) -> mean over samples; runs where the last stage is.
+        split: the stages. With `where="here"` they are trained in place; else `state_dict` and `close` update their state.
+        schedule: kind and number of micro-batches, and recomputation; a batch with fewer samples has fewer micro-batches.
+        optimizer: makes an optimiser over given parameters; called once for each device, so it must treat parameters
+            independently.
+        loss: (result, targets) -> mean over samples; runs on the device of the last stage.
         where: `here`: all devices in this process. `processes`: each in a process of this machine, forked from this
             one, with one thread for computing.
-        devices: where tensors of a device lie, by its name; by default `cpu`.
+        devices: PyTorch device by name of the device; by default `cpu`.
         metrics: (result, targets) -> means over samples by name.
-        weigh: how much a micro-batch with such targets counts; None: its samples.
+        weigh: weight of a micro-batch by its targets; None: its samples.
         seed: of random steps.
-        links: what links are slowed down by, for rehearsals; by (source, target), each way by itself; `processes` only.
+        links: added delays by (source, target), for calibration runs; `processes` only.
         transport: between processes.
-        timeout_s: a step that takes longer has failed; `processes` only.
-        check: whether to step copies of the stages and of the whole model first, and compare them, see `check_stages`; takes
-            memory for both and the time of some iterations of the example batch.
+        timeout_s: limit of a step; `processes` only.
+        check: whether copies of the stages and of the whole model are compared first, see `check_stages`; takes memory for both
+            and the time of some iterations of the example batch.
 
     Raises:
-        JobError: devices or links that the split does not have, or what cannot run in this way.
+        JobError: devices or links that the split does not have, or a combination that cannot run.
         TraceMismatch: the stages do not train as the whole model does.
     """
 
@@ -141,16 +138,16 @@ class Pipeline:
     def step(
         self, inputs: Any, targets: Any = None, *, kwargs: Mapping[str, Any] | None = None, results: bool = False
     ) -> PipelineStep:
-        """One iteration: all micro-batches forwards and back, and one step of the optimisers.
+        """One iteration: forward and backward passes of all micro-batches, and one step of the optimisers.
 
         Args:
             inputs: the model's argument, or a tuple of them.
-            targets: what the loss compares with; nested tensors are cut like inputs.
+            targets: of the loss; nested tensors are divided like inputs.
             kwargs: of the model.
-            results: whether to bring back what the model returned.
+            results: whether the model's results are returned.
 
         Raises:
-            JobError: a batch that the model does not take, or a pipeline that has ended.
+            JobError: a batch that the model does not take, or a closed pipeline.
             StageFailed: a stage raised or its process died; the pipeline has ended.
         """
         self._check_open()
@@ -176,11 +173,11 @@ class Pipeline:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process by device; none where all devices are in this one."""
+        """Process id by device; empty if all devices are in this process."""
         return self._backend.processes
 
     def set_options(self, **options: Any) -> None:
-        """Options of all optimisers from now on, e.g. `lr=0.01`.
+        """Set options of all optimisers, e.g. `lr=0.01`.
 
         Raises:
             JobError: an optimiser has no such option.
@@ -195,7 +192,7 @@ class Pipeline:
         return {n: t.detach().cpu().clone() for n, t in self.split.state().items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes a state of the original model; optimisers begin anew.
+        """Load a state of the original model; optimisers restart.
 
         Raises:
             JobError: names or shapes are not the model's; names the first.
@@ -203,7 +200,7 @@ class Pipeline:
         self._take(state, OptimizerState(states={}, options={}))
 
     def save(self, folder: str | Path) -> None:
-        """Model, optimisers and iteration; see `checkpoint`."""
+        """Write model, optimisers and iteration; see `checkpoint`."""
         states = self._gather()
         optimizer: dict[str, Mapping[str, Any]] = {}
         options: dict[str, Options] = {}
@@ -221,11 +218,11 @@ class Pipeline:
         )
 
     def load(self, folder: str | Path) -> None:
-        """Goes on from a checkpoint, of this or another placement: the next step is the one after it was saved, drawn
-        alike.
+        """Continue from a checkpoint of this or another placement; the next step is the one after the checkpoint, with the same random
+        draws.
 
         Raises:
-            JobError: the checkpoint is damaged, or another model's, or has another seed.
+            JobError: the checkpoint is damaged, of another model, or has another seed.
         """
         found = load(Path(folder))
         if found.seed != self.seed:
@@ -237,7 +234,7 @@ class Pipeline:
         self.iteration = found.iteration
 
     def close(self) -> None:
-        """Brings the state of the split's stages up to date, and ends all processes."""
+        """Update the state of the split's stages, and end all processes."""
         try:
             if not self._ended:
                 self._gather()
@@ -321,9 +318,9 @@ class Pipeline:
 
 
 class _Ending:
-    """Whatever is raised within ends the pipeline and its processes: half an iteration leaves nothing to go on from.
+    """Context in which an exception ends the pipeline and its processes, because half an iteration leaves no state to continue from.
 
-    But for what the user got wrong, which is said before anything is done.
+    A `JobError` does not: it is raised before an iteration begins.
     """
 
     def __init__(self, pipe: Pipeline) -> None:
@@ -356,15 +353,13 @@ def _from(begun_s: float, done: Mapping[str, StepResult]) -> tuple[ReplaySpan, .
 def _placed(split: ModelSplit, devices: Mapping[str, str | torch.device]) -> dict[str, torch.device]:
     for name in devices:
         if name not in split.devices:
-            raise JobError(f"devices has {name!r}, on which no stage is", remedy=f"use {', '.join(split.devices)}")
+            raise JobError(f"devices has {name!r}, which has no stage", remedy=f"use {', '.join(split.devices)}")
     return {d: torch.device(devices.get(d, "cpu")) for d in split.devices}
 
 
 def _check_links(split: ModelSplit, links: Mapping[Pair, Throttle], where: str) -> None:
     if links and where == "here":
-        raise JobError(
-            "links are slowed down between processes only", remedy='leave them out, or use where="processes"'
-        )
+        raise JobError("links have delays between processes only", remedy='leave them out, or use where="processes"')
     for source, target in links:
         if source == target or source not in split.devices or target not in split.devices:
             raise JobError(

@@ -1,9 +1,7 @@
-"""Devices as processes of this machine, one for each, forked from the leader: so losses, optimisers and models of any
-kind need no pickling.
+"""Devices as processes of this machine, one each, forked from the leader, so that losses, optimisers and models need no pickling.
 
-What ends a stage process: `close`, the leader's end in any way, and a failure anywhere, because half an iteration
-leaves nothing to go on from. The first cause is told: a stage that raised, or else a process that died, before those
-who only lost somebody.
+A stage process ends with `close`, with the leader, and with a failure of any device, because half an iteration leaves no state to
+continue from. The root cause is reported: a stage that raised, else a process that died, before processes that only lost a peer.
 """
 
 from __future__ import annotations
@@ -50,16 +48,16 @@ from ephemeron.partition.tracing.split import ModelSplit
 
 _START_S = 60.0
 _GRACE_S = 2.0
-"""How long the true cause is waited for after somebody has lost a peer."""
+"""Time to wait for the root cause after a process has lost a peer."""
 
 
 class ProcessBackend(Backend):
     """One forked process for each device.
 
     Args:
-        split: the leader's own stages keep the state with which processes begin.
-        training: what is to be done.
-        at: where tensors of each device lie.
+        split: processes begin with the state of these stages.
+        training: loss, optimiser and schedule.
+        at: PyTorch device by name of the device.
         throttles: of links.
         transport: `shared`, `unix` or `tcp`.
         timeout_s: of a step.
@@ -86,7 +84,7 @@ class ProcessBackend(Backend):
         self._timeout_s, self._iteration = timeout_s, 0
         self._clients: dict[str, BlockingClient] = {}
         self._processes: dict[str, BaseProcess] = {}
-        self._end = weakref.finalize(self, _kill, self._processes, os.getpid())  # also of a pipeline that is forgotten
+        self._end = weakref.finalize(self, _kill, self._processes, os.getpid())  # also if the pipeline is not closed
         self._folder = Path(tempfile.mkdtemp(prefix="ephemeron-"))
         self._alive: tuple[int, int] | None = os.pipe()
         token = secrets.token_hex(16)
@@ -182,7 +180,7 @@ class ProcessBackend(Backend):
     def _all(
         self, method: str, messages: Mapping[str, Message], *, then: Sequence[tuple[str, Message]] = ()
     ) -> dict[str, Message]:
-        """Calls all at once; meanwhile sends what is to follow. The first true failure is raised."""
+        """Replies of concurrent calls to all processes; sends the messages of `then` meanwhile. The root cause of a failure is raised."""
         replies: SimpleQueue[tuple[str, Message | Exception]] = SimpleQueue()
         clients = dict(self._clients)
 
@@ -220,7 +218,7 @@ class ProcessBackend(Backend):
             return missing[0], CallTimedOut(f"no reply within {self._timeout_s:g} s")
 
     def _cause(self, name: str, problem: Exception, replies: SimpleQueue[tuple[str, Message | Exception]]) -> Exception:
-        """What was first: whoever raised, then whoever died, then whoever lost somebody."""
+        """Root cause: an exception of a stage, else a process that died, else a lost peer."""
         end_s = time.monotonic() + _GRACE_S
         while not isinstance(problem, (StageFailed, JobError, CallTimedOut)):
             dead = [n for n, p in self._processes.items() if not p.is_alive()]
@@ -256,7 +254,7 @@ class ProcessBackend(Backend):
 
 def _kill(processes: Mapping[str, BaseProcess], leader: int) -> None:
     if os.getpid() != leader:
-        return  # a forked child's copy
+        return  # in a forked child
     for process in processes.values():
         process.kill()
     for process in processes.values():

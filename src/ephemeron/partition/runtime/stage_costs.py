@@ -1,10 +1,10 @@
-"""What each stage takes as a whole, and the graph of stages that the judge replays.
+"""Measured times of whole stages, and the graph of stages for the schedule simulator.
 
-Sums over operators leave out what PyTorch saves by running them one after another, and what devices of one machine take
-from each other: caches, memory, sibling threads. So stages are measured as they will run, at the size of a micro-batch:
-alone, for schedules in which one device computes at a time; or all at once, each in a process of its own with nothing
-to wait for, for those that overlap. There as many micro-batches are under way as a pipeline would have, and inputs and
-gradients lie in fresh memory, as what has arrived does: a stage that finds everything where it just left it is faster.
+Sums over operators ignore what PyTorch saves by running them one after another, and contention between devices of one machine for
+caches, memory and sibling threads. So stages are measured as they will run, at the size of a micro-batch: alone, for schedules in
+which one device computes at a time; or all at once, each in its own process without waits, for schedules that overlap. The number
+of micro-batches in flight is that of the pipeline, and inputs and gradients are in fresh memory like received messages, because a
+stage is faster if its inputs are still in caches.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSamples:
-    """Everything that was measured."""
+    """All measured samples."""
 
     rows: tuple[tuple[tuple[float, float, float], ...], ...]
     """By stage and repetition: forward, backward, update."""
 
     def times(self, condensed: Callable[[Sequence[float]], float] = median) -> StageTimes:
-        """One figure of each: medians; with `min`, what nobody disturbed; with `fmean`, what many in a row take together."""
+        """One figure per stage and pass: medians; with `min` the undisturbed time, with `fmean` the mean of many in a row."""
         by = [[condensed(column) for column in zip(*own, strict=True)] for own in self.rows]
         return StageTimes(
             forward_s=tuple(b[0] for b in by), backward_s=tuple(b[1] for b in by), update_s=tuple(b[2] for b in by)
         )
 
     def drawn(self, rng: Random) -> Takes:
-        """For `replay(takes=...)` on `stage_graph`: each pass takes what one of those measured took. A pipeline whose
-        passes vary is slower than one in which all take the mean: who is late makes others wait."""
+        """Times for `replay(takes=...)` on `stage_graph`: each pass takes the time of a random sample. A pipeline whose passes vary is slower
+        than one in which all take the mean, because late passes delay others."""
         rows = {f"stage {i}": own for i, own in enumerate(self.rows)}
 
         def takes(task: Task, micro_batch: int, seconds: float) -> float:
@@ -84,17 +84,16 @@ def measure_stages(
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StageSamples:
-    """Runs every stage on its own, with true inputs and gradients, on this machine's processor; states do not change
-    here.
+    """Times of every stage with true inputs and gradients on this machine's processor; states do not change.
 
     Args:
         split: one stage on each device.
         inputs, kwargs, targets: one micro-batch; times are for its size.
         loss: of the last stage.
-        optimizer: made for each device.
+        optimizer: makes an optimiser for each device.
         together: all stages at the same time, each in a process with one thread; else one after the other.
-        schedule: whose micro-batches under way each stage keeps; None: one.
-        repeats: passes that count.
+        schedule: determines the micro-batches in flight of each stage; None: one.
+        repeats: number of measured passes.
         clock: seconds.
 
     Raises:
@@ -116,12 +115,12 @@ def measure_stages(
 
 
 def stage_graph(split: ModelSplit, times: StageTimes, *, micro_batches: int = 1, kind: str = "cpu") -> Graph:
-    """Stages as nodes named `stage 0`, …, for `replay`; the placement is `stage_placement`.
+    """Graph for `replay` with stages as nodes named `stage 0`, …; the placement is `stage_placement`.
 
     Args:
-        split: traced with the whole batch as its example, of which the bytes are.
+        split: traced with the whole batch as its example, which gives the bytes.
         times: of a micro-batch.
-        micro_batches: the judge divides by it, so times are multiplied.
+        micro_batches: the simulator divides by it, so times are multiplied.
         kind: of the devices.
     """
     nodes = tuple(
@@ -149,7 +148,7 @@ Work = Callable[[], tuple[float, float, float]]
 
 @dataclass(frozen=True, slots=True)
 class _StageInput:
-    """A stage, and what it is given."""
+    """A stage with its inputs and gradients."""
 
     run: StageRun
     values: Mapping[str, Any]
@@ -159,7 +158,7 @@ class _StageInput:
 def _staged(
     split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any, loss: Loss
 ) -> list[_StageInput]:
-    """One pass through all stages tells each its inputs and gradients."""
+    """Stages with inputs and gradients, from one pass through all of them."""
     store: dict[str, object] = dict(split.traced.named_inputs(tuple(args), kwargs))
     store |= split.numbers(store)
     every = borders(split)
@@ -188,7 +187,7 @@ def _staged(
 
 
 def _work(staged: _StageInput, flight: int, targets: Any, make: MakeOptimizer, clock: Callable[[], float]) -> Work:
-    """In a forked process: its own copy of the stage is trained."""
+    """Function that times one repetition; it runs in a forked process, on a copy of the stage."""
     run = staged.run
     trained = [p for p in run.stage.parameters() if p.requires_grad]
     optimizers: list[torch.optim.Optimizer] = []
@@ -222,7 +221,7 @@ def _cloned(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _measured(group: Sequence[Work], repeats: int) -> list[tuple[tuple[float, float, float], ...]]:
-    """Each in a process; all begin together, and go on until the last has enough."""
+    """Samples of works that run in a process each; all begin together, and run until the last has enough samples."""
     context = multiprocessing.get_context("fork")
     barrier, enough = context.Barrier(len(group)), context.Semaphore(0)
     ends, processes = [], []
@@ -258,6 +257,6 @@ def _repeat(work: Work, repeats: int, others: int, barrier: Any, enough: Any, te
     barrier.wait(_LIMIT_S)
     rows = [work() for _ in range(repeats)]
     enough.release()
-    while enough.get_value() < others:  # the slower ones are still measured, and must not be alone
+    while enough.get_value() < others:  # keep the load up while slower ones are measured
         work()
     tell.send(tuple(rows))

@@ -1,8 +1,7 @@
-"""What a stage process runs: one thread computes, those of `rpc` put what arrives into its inbox, links send what
-leaves.
+"""Main program of a stage process: one thread computes, threads of `rpc` put received messages into its inbox, links send messages.
 
-It ends with its leader, whichever way that ends: it holds the reading end of a pipe that the leader alone keeps open,
-and looks at who its parent is, in case another child of the leader holds the pipe too.
+The process ends with its leader in every case: it has the reading end of a pipe that only the leader keeps open, and also checks its
+parent, because another child of the leader may have inherited the pipe.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.tracing.split import ModelSplit
 
 OPTIONS = Options(limits=FrameLimits(max_frame=1 << 40), compress=False)
-"""A frame may hold all that a device has; peers proved the token."""
+"""A frame may hold the state of a whole device; peers are authenticated."""
 _WATCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProcessConfig:
-    """What a stage process is told when it begins."""
+    """Configuration of a stage process."""
 
     split: ModelSplit
     device: str
@@ -66,14 +65,14 @@ class StageProcessConfig:
     socket: str
     """Path to listen on; empty: TCP on loopback."""
     shared: bool
-    """Whether large data goes through shared memory."""
+    """Whether large buffers are sent through shared memory."""
     throttles: Mapping[Pair, Throttle]
     timeout_s: float
 
 
 @dataclass(slots=True)
 class _StageJob:
-    """Something that the leader waits for."""
+    """A call whose reply the leader waits for."""
 
     method: str
     params: Header
@@ -84,23 +83,23 @@ class _StageJob:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A link is broken."""
+    """A link that cannot deliver."""
 
     peer: str
     error: Exception
 
 
 class _PeerLost(Exception):
-    """Another device does not take messages any more; most likely it is that one which failed."""
+    """Another device accepts no messages; most likely it has failed."""
 
 
 def main(orders: StageProcessConfig, ready: Connection, alive: int, others_end: int) -> None:
-    """A forked child's whole life.
+    """Run a stage process in a forked child; does not return.
 
     Args:
-        orders: what to do.
-        ready: is told the address, or what went wrong.
-        alive: end of a pipe that closes when the leader ends.
+        orders: configuration.
+        ready: receives the address, or the error.
+        alive: reading end of a pipe that closes when the leader ends.
         others_end: the leader's end of it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the leader, which ends this process
@@ -138,20 +137,20 @@ class _StageProcess:
         self._server = BlockingServer(self._answer, token=orders.token, options=OPTIONS)
 
     def listen(self) -> tuple[str, int]:
-        """Address: host and port, or path and 0."""
+        """Listen; host and port, or path and 0."""
         if not self._orders.socket:
             return self._server.listen_tcp()
         self._server.listen_unix(self._orders.socket)
         return self._orders.socket, 0
 
     def work(self) -> None:
-        """For ever: the leader kills it."""
+        """Execute calls until the leader kills the process."""
         while True:
             item = self._inbox.get()
             if isinstance(item, _StageJob):
                 item.reply = self._execute(item)
                 item.over.set()
-            elif not isinstance(item, _Lost):  # a link that broke while nothing was to be done breaks again
+            elif not isinstance(item, _Lost):  # a link that fails while idle fails again at the next send
                 self._early.append(item)
 
     def _answer(self, method: str, params: Header, buffers: Buffers) -> Message:
@@ -184,7 +183,7 @@ class _StageProcess:
                 case "options":
                     self._device.updates.set_options(job.params)
                 case _:
-                    raise ValueError(f"a stage process knows no {job.method}")
+                    raise ValueError(f"unknown method {job.method}")
         except StageFailed as e:
             return encode_problem(e)
         except JobError as e:
@@ -249,7 +248,7 @@ class _StageProcess:
         if isinstance(item, _Lost):
             raise _PeerLost(f"{self._orders.device} cannot reach {item.peer}: {item.error}")
         if isinstance(item, _StageJob):
-            raise AssertionError(f"asked for {item.method} in the middle of a step")
+            raise AssertionError(f"call of {item.method} in the middle of a step")
         if item.iteration != self._device.iteration:
             self._early.append(item)
         elif isinstance(item, StageMessage):

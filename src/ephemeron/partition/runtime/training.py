@@ -1,4 +1,4 @@
-"""What a pipeline is to do, as the user says it: a value that every device has."""
+"""Training options of a pipeline; the same value on every device."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ephemeron.partition.costs.optimizer import MakeOptimizer
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""(result of the model, targets) -> one number, a mean over samples."""
+"""(result of the model, targets) -> mean over samples as a tensor of one number."""
 Metrics = Callable[[Any, Any], Mapping[str, float]]
 """(result of the model, targets) -> means over samples, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How stages are trained."""
+    """Loss, optimiser and schedule of stages."""
 
     schedule: Schedule
     optimizer: MakeOptimizer
-    """Over the parameters of one device; made once on each."""
+    """Makes the optimiser over the parameters of one device; called once on each."""
     loss: Loss
     metrics: Metrics | None = None
     seed: int = 0
-    """Of random steps, which draw by seed, iteration, micro-batch and name."""
+    """Seed of random steps, which draw by seed, iteration, micro-batch and name."""
 
 
 def number_of(value: Any, what: str) -> torch.Tensor:
-    """The loss, checked.
+    """Value of the loss as a scalar.
 
     Raises:
-        JobError: it is no single number.
+        JobError: it is no tensor of one number.
     """
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

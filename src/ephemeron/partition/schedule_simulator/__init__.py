@@ -1,1 +1,1 @@
-"""Exact replay of a placement's schedule: times, links and memory. Shares nothing with the solvers."""
+"""Exact simulation of a placement's schedule: times, links and memory. Shares no code with the solvers."""

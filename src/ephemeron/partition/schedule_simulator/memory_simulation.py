@@ -1,9 +1,9 @@
-"""The judge's sums of memory; like the judge, these share nothing with the solvers.
+"""Memory of a simulated schedule; shares no code with the solvers.
 
-Memory is reported twice. `reserved` is equation 5-18 for every micro-batch that may be in flight, and decides whether a placement
-fits. `peaks` is what was held over time, from when a tensor is begun until the last backward pass that needs it ends; it is never
-more. With `recompute` what lies inside a stage counts once, and what crosses its border, inputs of the model included, for every
-micro-batch in flight: outputs that wait for a slow link, and gradients that came early, are there as well.
+Memory is reported twice. `reserved_for` is equation 5-18 for every micro-batch that may be in flight, and decides whether a placement
+fits. `peaks` is the maximum over time, with each tensor from the start of its producer to the end of the last backward pass that
+needs it; it is never more. With `recompute`, tensors inside a stage count once. Tensors that cross a stage boundary, inputs of the
+model included, count for every micro-batch in flight: outputs may wait for a slow link, and gradients may arrive early.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reserved_for(
     schedule: Schedule,
     in_flight: Mapping[str, int],
 ) -> dict[str, int]:
-    """Bytes that every device needs if it frees nothing early: equation 5-18 for what is in flight."""
+    """Bytes that every device needs if it frees nothing early: equation 5-18 for all micro-batches in flight."""
     held = dict.fromkeys(devices, 0)
     for n in graph.nodes:
         held[placement[n.name]] += n.state_bytes
@@ -37,7 +37,7 @@ def reserved_for(
 
 
 def _inner(graph: Graph, placement: Mapping[str, str]) -> frozenset[str]:
-    """Tensors that recomputing makes again: no other device reads them, and they do not come from an input of the model."""
+    """Tensors that are recomputed: no other device reads them, and their producer is no input of the model."""
     fed = {c for t in graph.tensors for c in t.consumers}
     return frozenset(
         t.name
@@ -57,10 +57,10 @@ def peaks(
     schedule: Schedule,
     spans: Sequence[ReplaySpan],
 ) -> dict[str, int]:
-    """Most bytes held at once: tensors from when they are begun until no backward pass needs them, gradients likewise.
+    """Maximum of bytes at any time: tensors from the start of their producer until no backward pass needs them, gradients likewise.
 
-    With recomputing, a tensor is given up where it was made as soon as the forward passes that read it there are through and it is
-    sent, and is there again from the first backward pass on the device; inputs of the model stay.
+    With recomputation, the producing device frees a tensor when the forward passes that read it there have ended and it is sent, and has
+    it again from its first backward pass on; inputs of the model stay.
     """
     parts = schedule.micro_batches
     when: dict[tuple[str, Pass, int, str], ReplaySpan] = {}
@@ -112,7 +112,7 @@ def peaks(
         states[placement[n.name]] += n.state_bytes
     for device, changes in steps.items():
         held = most = states[device]
-        for _, change in sorted(changes):  # what ends at a moment makes room for what begins
+        for _, change in sorted(changes):  # at equal times, ends come before beginnings
             held += change
             most = max(most, held)
         found[device] = most

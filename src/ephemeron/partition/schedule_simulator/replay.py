@@ -1,4 +1,4 @@
-"""What a placement does, replayed exactly: the values that the judge returns."""
+"""Results of a simulation as values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySpan:
-    """One task from start to end."""
+    """Start and end of one task."""
 
     resource: str | tuple[str, str]
     """A device, or a link as (source, target)."""
     what: str
-    """The node, or the tensor that is sent."""
+    """Node, or tensor that is sent."""
     direction: Pass
     micro_batch: int
     start_s: float
@@ -32,28 +32,28 @@ class Replay:
 
     iteration_s: float
     bottleneck_s: float
-    """Busy seconds per micro-batch of the busiest device or link: no schedule delivers micro-batches faster."""
+    """Busy seconds per micro-batch of the busiest device or link; no schedule has a higher throughput."""
     busy_s: Mapping[str | tuple[str, str], float]
-    """Of each device and link, over the whole iteration."""
+    """Busy seconds of each device and link, over the whole iteration."""
     stages: tuple[str, ...]
-    """Devices in the order of the pipeline; empty: tensors go to and fro, so there is none."""
+    """Devices in the order of the pipeline; empty: tensors go in both directions, so there is no pipeline."""
     in_flight: Mapping[str, int]
-    """Micro-batches that may be under way on a device."""
+    """Most micro-batches in flight, by device."""
     peak_bytes: Mapping[str, int]
-    """Most that was held at once, by device."""
+    """Maximum over time, by device."""
     reserved_bytes: Mapping[str, int]
-    """Equation 5-18 for as many micro-batches as may be in flight: what a device needs that frees nothing early."""
+    """Equation 5-18 for all micro-batches that may be in flight: the need of a device that frees nothing early."""
     over_bytes: Mapping[str, int]
-    """By how much `reserved_bytes` passes a device's memory; empty: the placement fits."""
+    """Excess of `reserved_bytes` over a device's memory; empty: the placement fits."""
     spans: tuple[ReplaySpan, ...]
-    """In the order in which tasks began."""
+    """Spans by start."""
 
     @property
     def fits(self) -> bool:
         return not self.over_bytes
 
     def orders(self) -> DeviceOrders:
-        """The orders that were followed, of the first micro-batch."""
+        """Orders of the first micro-batch."""
         compute: dict[str, list[Task]] = {}
         transfers: dict[tuple[str, str], list[Task]] = {}
         for span in self.spans:

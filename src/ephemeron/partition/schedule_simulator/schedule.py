@@ -1,4 +1,4 @@
-"""How micro-batches follow one another, where each node lies, and in which order a device works. Values."""
+"""Schedules of micro-batches, and orders of tasks on devices and links, as values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ephemeron.errors import JobError
 
 Pass = Literal["forward", "backward"]
 Task = tuple[str, Pass]
-"""A node, or a tensor that is sent, and which way: forward it is the tensor, backward its gradient."""
+"""A node, or a tensor that is sent, and the direction: forward for the tensor, backward for its gradient."""
 KINDS = ("plain", "gpipe", "1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What one iteration does.
+    """Schedule of one iteration.
 
-    - `plain`: the whole batch at once, as NetSplit (equation 5-2).
+    - `plain`: the whole batch at once, as in NetSplit (equation 5-2).
     - `gpipe`: micro-batches; a device begins backward passes after all its forward passes, and keeps all of them in memory.
-    - `1f1b`: micro-batches; backward passes first, and only so many micro-batches in flight on a device that the pipeline
-      stays full.
+    - `1f1b`: micro-batches; backward passes first, and no more micro-batches in flight on a device than keep the pipeline full.
 
-    Work and bytes of a micro-batch are 1/M of the batch's; a link's latency is paid by each.
+    Work and bytes of a micro-batch are 1/M of the batch's; each transfer has the link's full latency.
 
-    Recomputing (GPipe, section 2.3; NetSplit does not) gives activations up for time. A stage keeps, for every micro-batch in flight,
-    only what crosses its border, and inputs of the model; what lies inside is there for one micro-batch at a time, and is made again
-    before its backward pass. So a stage works as one: it begins a pass when all it reads from others is there, and ends it before it
-    begins another. That takes stages: placements in which tensors go to and fro cannot recompute.
+    Recomputation (GPipe, section 2.3; not in NetSplit) saves memory and costs time. For every micro-batch in flight a stage keeps only
+    the tensors that cross its boundary, and inputs of the model. Tensors inside the stage exist for one micro-batch at a time and are
+    computed again before its backward pass. So a stage works as a unit: it begins a pass when all its inputs from other devices have
+    arrived, and ends it before it begins another. This needs stages: placements in which tensors go in both directions between devices
+    cannot recompute.
 
     Raises:
         JobError: unknown kind, or a number of micro-batches that it does not allow.
@@ -38,11 +38,11 @@ class Schedule:
     micro_batches: int = 1
     """M."""
     overlap: bool = True
-    """With 1f1b: stage s of S keeps 2(S−s)−1 micro-batches in flight, one more for each pair of links behind it, so that transfers
-    hide behind computing where both directions together take no longer than the busiest stage. False: S−s, as PipeDream and
-    Megatron, which keeps the pipeline full only where transfers take no time."""
+    """With 1f1b: stage s of S keeps 2(S−s)−1 micro-batches in flight, one more for each pair of links after it, so that transfers
+    overlap with computation if both directions together take no longer than the busiest stage. False: S−s, as PipeDream and Megatron,
+    which keeps the pipeline full only if transfers take no time."""
     recompute: bool = False
-    """Backward passes take the time of both, and activations inside a stage are there for one micro-batch only."""
+    """Backward passes take the time of both passes, and activations inside a stage are kept for one micro-batch only."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -62,9 +62,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOrders:
-    """In which order devices compute and links send, for one batch (`plain`)."""
+    """Orders in which devices compute and links send, for one batch (`plain`)."""
 
     compute: Mapping[str, tuple[Task, ...]]
-    """By device: its nodes' passes."""
+    """Passes of its nodes, by device."""
     transfers: Mapping[tuple[str, str], tuple[Task, ...]]
-    """By (source, target): tensors going forward, and gradients of tensors going back to where those came from."""
+    """By (source, target): tensors, and gradients on the way back to their producers."""

@@ -1,16 +1,17 @@
-"""The judge: replays a placement exactly, and is believed where it differs from a solver.
+"""Schedule simulator: replays a placement exactly. Its result counts where it differs from a solver's.
 
-It shares no code with the solvers and no numbers but the graph's and the topology's. Time is simulated event by event:
+It shares no code with the solvers; both read the graph and the topology. Time is simulated event by event:
 
 - a device runs one pass of one node at a time, a link one transfer at a time (NetSplit's 5-11 to 5-18 demand neither);
-- a tensor is sent once to each device that reads it; there, gradients of all its readers are added up and sent back once;
+- a tensor is sent once to each device that reads it; there, the gradients of all its readers are summed and sent back once;
 - a node's backward pass waits for its own forward pass and for its readers' backward passes (5-12, 5-16);
-- with orders given, devices and links keep to them, and wait; without, a free device takes what is ready: the longest way
-  to go first with the batch whole, backward passes and older micro-batches first with `1f1b`; links serve who came first;
-- with `recompute` a stage is one piece: a pass of one micro-batch begins when everything that it reads from other devices is
-  there, and nothing else runs on the device until it ends. Each node's backward pass makes its activations again.
+- devices and links follow given orders, and wait if necessary. Without orders, a free device runs a task that is ready: with the
+  whole batch the one with the longest remaining path, with micro-batches backward passes and older micro-batches first; links are
+  first-come, first-served;
+- with `recompute` a stage is a unit: a pass of one micro-batch begins when all its inputs from other devices have arrived, and
+  nothing else runs on the device until it ends. Each node's backward pass computes its activations again.
 
-Its sums of memory are in `holding`.
+Memory is computed in `memory_simulation`.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ def replay(
     stages: Sequence[str] = (),
     takes: Takes | None = None,
 ) -> Replay:
-    """Replays one iteration.
+    """Simulation of one iteration.
 
     Args:
-        graph: what is run.
-        topology: on what.
+        graph: the model.
+        topology: devices and links.
         placement: the device of every node.
-        schedule: how micro-batches follow one another.
-        orders: in which order devices and links work; only with the batch whole. None: by the rule above.
+        schedule: of the micro-batches.
+        orders: of tasks on devices and links; only with the whole batch. None: by the rules above.
         stages: used devices in the order of the pipeline; with 1F1B a device keeps the more micro-batches in flight the earlier it
             comes, so stages that exchange no tensor are not interchangeable. Empty: their order in the graph.
-        takes: seconds of a task of a micro-batch, given what it takes by graph and topology; for replays in which no two
-            passes take the same, as in truth. None: what graph and topology say.
+        takes: seconds of a task of a micro-batch, given its seconds by graph and topology, to simulate passes whose times vary.
+            None: seconds by graph and topology.
 
     Raises:
-        JobError: a node is not placed, or placed on no device, or apart from its group; a device's kind has no times; orders
+        JobError: a node without a device, on an unknown device, or apart from its group; a device's kind has no times; orders
             that are not of this placement, or that form a deadlock; recomputing without stages; stages in an order that does not run.
     """
     devices = {d.name: d for d in topology.devices}
@@ -69,7 +70,7 @@ def replay(
     order = _stages(graph, placement, stages)
     if schedule.recompute and not order:
         raise JobError(
-            "schedule: recompute needs stages, and in this placement tensors go to and fro between devices",
+            "schedule: recompute needs stages, and in this placement tensors go in both directions between devices",
             remedy="take a placement in which they only go forward, or leave recompute out",
         )
     in_flight = _in_flight(schedule, order, set(placement.values()))
@@ -105,10 +106,10 @@ def reserved_bytes(
 
 
 def check_placement(graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str]) -> None:
-    """Every node on a device that has times for it, groups together.
+    """Check that every node is on a device whose kind it has times for, and every group on one device.
 
     Raises:
-        JobError: it is not so.
+        JobError: a node or group is not; names it.
     """
     home: dict[str, tuple[str, str]] = {}
     for n in graph.nodes:
@@ -128,7 +129,7 @@ def check_placement(graph: Graph, devices: Mapping[str, Device], placement: Mapp
             first, place = home.setdefault(n.group, (n.name, at))
             if place != at:
                 raise JobError(
-                    f"placement: group {n.group} is torn apart: {first} is on {place}, {n.name} on {at}",
+                    f"placement: group {n.group} is on several devices: {first} is on {place}, {n.name} on {at}",
                     remedy="place a group's nodes on one device",
                 )
 
@@ -140,16 +141,16 @@ class _TaskTemplate:
     resource: Resource
     task: Task
     at: str
-    """Of a transfer: the reading device, so that several of one tensor are apart."""
+    """Reading device of a transfer, which tells transfers of one tensor apart; empty for nodes."""
     seconds: float
     after: list[int] = field(default_factory=list)
     waits: int = 0
     rank_s: float = 0.0
-    """Longest way to the end, this task included."""
+    """Longest path to the end, this task included."""
 
 
 def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], schedule: Schedule) -> list[_TaskTemplate]:
-    """All tasks of one micro-batch with what waits for what."""
+    """All tasks of one micro-batch with their dependencies."""
     parts = schedule.micro_batches
     devices = {d.name: d for d in topology.devices}
     links = {(k.source, k.target): k for k in topology.links}
@@ -180,7 +181,7 @@ def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], sched
                     order((t.producer, "forward", ""), (c, "forward", ""))
                     order((c, "backward", ""), (t.producer, "backward", ""))
                 continue
-            # names of tensors and nodes may coincide: transfers are told apart by `at`, which nodes leave empty
+            # a tensor may have the name of a node: `at` distinguishes them
             add((home, away), t.name, "forward", links[home, away].seconds(t.nbytes / parts), away)
             order((t.producer, "forward", ""), (t.name, "forward", away))
             if t.gradient_bytes:
@@ -259,7 +260,7 @@ def _simulate(
     orders: DeviceOrders | None,
     takes: Takes,
 ) -> list[ReplaySpan]:
-    """Events in order of time. Instance m·|jobs| + j is job j of micro-batch m; numbers beyond are gates, which take no time."""
+    """Spans in order of time. Instance m·|jobs| + j is job j of micro-batch m; larger numbers are gates, which take no time."""
     parts, size = schedule.micro_batches, len(jobs)
     after: list[list[int]] = [[m * size + j for j in job.after] for m in range(parts) for job in jobs]
     waits = [job.waits for _ in range(parts) for job in jobs]
@@ -274,7 +275,7 @@ def _simulate(
     spans: list[ReplaySpan] = []
 
     def release(i: int, now_s: float) -> None:
-        if i >= parts * size:  # a gate: opens what it held back, at once
+        if i >= parts * size:  # a gate: releases its tasks at once
             for j in after[i]:
                 waits[j] -= 1
                 if waits[j] == 0:
@@ -316,7 +317,7 @@ def _simulate(
     if len(spans) < parts * size:
         stuck = sorted({str(job.resource) for i, job in enumerate(jobs) if waits[i] > 0 or queues[job.resource]})
         raise JobError(
-            f"orders: after {now_s:g} s everybody waits for somebody else, on {', '.join(stuck)}",
+            f"orders: deadlock after {now_s:g} s, on {', '.join(stuck)}",
             remedy="an order must not put a task before one that it needs",
         )
     return spans
@@ -341,7 +342,7 @@ def _add_gates(
     after: list[list[int]],
     waits: list[int],
 ) -> None:
-    """GPipe: backward passes of a device after all its forward passes. 1F1B: at most so many micro-batches in flight."""
+    """Gates of GPipe (backward passes of a device after all its forward passes) and 1F1B (a limit of micro-batches in flight)."""
     parts, size = schedule.micro_batches, len(jobs)
     for device in in_flight:
         forward = [j for j, job in enumerate(jobs) if job.resource == device and job.task[1] == "forward"]
@@ -367,7 +368,7 @@ def _add_gates(
 
 
 def _add_stage_gates(jobs: list[_TaskTemplate], parts: int, after: list[list[int]], waits: list[int]) -> None:
-    """A stage's pass of one micro-batch begins when all that its tasks need of others is done."""
+    """Gates of recomputation: a stage's pass of one micro-batch begins when all its inputs from other devices have arrived."""
     size = len(jobs)
     passes: dict[tuple[str, Pass], set[int]] = {}
     for j, job in enumerate(jobs):
@@ -386,18 +387,18 @@ def _add_stage_gates(jobs: list[_TaskTemplate], parts: int, after: list[list[int
 
 
 class _Turns:
-    """Whose turn it is on each device: a pass of a micro-batch, from its first task to its last."""
+    """Pass that runs on each device, from its first task to its last."""
 
     def __init__(self, jobs: list[_TaskTemplate]) -> None:
         self.jobs = jobs
         self.size = Counter((job.resource, job.task[1]) for job in jobs)
         self.now: dict[Resource, tuple[int, Pass, int]] = {}
-        """Micro-batch, pass, and how many of its tasks are still to begin."""
+        """Micro-batch, pass, and number of its tasks that have not begun."""
 
     def next(
         self, resource: Resource, queue: list[tuple[float, float, float, int]], plan: list[int] | None
     ) -> int | None:
-        """As `_next`, but nothing of another pass while one is under way."""
+        """Task that begins now, as `_next`, but from the running pass only until it has ended."""
         m, direction, left = self.now.get(resource, (0, "forward", 0))
         if left and plan is None:
             own = [entry for entry in queue if self._turn(entry[3]) == (m, direction)]
@@ -421,7 +422,7 @@ class _Turns:
 
 
 def _plans(jobs: list[_TaskTemplate], orders: DeviceOrders | None) -> dict[Resource, list[int]]:
-    """Instances by resource, last first."""
+    """Planned instances by resource, last first."""
     if orders is None:
         return {}
     plans: dict[Resource, list[int]] = {}
@@ -445,7 +446,7 @@ def _plans(jobs: list[_TaskTemplate], orders: DeviceOrders | None) -> dict[Resou
 
 
 def _next(queue: list[tuple[float, float, float, int]], plan: list[int] | None) -> int | None:
-    """What the resource begins now; taken off both lists."""
+    """Task that the resource begins now, removed from queue and plan; None: the next task of the plan is not ready."""
     if plan is None:
         return heapq.heappop(queue)[3]
     for k, entry in enumerate(queue):

@@ -1,7 +1,7 @@
-"""Real PyTorch models as operator graphs, and back as trainable stages (NetSplit, section 4.1). Needs torch.
+"""PyTorch models as operator graphs, and back as trainable stages (NetSplit, section 4.1). Needs torch.
 
 tracing = trace(model, (batch,))                  # a model of known operators, checked to train like the original
-graph = graph_of(tracing.model)                   # what `place` takes; `costs` adds costs
+graph = graph_of(tracing.model)                   # input of `place`; `costs` adds costs
 parts = split(tracing.model, placement)           # stages, each an nn.Module
 """
 

@@ -1,8 +1,8 @@
-"""Whether a traced model is the original: some training steps of both, compared.
+"""Comparison of a traced model with the original by some training steps of both.
 
-No tracer is trusted. Outputs, loss, gradients, parameters and buffers are compared after each step, from the same random state; then
-once with an odd last batch, and in evaluation. What differs is named with the operators that are to blame, as far as a comparison
-can tell: the first module whose result no step reproduces, or the operators that read the parameter whose gradient is wrong.
+Tracers can be wrong without an error. So outputs, loss, gradients, parameters and buffers are compared after each step, from the same
+random state; then once with a smaller last batch, and in evaluation. Differences are reported with the suspect operators: the operators
+that read the parameter whose gradient is wrong, or the first module whose result no step reproduces.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ephemeron.partition.tracing.program import State, reads
 from ephemeron.partition.tracing.traced import Traced
 
 Loss = Callable[[Any], torch.Tensor]
-"""From the model's result to one number."""
+"""Loss of the model's result, one number."""
 _TOLERANCE = {
     torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-2,
     torch.complex128: 1e-10, torch.complex64: 1e-6, torch.complex32: 1e-2,
 }  # fmt: skip
 _COARSE = 0.1
-"""Of floating types of eight bits."""
+"""Tolerance of floating types of eight bits."""
 _RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What the comparison found."""
+    """Result of the comparison."""
 
     steps: int
     largest_difference: float
-    """Of all values compared, relative to the largest of its tensor (or 1, where that is less)."""
+    """Largest difference of any value, relative to the largest value of its tensor (at least 1)."""
     smaller_batch: bool
-    """Whether a batch with a sample less was compared too; the original may not take one."""
+    """Whether a batch without its last sample was compared, too; the original may not accept one."""
     evaluation: bool
-    """Whether it is equal in evaluation."""
+    """Whether evaluation is equal."""
 
 
 def check(
@@ -56,17 +56,17 @@ def check(
     loss: Loss | None = None,
     steps: int = 3,
 ) -> Checked:
-    """Compares; neither model's state changes. Float64 models are held to 1e-10, float32 to 1e-6.
+    """Comparison of two models, whose states do not change. The tolerance of float64 is 1e-10, of float32 1e-6.
 
     Args:
         original: in training mode.
-        traced: made of it.
+        traced: of the same model.
         args, kwargs: an example batch.
         loss: of the result; by default the mean square of every floating or complex result, summed.
-        steps: of SGD.
+        steps: number of SGD steps.
 
     Raises:
-        TraceMismatch: they differ; names value, step, difference and operator.
+        TraceMismatch: the models differ; names value, step, difference and operator.
     """
     loss = loss or mean_square
     left, right = copy.deepcopy(original), copy.deepcopy(traced)
@@ -89,21 +89,21 @@ def check(
 
 
 def mean_square(result: Any) -> torch.Tensor:
-    """Mean square of every floating tensor of a result, and of real and imaginary parts of every complex one, summed."""
+    """Sum of the mean squares of all floating tensors of a result; complex tensors count as real and imaginary parts."""
     found = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
     parts = [_real(t).double().square().mean() for t in found if t.is_floating_point() or t.is_complex()]
     if not parts:
-        raise JobError("the model gives no floating tensor back, so there is nothing to train", remedy="give a loss")
+        raise JobError("the model returns no floating tensor, so there is nothing to train", remedy="give a loss")
     return torch.stack(parts).sum()
 
 
 def _real(t: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of real ones."""
+    """Tensor with complex numbers as pairs of real ones."""
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference, relative to the largest value, or to 1 where that is less; infinite where shapes or dtypes differ."""
+    """Largest difference, relative to the largest value (at least 1); infinite if shapes or dtypes differ."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
     if a.numel() == 0 or torch.equal(a, b):
@@ -122,7 +122,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's and Python's generators start from here, and are put back."""
+    """Context with seeded generators of PyTorch and Python, whose states are restored."""
     state = random.getstate()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -134,14 +134,14 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def fresh(tree: Any) -> Any:
-    """Copies of all tensors, apart from autograd's graph."""
+    """Copies of all tensors, detached from autograd's graph."""
     return tree_map(
         lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree
     )
 
 
 def one_step(model: nn.Module, args: Any, kwargs: Any, loss: Loss, seed: int) -> dict[str, torch.Tensor]:
-    """Forward and backward; outputs, loss and gradients by what messages call them."""
+    """Outputs, loss and gradients of one forward and backward pass, by their names in messages."""
     model.zero_grad(set_to_none=True)
     args, kwargs = fresh((args, kwargs))
     with seeded(seed):
@@ -248,15 +248,15 @@ def _smaller(
     twin, other = copy.deepcopy(left), copy.deepcopy(right)
     try:
         a = one_step(twin, *less, loss, 0)
-    except Exception:  # noqa: BLE001 - the original takes no such batch: nothing to compare
+    except Exception:  # noqa: BLE001 - the original does not accept this batch
         return False
     try:
         b = one_step(other, *less, loss, 0)
     except Exception as e:
         raise TraceMismatch(
-            f"a batch with a sample less fails in the traced model only: {type(e).__name__}: {str(e)[:300]}"
+            f"a batch without its last sample fails in the traced model only: {type(e).__name__}: {str(e)[:300]}"
         ) from e
-    _compare(a, b, "a batch with a sample less", original, traced, args, kwargs)
+    _compare(a, b, "a batch without its last sample", original, traced, args, kwargs)
     return True
 
 
@@ -269,7 +269,7 @@ def _evaluates(left: nn.Module, right: Traced, args: Any, kwargs: Any) -> bool:
                 a = tree_leaves(left(*fresh(args), **fresh(kwargs)))
             with seeded(0):
                 b = tree_leaves(right(*fresh(args), **fresh(kwargs)))
-    except Exception:  # noqa: BLE001 - in evaluation the model is another one
+    except Exception:  # noqa: BLE001 - the model differs in evaluation
         return False
     one, two = _states(left), _states(right)
     pairs = [*zip(a, b, strict=False), *((one[n], two[n]) for n in one if n in two)]

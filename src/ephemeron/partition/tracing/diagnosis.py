@@ -1,7 +1,7 @@
-"""Why a model cannot be traced, in the words of its own code: the line, what it does there, and what to write instead.
+"""Diagnosis of a failed trace: the line of the model's code, the reason, and a remedy.
 
-Tracers fail deep in PyTorch, about symbols that the user never wrote. The innermost line of the traceback that is neither PyTorch's
-nor ours is where the model does what cannot be followed.
+Tracers fail deep inside PyTorch, with messages about internal symbols. The cause is the innermost line of the traceback that is neither in
+PyTorch nor in this library.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ _DATA = (
     "symbolically traced variables",
 )
 _NUMBERS = ("'Proxy'", "__index__", "object of type Proxy")
-_DATA_REMEDY = (
-    "let sizes, not values, decide there, or keep that code in a module of its own, which stays whole on one device"
-)
+_DATA_REMEDY = "branch on sizes instead of values, or move that code to a module of its own, which stays on one device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingDiagnosis:
-    """What stands in a tracer's way."""
+    """Reason why a tracer failed."""
 
     module: str | None
-    """Path of the innermost module whose `forward` was running."""
+    """Path of the innermost module with a running `forward`."""
     line: str
-    """`file:number: code` of the user's; empty: none was running."""
+    """`file:number: code` of the user's line; empty: none was running."""
     reason: str
     remedy: str
-    """Empty: none is known."""
+    """Remedy; empty: none is known."""
 
     def __str__(self) -> str:
         where = f"{self.line}: " if self.line else ""
@@ -50,7 +48,7 @@ class TracingDiagnosis:
 
 
 def diagnosed(e: BaseException, model: nn.Module) -> TracingDiagnosis:
-    """From what a tracer raised while it ran the model."""
+    """Diagnosis of an exception that a tracer raised while it ran the model."""
     frames = list(_frames(e))
     lines = [f for f in frames if not f[0].startswith(_FOREIGN) and not f[0].startswith("<")]
     line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}: {linecache.getline(*lines[-1][:2]).strip()}" if lines else ""
@@ -63,10 +61,10 @@ def diagnosed(e: BaseException, model: nn.Module) -> TracingDiagnosis:
     ):
         reason = "sequences are packed, whose sizes depend on values of a tensor"
         remedy = (
-            "give the layer the padded batch and mask its result, or keep packing and layer in a module of their own"
+            "give the layer the padded batch and mask its result, or move packing and layer to a module of their own"
         )
     elif any(word in text for word in _DATA) or any(word.lower() in text for word in _NUMBERS):
-        reason = "the code does something else for other values of a tensor (data-dependent)"
+        reason = "the code depends on values of a tensor (data-dependent)"
         remedy = _DATA_REMEDY
     elif "cache" in text and ("dynamiccache" in text or "past_key_value" in text):
         reason, remedy = "keys and values are kept in a cache", "build the model, or call it, with use_cache=False"
@@ -95,7 +93,7 @@ def _tracebacks(e: BaseException) -> Iterator[TracebackType]:
 
 
 def _frames(e: BaseException) -> Iterator[tuple[str, int, str]]:
-    """File, line and function, outermost first; of the first exception of a chain that ran code of the user's, else of the last."""
+    """File, line and function, outermost first, of the first exception in the chain with code of the user, else of the last."""
     found: list[tuple[str, int, str]] = []
     for one in _chain(e):
         found = [(t.tb_frame.f_code.co_filename, t.tb_lineno, t.tb_frame.f_code.co_name) for t in _tracebacks(one)]
@@ -105,7 +103,7 @@ def _frames(e: BaseException) -> Iterator[tuple[str, int, str]]:
 
 
 def _culprit(e: BaseException, model: nn.Module) -> str | None:
-    """The innermost module whose `forward` was running."""
+    """Path of the innermost module whose `forward` was running."""
     paths = {id(m): path for path, m in model.named_modules()}
     found: str | None = None
     for one in _chain(e):

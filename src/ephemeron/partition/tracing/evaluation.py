@@ -1,7 +1,7 @@
-"""A graph traced in training, run in evaluation.
+"""Evaluation of a model traced in training.
 
-PyTorch's own operators take a flag, so the same steps serve both: dropout is off, batch statistics are the running ones. What a
-model's own code does otherwise in evaluation cannot be known from a training trace; `check` compares, and says so.
+PyTorch's operators take a flag, so the same steps serve both modes: dropout is off, and batch statistics are the running ones. Other
+behaviour of the model's code in evaluation is not in a training trace; `check` compares both and reports differences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COUNTERS = ("num_batches_tracked",)
 
 
 def evaluated(steps: Sequence[TracedStep]) -> list[TracedStep]:
-    """The steps that are done in evaluation, as they are then."""
+    """Steps in evaluation mode."""
     counters: set[str] = set()
     made = []
     for step in steps:

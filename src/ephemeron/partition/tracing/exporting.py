@@ -1,7 +1,7 @@
-"""A program by non-strict `torch.export`, with the batch size left open.
+"""Programs by non-strict `torch.export` with a dynamic batch size.
 
-Of the tracers tried on eight models, this one kept dropout, batch statistics and tied weights exactly on seven; the eighth
-branches on data, and its branching module becomes an opaque node here. Costs 1 to 5 seconds per model and trial.
+Of the tracers tried on eight models, this one kept dropout, batch statistics and tied weights exactly on seven. The eighth branches on
+data, and its branching module becomes an opaque node here. A trace takes 1 to 5 seconds per model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ephemeron.partition.tracing.program import Constant, Input, Leaf, Ref, Stat
 
 
 class CannotTrace(Exception):
-    """A tracer gave up; another may not. `module`: path of the module whose code was running; `remedy`: what would help, if known."""
+    """A tracer failed; another may not. `module`: path of the module whose code was running; `remedy`: if known."""
 
     def __init__(self, reason: str, *, module: str | None = None, remedy: str = "") -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class CannotTrace(Exception):
 
     @classmethod
     def of(cls, e: BaseException, model: nn.Module) -> CannotTrace:
-        """With the line of the model's code at which a tracer gave up."""
+        """Exception with the line of the model's code at which a tracer failed."""
         found = diagnosed(e, model)
         return cls(
             f"{found.line}: {found.reason}" if found.line else found.reason, module=found.module, remedy=found.remedy
@@ -48,16 +48,16 @@ def export_program(
     opaque: Sequence[str] = (),
     open_batch: bool = True,
 ) -> TracedProgram:
-    """Traces a model; its state does not change.
+    """Program of a model, whose state does not change.
 
     Args:
         model: in training mode.
         args, kwargs: an example batch, on the model's device.
-        opaque: paths of modules to keep as they are.
-        open_batch: whether first sizes that equal the batch's may differ later.
+        opaque: paths of modules that become opaque nodes.
+        open_batch: whether the batch size is dynamic.
 
     Raises:
-        CannotTrace: with the reason, and the module that stands in the way where that is known.
+        CannotTrace: with the reason, and the module that caused it, if known.
     """
     model = copy.deepcopy(model)
     names = canonical_names(model)
@@ -82,7 +82,7 @@ def export_program(
 
 
 def canonical_names(model: nn.Module) -> dict[str, str]:
-    """The one name, of maybe several, that `named_parameters` and `named_buffers` give."""
+    """Canonical name by name: the first name of a parameter or buffer in `named_parameters` and `named_buffers`."""
     first: dict[int, str] = {}
     names = {}
     for name, t in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
@@ -91,13 +91,13 @@ def canonical_names(model: nn.Module) -> dict[str, str]:
 
 
 def batched(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Tensors whose first size is the batch's: that of the first tensor."""
+    """Tensors whose first size is that of the first tensor, the batch size."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim() > 0]
     return [t for t in tensors if t.shape[0] == tensors[0].shape[0]]
 
 
 def with_less(args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, object]] | None:
-    """The batch without its last sample; None where it has one or two."""
+    """The batch without its last sample; None if it has one or two."""
     found = batched(args, kwargs)
     if not found or found[0].shape[0] < 3:
         return None
@@ -114,7 +114,7 @@ def _smaller_calls(
         return None
     try:
         smaller = interceptor.record(*less)
-    except Exception:  # noqa: BLE001 - the model takes no other batch
+    except Exception:  # noqa: BLE001 - the model accepts no other batch size
         return None
     same = len(smaller) == len(calls) and all(
         a.module == b.module
@@ -208,7 +208,7 @@ def _step(node: torch.fx.Node, leaf: Any, operators: Mapping[Any, OpaqueCall]) -
 
 
 def _plain(tree: Any) -> Any:
-    """fx's immutable lists and dicts as plain ones."""
+    """Arguments with plain lists and dicts instead of fx's immutable ones."""
     if isinstance(tree, tuple):
         return tuple(_plain(t) for t in tree) if not hasattr(tree, "_fields") else tree
     if isinstance(tree, list):
@@ -222,7 +222,7 @@ _ASSERTS = ("_assert_scalar", "_assert_tensor_metadata", "_assert_async", "sym_c
 
 
 def _without_asserts(steps: list[TracedStep]) -> list[TracedStep]:
-    """Without checks of sizes and dtypes, which `Input.shape` makes once; and without comparisons that served only them."""
+    """Steps without checks of sizes and dtypes, which `Input.shape` replaces, and without comparisons used only by them."""
     steps = [s for s in steps if not any(name in str(s.target) for name in _ASSERTS)]
     compare = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
     read = {leaf.name for s in steps for leaf in _refs(s)}
@@ -230,9 +230,9 @@ def _without_asserts(steps: list[TracedStep]) -> list[TracedStep]:
 
 
 def _without_echoes(steps: list[TracedStep]) -> list[TracedStep]:
-    """Without copies of a buffer onto itself, which export adds at the end for those that the model changed in place.
+    """Steps without copies of a buffer onto itself, which export adds at the end for buffers that the model changed in place.
 
-    They change no number, but count as a change, and autograd would refuse what was saved before.
+    They change no values, but count as a change, and autograd would refuse tensors that were saved before.
     """
     same: dict[str, State] = {}
     kept = []
@@ -259,7 +259,7 @@ def _refs(step: TracedStep) -> list[Ref]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells of its failures at length; they are tried otherwise, and told once if nothing helps."""
+    """Context without the exporter's long messages; failures are reported once, if all tracers fail."""
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     before = log.disabled
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

@@ -1,8 +1,8 @@
-"""Programs of models that `torch.export` does not take: by symbolic tracing with whole modules, or the model as one opaque node.
+"""Programs of models that `torch.export` does not accept: symbolic tracing with whole modules, or the model as one opaque node.
 
-Symbolic tracing (`torch.fx`) runs the model's code on proxies and keeps modules of `torch.nn` as they are, so layers keep their
-behaviour in training and evaluation; what it loses (buffers changed by the model's own code, branches on `self.training`), the
-self-check sees. One opaque node for the whole model is always right, and cannot be split.
+Symbolic tracing (`torch.fx`) runs the model's code on proxies and does not trace into modules of `torch.nn`, so layers keep their behaviour
+in training and evaluation. It loses buffers changed by the model's own code and branches on `self.training`, which the check detects. One
+opaque node for the whole model is always correct, and cannot be split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ephemeron.partition.tracing.program import Constant, Input, Ref, State, Tra
 
 
 class _Method:
-    """A call of a tensor's method."""
+    """Call of a tensor method."""
 
     def __init__(self, name: str) -> None:
         self.__qualname__ = name
@@ -44,7 +44,7 @@ class _Tracer(fx.Tracer):
 def symbolic_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], *, opaque: Sequence[str] = ()
 ) -> TracedProgram:
-    """Traces a model whose arguments are tensors or plain values, each an argument of its own.
+    """Program of a model whose arguments are tensors or plain values without nesting.
 
     Raises:
         CannotTrace: with the reason.
@@ -54,7 +54,7 @@ def symbolic_program(
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         plain = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
-        twin = copy.deepcopy(model)  # the tracer adds constants that the code makes to it
+        twin = copy.deepcopy(model)  # the tracer adds constants to it
         graph = _Tracer(opaque).trace(twin, concrete_args=plain or None)
         made = copy.deepcopy(model)(*args, **kwargs)
     except Exception as e:
@@ -62,7 +62,7 @@ def symbolic_program(
     flat, spec = tree_flatten((args, kwargs))
     keys = [*list(bound.arguments)[: len(args)], *kwargs]
     if len(flat) != len(keys):
-        raise CannotTrace("an argument is a nest of several tensors")
+        raise CannotTrace("an argument nests several tensors")
     found: dict[fx.Node, Any] = {}
     taken = iter(bound.arguments.items())
     constants: dict[str, object] = {}
@@ -101,7 +101,7 @@ def symbolic_program(
 
 
 def opaque_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> TracedProgram:
-    """The whole model as one opaque node.
+    """Program with the whole model as one opaque node.
 
     Raises:
         CannotTrace: the model fails on its example batch; with the reason.
@@ -142,7 +142,7 @@ def _given(name: str, value: Any) -> Input:
 def _flat_output(tree: Any, made: Any) -> tuple[tuple[Any, ...], Any]:
     flat, spec = tree_flatten(tree, is_leaf=lambda x: isinstance(x, (Ref, State, Constant)))
     if spec != tree_structure(made):
-        raise CannotTrace("the result is of a type that symbolic tracing does not keep")
+        raise CannotTrace("symbolic tracing does not keep the type of the result")
     return tuple(flat), spec
 
 

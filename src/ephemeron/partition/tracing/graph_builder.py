@@ -1,4 +1,4 @@
-"""The operator graph of a traced model, with the costs that follow from shapes; times and optimiser states come from measuring."""
+"""Operator graph of a traced model, with costs from shapes; times and optimiser states are measured."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def graph_of(
 ) -> Graph:
     """Nodes and tensors of a model (NetSplit, sections 4.1 and 4.3).
 
-    A shared parameter counts for the first operator that reads it; apart, for each. Buffers count as parameters without a gradient.
+    A shared parameter counts for the first operator that reads it; with ties apart, for each. Buffers count as parameters without a gradient.
 
     Args:
         traced: the model; bytes are those of its example batch.
         name: of the graph.
-        forward_s, backward_s: seconds by kind of device by operator; by default 0 for the kind `cpu`.
+        forward_s, backward_s: seconds by operator and kind of device; by default 0 for the kind `cpu`.
         optimizer_bytes: by parameter; by default none.
         ties: whether operators that share a parameter stay together.
         source: where the costs come from.
@@ -60,7 +60,7 @@ def graph_of(
 
 
 def _tensors(traced: Traced, found: Sequence[Operator]) -> Iterator[Tensor]:
-    """Variables. One that is written into in place comes, for those that read it afterwards, from its last writer."""
+    """Tensors of the graph. For later readers, the producer of a tensor that is changed in place is its last writer."""
     index = {s.name: i for i, s in enumerate(traced.program.steps)}
     writers = last_writers(traced, found)
     for o in found:

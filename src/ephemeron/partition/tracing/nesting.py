@@ -1,4 +1,4 @@
-"""Dataclasses as nests of tensors: PyTorch looks into them once they are registered, which is done here for those that a model uses."""
+"""Registration of a model's dataclasses as pytree nodes, so that PyTorch finds the tensors in them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def register_dataclasses(tree: Any) -> None:
-    """Registers the types of all dataclasses in a nest, from the outside in.
+    """Register the types of all dataclasses in a tree, from the outside in.
 
     Raises:
-        JobError: one cannot be made again from its fields; names it.
+        JobError: a dataclass cannot be constructed from its fields; names it.
     """
     while found := {
         type(v): None for v in tree_leaves(tree) if dataclasses.is_dataclass(v) and not isinstance(v, type)
@@ -30,23 +30,23 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def register(kind: type[Any]) -> None:
-    """Makes a dataclass a nest of its fields, under the name by which other processes find it; once is enough."""
+    """Register a dataclass under its importable name; repeated calls do nothing."""
     if kind in pytree.SUPPORTED_NODES:
         return
     hidden = [f.name for f in dataclasses.fields(kind) if not f.init]
     if hidden:
         raise JobError(
-            f"{kind.__qualname__}.{hidden[0]} is a field that its constructor does not take, so it cannot be made again",
+            f"{kind.__qualname__}.{hidden[0]} is a field that its constructor does not take, so it cannot be constructed again",
             remedy="return a dataclass whose fields are all arguments, or a dict",
         )
     torch.export.register_dataclass(kind, serialized_type_name=_name(kind))
 
 
 def registered_names(*specs: TreeSpec) -> list[str]:
-    """`module:class` of the dataclasses in nestings that another process has to register to read them.
+    """`module:class` of the dataclasses in tree specifications, for registration in another process.
 
     Raises:
-        JobError: one lies in a function, where no other process finds it; names it.
+        JobError: a class is defined in a function and cannot be imported; names it.
     """
     kinds: dict[type[Any], None] = {}
     for spec in specs:
@@ -60,20 +60,20 @@ def registered_names(*specs: TreeSpec) -> list[str]:
             known = None
         if known is not kind:
             raise JobError(
-                f"{kind.__qualname__}, which the model takes or returns, has no name by which it could be found elsewhere",
+                f"{kind.__qualname__}, which the model takes or returns, has no name by which another process can import it",
                 remedy="define it at the top of a module",
             )
     return [_name(kind) for kind in kinds]
 
 
 def register_names(names: Iterable[str], resolve: Callable[[str], Any]) -> None:
-    """The other end of `registered_names`."""
+    """Register the dataclasses of `registered_names`."""
     for name in names:
         register(resolve(name))
 
 
 def strangers(tree: Any) -> Iterator[str]:
-    """Types in a nest that hide tensors: neither tensors nor plain values."""
+    """Names of types in a tree that are neither tensors nor plain values, and may contain tensors."""
     for value in tree_leaves(tree):
         if not isinstance(value, (torch.Tensor, *_PLAIN)):
             yield type(value).__name__

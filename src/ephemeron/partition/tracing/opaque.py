@@ -1,9 +1,8 @@
-"""Calls that a tracer must not look into: modules with Python control flow on data, and custom autograd functions.
+"""Opaque calls, which are not traced: modules with Python control flow on data, and custom autograd functions.
 
-`torch.export` runs a custom autograd function's forward and forgets its backward, without a word: gradients would be wrong. And it
-gives up where a branch depends on data. Both are recorded first, in real runs with two batch sizes, which tell the shapes they
-give back; while exporting, each stands as one operator of its own with those shapes, and in the traced model it is the original
-call again.
+`torch.export` traces a custom autograd function's forward and silently drops its backward, so gradients would be wrong. And it fails if a
+branch depends on data. So both are recorded first, in real runs with two batch sizes, which determine the shapes of their results. During
+the export each is replaced by one operator with those shapes, and in the traced model it is the original call again.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _NUMBERS = itertools.count()
 
 @cache
 def _library() -> Any:
-    """Of operators; there can be one of a name."""
+    """Library of the placeholder operators; its name is unique in a process."""
     make: Any = torch.library.Library
     return make("ephemeron_opaque", "DEF")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueCall:
-    """One opaque call as it was seen in a real run."""
+    """One opaque call of a real run."""
 
     module: str | None
     """Path of the module."""
@@ -43,16 +42,16 @@ class OpaqueCall:
     """`apply` of a custom autograd function."""
     shape: OpaqueShape
     given: tuple[tuple[int, ...], ...]
-    """Sizes of the tensors it was given."""
+    """Sizes of its argument tensors."""
     made: tuple[Any, ...]
-    """What it gave back, flat: (sizes, dtype, device) of tensors, and other values."""
+    """Flat result: (sizes, dtype, device) of tensors, and other values."""
     tensors: tuple[bool, ...]
-    """Which of these are tensors."""
+    """Whether a value of the flat result is a tensor."""
     spec: TreeSpec
 
 
 class Interceptor:
-    """Sees opaque calls of a model, and either records them or replaces them.
+    """Recording or replacement of a model's opaque calls.
 
     Args:
         model: its modules' `forward` is wrapped while `watching`.
@@ -68,7 +67,7 @@ class Interceptor:
         self._inside = 0
 
     def record(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[OpaqueCall, ...]:
-        """Calls of one real run of a copy of the model, whose state does not change for it."""
+        """Opaque calls of one real run of a copy of the model."""
         twin = Interceptor(copy.deepcopy(self.model), self.paths)
         with torch.random.fork_rng(), twin.watching(), _python_random_kept():
             twin.model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
@@ -78,7 +77,7 @@ class Interceptor:
     def replacing(
         self, calls: Sequence[OpaqueCall], smaller: Sequence[OpaqueCall] | None
     ) -> Iterator[dict[Any, OpaqueCall]]:
-        """While it lasts, the n-th opaque call is an operator of its own. Gives the calls by operator."""
+        """Context in which the n-th opaque call is a placeholder operator; gives the calls by operator."""
         operators: dict[Any, OpaqueCall] = {}
         pending = iter(range(len(calls)))
 
@@ -88,7 +87,7 @@ class Interceptor:
             tensors = [a for a in flat if isinstance(a, torch.Tensor)]
             call = calls[i] if i is not None else None
             if call is None or call.module != module or spec != call.shape.spec or len(tensors) != len(call.given):
-                raise RuntimeError(f"opaque calls come in another order than in a real run: {module or function}")
+                raise RuntimeError(f"opaque calls have another order than in a real run: {module or function}")
             assert i is not None
             operator = _operator(call, None if smaller is None else smaller[i])
             operators[operator] = call
@@ -106,7 +105,7 @@ class Interceptor:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Wraps modules and `torch.autograd.Function.apply`."""
+        """Context with wrapped modules and `torch.autograd.Function.apply`."""
         modules = dict(self.model.named_modules())
         for path in self.paths:
             modules[path].forward = self._around(path, modules[path].forward)
@@ -164,7 +163,7 @@ def _call(module: str | None, function: Any, args: Any, kwargs: Any, made: Any) 
 
 
 def _operator(call: OpaqueCall, smaller: OpaqueCall | None) -> Any:
-    """An operator `Tensor[] -> Tensor[]` that gives shapes and no values."""
+    """Placeholder operator `Tensor[] -> Tensor[]` with shapes and no values."""
     name = f"call_{next(_NUMBERS)}"
     seen = [s for s, t in zip(call.made, call.tensors, strict=True) if t]
     other = seen if smaller is None else [s for s, t in zip(smaller.made, smaller.tensors, strict=True) if t]
@@ -189,7 +188,7 @@ def _operator(call: OpaqueCall, smaller: OpaqueCall | None) -> Any:
 
 
 def _batch_size_of(call: OpaqueCall, smaller: OpaqueCall | None) -> tuple[int, int, int] | None:
-    """Tensor, dimension, and difference, where a size of an argument follows the batch."""
+    """Tensor, dimension and difference of the first argument size that depends on the batch; None: no size does."""
     if smaller is None:
         return None
     for t, (a, b) in enumerate(zip(call.given, smaller.given, strict=True)):

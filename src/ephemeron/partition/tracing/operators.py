@@ -1,9 +1,8 @@
-"""Steps joined to operators, the nodes that are placed; and which of them cannot be apart.
+"""Operators, the nodes that are placed, made of steps; and groups of operators that have to be on one device.
 
-Joined is what costs nothing by itself and would only add edges: parts of a tuple, views (they share memory with what they are
-views of, so keeping them beside it costs nothing), sizes, counters. What must stay on one device gets one group: whoever changes
-memory in place with those who made it or read it before, and those who share a buffer that changes, an opaque module or, if
-wanted, a parameter.
+Steps without cost that would only add edges are joined to others: elements of a tuple, views (they share memory with their base), sizes,
+counters. A group has the operators that must stay on one device: those that change memory in place together with its producers and earlier
+readers, and those that share a changing buffer, an opaque module or, optionally, a parameter.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ class Operator:
 
     name: str
     steps: tuple[TracedStep, ...]
-    """In order; none: an input of the model."""
+    """Steps in order; none: an input of the model."""
     inputs: tuple[str, ...]
-    """Tensors of others that it reads."""
+    """Tensors of other operators that it reads."""
     outputs: tuple[str, ...]
-    """Its tensors that others read or that are outputs of the model."""
+    """Its tensors that others read, and outputs of the model."""
     states: tuple[str, ...]
     """Parameters and buffers that it reads."""
     group: str | None = None
 
 
 def operators(traced: Traced, *, ties: Ties = "together") -> tuple[Operator, ...]:
-    """The nodes of a traced model, each after those that it reads.
+    """Operators of a traced model, each after its inputs.
 
     Args:
         traced: the model.
@@ -74,7 +73,7 @@ def operators(traced: Traced, *, ties: Ties = "together") -> tuple[Operator, ...
 
 
 def states_read(traced: Traced, step: TracedStep) -> tuple[str, ...]:
-    """Parameters and buffers that a step or its opaque module reads, by canonical name."""
+    """Canonical names of parameters and buffers that a step or its opaque module reads."""
     found = [r.name for r in reads(step) if isinstance(r, State)]
     if step.module is not None:
         names: Mapping[str, str] = traced.__dict__["names"]
@@ -83,7 +82,7 @@ def states_read(traced: Traced, step: TracedStep) -> tuple[str, ...]:
 
 
 def front_numbers(traced: Traced) -> tuple[TracedStep, ...]:
-    """Steps that compute sizes from the model's inputs alone: every stage can be told them before anything runs."""
+    """Steps that compute sizes from the model's inputs only; every stage can have them before anything runs."""
     values = traced.observation.values
     free = {i.name for i in traced.program.inputs}
     made = []
@@ -95,7 +94,7 @@ def front_numbers(traced: Traced) -> tuple[TracedStep, ...]:
 
 
 def last_writers(traced: Traced, found: Sequence[Operator]) -> dict[int, tuple[int, str]]:
-    """By storage that is changed in place: number of the last step that does so, and its operator."""
+    """Last writer of each storage that is changed in place: number of the step, and its operator."""
     home = {s.name: o.name for o in found for s in o.steps}
     made = {}
     for i, step in enumerate(traced.program.steps):
@@ -105,7 +104,7 @@ def last_writers(traced: Traced, found: Sequence[Operator]) -> dict[int, tuple[i
 
 
 def _homes(traced: Traced) -> dict[str, str]:
-    """The operator of every value."""
+    """Operator by value."""
     program, seen = traced.program, traced.observation
     home = {i.name: i.name for i in program.inputs}
     front = {s.name for s in front_numbers(traced)}
@@ -133,7 +132,7 @@ def _homes(traced: Traced) -> dict[str, str]:
 
 
 def _is_free(step: TracedStep, seen: Observation, read: Sequence[str]) -> bool:
-    """Whether it only takes apart or looks differently at what another step made."""
+    """Whether a step only indexes or views the result of another step."""
     value, effect = seen.values[step.name], seen.side_effects[step.name]
     if effect.changed or effect.changed_states or step.opaque:
         return False
@@ -175,7 +174,7 @@ def _groups(traced: Traced, home: Mapping[str, str], ties: Ties) -> dict[str, st
 
 
 def _united(sets: Iterable[Sequence[str]]) -> dict[str, str]:
-    """A group's name (its first member's) by member; sets that meet are one."""
+    """Name of the group (that of its first member) by member; overlapping sets are one group."""
     parent: dict[str, str] = {}
 
     def root(n: str) -> str:
@@ -193,7 +192,7 @@ def _united(sets: Iterable[Sequence[str]]) -> dict[str, str]:
 
 
 def _ordered(made: Sequence[Operator], home: Mapping[str, str]) -> tuple[Operator, ...]:
-    """Each after those that it reads; joining a view to what it is a view of may have changed nothing but their order."""
+    """Operators, each after its inputs; joining views may have changed the order."""
     by_name = {o.name: o for o in made}
     done: dict[str, None] = {}
 

@@ -1,8 +1,8 @@
-"""A traced model as a value: steps in the order in which the model does them, and what each reads.
+"""Traced models as values: steps in order, with their arguments.
 
 NetSplit (section 4.1.1) keeps nodes, variables, entry nodes, inputs, outputs and initialisers of an ONNX file. Here a step is one call
-that PyTorch itself can repeat, so dropout, batch statistics, tied weights and the names of parameters survive, which they do
-not in ONNX. Nothing here computes.
+that PyTorch can repeat, so dropout, batch statistics, tied weights and the names of parameters are preserved, unlike in ONNX. Nothing here
+computes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.utils._pytree import TreeSpec
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value: an input of the model, or what a step made."""
+    """Reference to an input of the model or the result of a step."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A parameter or buffer, by its canonical name in the original model."""
+    """Reference to a parameter or buffer by its canonical name in the original model."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor, or a graph within the graph, that tracing found in the model's code."""
+    """Reference to a constant in the model's code: a tensor, or a graph within the graph."""
 
     name: str
 
@@ -46,46 +46,46 @@ class TracedStep:
 
     name: str
     target: Target | None
-    """What is called; None: the module named by `module`."""
+    """Called function; None: the module at `module`."""
     args: tuple[Any, ...] = ()
     """Nested tuples, lists and dicts with leaves `Ref`, `State` and `Constant`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     module: str | None = None
-    """Path of a module that is kept as it is, Python and all: an opaque node. "" is the whole model."""
+    """Path of an opaque module; "" is the whole model."""
     origin: str = ""
-    """Path of the module whose code made this call."""
+    """Path of the module whose code has this call."""
     shape: OpaqueShape | None = None
-    """How an opaque call is made from tensors, and what it gives back."""
+    """Arguments and result of an opaque call."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedStep:
         return self
 
     @property
     def operator(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         if self.module is not None:
             return f"module {self.module or 'itself'}"
         return str(getattr(self.target, "__qualname__", None) or self.target)
 
     @property
     def opaque(self) -> bool:
-        """Whether its inside is not known."""
+        """Whether it is opaque."""
         return self.module is not None or self.shape is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueShape:
-    """An opaque call takes a list of tensors and returns one; this makes arguments of the former and tensors of the result."""
+    """Conversion between the list of tensors that an opaque call takes and its arguments."""
 
     arguments: tuple[Any, ...]
-    """Flat arguments; None where the next tensor stands."""
+    """Flat arguments; None for tensors."""
     holes: tuple[bool, ...]
-    """Which of the flat arguments are tensors."""
+    """Whether a flat argument is a tensor."""
     spec: TreeSpec
-    """Of (args, kwargs)."""
+    """Nesting of (args, kwargs)."""
 
     def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
-        """Arguments and keyword arguments with these tensors in them."""
+        """Arguments and keyword arguments with tensors filled in."""
         given = iter(tensors)
         flat = [next(given) if hole else a for a, hole in zip(self.arguments, self.holes, strict=True)]
         args, kwargs = torch.utils._pytree.tree_unflatten(flat, self.spec)
@@ -98,23 +98,23 @@ class Input:
 
     name: str
     shape: tuple[int | None, ...] | None
-    """Sizes; None where any is right. None altogether: no tensor."""
+    """Sizes, None for any size; None: no tensor."""
     value: Any = None
-    """Of what is no tensor: the trace holds for this value only."""
+    """Value of an argument that is no tensor; the trace holds for this value only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedProgram:
-    """All steps of a model."""
+    """Traced model."""
 
     tracer: str
-    """Which tracer made it."""
+    """Name of the tracer."""
     inputs: tuple[Input, ...]
     steps: tuple[TracedStep, ...]
     outputs: tuple[Any, ...]
     """Flat: `Ref`, `State`, `Constant`, or a plain value."""
     in_spec: TreeSpec
-    """Of (args, kwargs)."""
+    """Nesting of (args, kwargs)."""
     out_spec: TreeSpec
     constants: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,12 +123,12 @@ class TracedProgram:
 
     @property
     def opaque(self) -> tuple[str, ...]:
-        """Steps whose inside is not known."""
+        """Names of opaque steps."""
         return tuple(s.name for s in self.steps if s.opaque)
 
 
 def leaves(tree: Any) -> Iterator[Leaf]:
-    """What nested arguments refer to, in order, as often as they do."""
+    """References in nested arguments, in order, with duplicates."""
     if isinstance(tree, (Ref, State, Constant)):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -142,12 +142,12 @@ def leaves(tree: Any) -> Iterator[Leaf]:
 
 
 def reads(step: TracedStep) -> tuple[Leaf, ...]:
-    """What a step refers to, each once."""
+    """References of a step without duplicates."""
     return tuple(dict.fromkeys((*leaves(step.args), *leaves(step.kwargs))))
 
 
 def filled(tree: Any, value: Callable[[Leaf], Any]) -> Any:
-    """Nested arguments with leaves replaced; named tuples and slices keep their type."""
+    """Nested arguments with references replaced by values; named tuples and slices keep their type."""
     if isinstance(tree, (Ref, State, Constant)):
         return value(tree)
     if isinstance(tree, tuple):

@@ -1,7 +1,7 @@
-"""One pass through all stages in one process, forwards and back, with nothing shared but what crosses by name.
+"""Forward and backward pass through all stages in one process; stages exchange named values only.
 
-Tensors are cut from autograd's graph at every border, as they are when they travel, and their gradients are handed back by name: what
-works here works between processes.
+Tensors are detached from autograd's graph at every stage boundary, as if they were sent, and their gradients are returned by name. So a split
+that works here works between processes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ephemeron.partition.tracing.split import ModelSplit
 
 
 class Pass:
-    """What `forward` made: the model's result, and what `backward` needs.
+    """Forward pass: the model's result, and the values that `backward` needs.
 
     Attributes:
-        result: as the original's; its tensors are leaves, so a loss of it can be differentiated.
+        result: as the original's; its tensors are leaves of autograd's graph, so a loss of it can be differentiated.
     """
 
     def __init__(self, split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class Pass:
         self.result = _result(split, {**store, **self._ends})
 
     def backward(self) -> None:
-        """After `backward` of a loss of the result: through all stages, last first; then sums gradients of shared parameters."""
+        """Backward pass through all stages, last first, after `backward` of a loss of the result; then sums gradients of shared parameters."""
         gradients: dict[str, torch.Tensor] = {n: t.grad for n, t in self._ends.items() if t.grad is not None}
         for entered, left in zip(reversed(self._entered), reversed(self._left), strict=True):
             ready = [
@@ -59,12 +59,12 @@ class Pass:
 def train_step(
     split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Any
 ) -> tuple[Any, torch.Tensor]:
-    """Forwards and back; gradients are added to those of the stages' parameters.
+    """One forward and backward pass; gradients are added to those of the stages' parameters.
 
     Args:
         split: the stages, in training mode.
         args, kwargs: a batch.
-        loss: from the result to one number.
+        loss: of the result.
 
     Returns:
         The result and the loss.
@@ -78,9 +78,9 @@ def train_step(
 
 
 def leaf(value: Any, needs_gradient: bool) -> Any:
-    """A value on the reader's side of a border: apart from autograd's graph, and collecting a gradient if one is to go back.
+    """Received value: detached from autograd's graph, and with a gradient if `needs_gradient`.
 
-    Every dtype that autograd differentiates counts, complex ones too; integers and booleans have no gradient.
+    All dtypes that autograd differentiates can have one, including complex ones; integers and booleans cannot.
     """
     if not isinstance(value, torch.Tensor):
         return value

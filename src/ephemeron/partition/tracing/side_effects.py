@@ -1,7 +1,7 @@
-"""What a step really does, seen in one run: sizes, who shares memory, who changes what in place, who draws random numbers.
+"""Observed effects of steps in one run: sizes, shared memory, changes in place, random draws.
 
-Observed, not inferred: an opaque module or a custom function says nothing about itself, and schemas of operators leave out what
-they do to running statistics.
+They are observed and not inferred, because opaque modules and custom functions have no schema, and schemas of operators do not contain
+updates of running statistics.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ Kind = Literal["tensor", "number", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """An input of the model or what a step made."""
+    """Properties of an input of the model or the result of a step."""
 
     kind: Kind
-    """`number`: a size or other plain value. `other`: several tensors, or nothing."""
+    """`number`: a size or other plain value. `other`: several tensors, or none."""
     nbytes: int = 0
-    """Of a tensor, for the example batch."""
+    """Bytes of a tensor for the example batch."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     needs_gradient: bool = False
     storage: int = -1
-    """Values of one number share memory."""
+    """Number of the storage; values with the same number share memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideEffects:
-    """What a step did besides making a value."""
+    """Side effects of a step."""
 
     changed: frozenset[int]
-    """Storages that it changed in place."""
+    """Storages changed in place."""
     changed_states: frozenset[str]
-    """Parameters and buffers that it changed."""
+    """Changed parameters and buffers."""
     random: bool
     """Whether it drew random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One training pass, forwards."""
+    """Observed forward pass in training mode."""
 
     values: Mapping[str, Value]
     side_effects: Mapping[str, SideEffects]
@@ -61,10 +61,10 @@ class Observation:
 
 
 def observe(piece: TracedModule, values: Mapping[str, Any]) -> Observation:
-    """Runs a copy of a whole model's piece on an example batch.
+    """Observation of a model on an example batch; a copy runs.
 
     Args:
-        piece: all steps.
+        piece: the whole model.
         values: inputs by name.
     """
     twin = copy.deepcopy(piece)
@@ -81,7 +81,7 @@ class _Watcher:
         self.piece = piece
         self.values: dict[str, Value] = {}
         self.side_effects: dict[str, SideEffects] = {}
-        self._alive: list[torch.Tensor] = []  # or a storage's address would be given out again
+        self._alive: list[torch.Tensor] = []  # keeps addresses of storages unique
         self._tensors: dict[str, torch.Tensor] = {}
         self._numbers: dict[int, int] = {}
 
@@ -90,7 +90,7 @@ class _Watcher:
             self._note(name, value)
 
     def finished(self) -> dict[str, Value]:
-        """Values as they are in the end: one that was made without a gradient may have been written into with one."""
+        """Values at the end of the run: a tensor without a gradient may have been changed in place by one with a gradient."""
         return {
             name: replace(v, needs_gradient=self._tensors[name].requires_grad) if name in self._tensors else v
             for name, v in self.values.items()
@@ -110,7 +110,7 @@ class _Watcher:
         states = self._states(step)
         before = [t._version for t in tensors]
         states_before = {name: t._version for name, t in states.items()}
-        # batch norm changes its running statistics without counting a version
+        # batch norm changes its running statistics without a version count
         buffers_before = {n: t.clone() for n, t in states.items() if not isinstance(t, nn.Parameter)}
         drawn = torch.random.get_rng_state()
         made = plain(step, args, kwargs)
@@ -158,11 +158,11 @@ class _Watcher:
 
 
 def states_of_module(module: nn.Module, path: str) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of an opaque module by full name."""
+    """Parameters and buffers of an opaque module, by full name."""
     prefix = f"{path}." if path else ""
     return {f"{prefix}{name}": t for name, t in (*module.named_parameters(), *module.named_buffers())}
 
 
 def references(step: TracedStep) -> tuple[str, ...]:
-    """Values that a step reads."""
+    """Names of values that a step reads."""
     return tuple(r.name for r in reads(step) if isinstance(r, Ref))

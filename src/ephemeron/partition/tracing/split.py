@@ -1,11 +1,11 @@
-"""A traced model cut into stages: trainable modules with named values that go in and out.
+"""Stages of a traced model: trainable modules with named inputs and outputs.
 
-    split(traced, plan.placement) -> Split: stages, and one pass through them in one process
+    split(traced, plan.placement, stages=plan.stages) -> ModelSplit
 
-What crosses is a value by name. Sizes of the batch are plain numbers, known to every stage before anything runs. A parameter that
-stages of several devices read has a copy on each: `sum_shared_gradients` makes their gradients equal, and equal optimisers keep them equal
-(Megatron does so with tied embeddings). Buffers that change live on one device; constant ones are copied. Parameters that no
-operator reads lie on the first stage, so that no state is lost.
+Stages exchange named values. Sizes of the batch are plain numbers, which every stage has before anything runs. A parameter that stages of
+several devices read has a copy on each: `sum_shared_gradients` makes their gradients equal, and equal optimisers keep the copies equal (as
+Megatron does with tied embeddings). Buffers that change are on one device; constant ones are copied. Parameters that no operator reads are
+on the first stage, so that no state is lost.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from ephemeron.partition.tracing.traced_module import TracedModule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A value that a stage takes or gives."""
+    """Input or output of a stage."""
 
     name: str
     kind: str
     """`tensor`, or `number`."""
     nbytes: int
-    """Of a tensor, for the example batch."""
+    """Bytes of a tensor for the example batch."""
     needs_gradient: bool
-    """Whether a gradient comes back for it."""
+    """Whether a gradient is sent back for it."""
     source: int | None
-    """Stage that makes it; None: an input of the model, or a size that follows from inputs."""
+    """Producing stage; None: an input of the model, or a size computed from inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """A stage's place and what crosses its border."""
+    """Device, operators, inputs and outputs of a stage."""
 
     index: int
     device: str
     operators: tuple[str, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    """What later stages read, and outputs of the model."""
+    """Values that later stages read, and outputs of the model."""
 
 
 class Stage(TracedModule):
     """Operators of one device between two transfers.
 
     Attributes:
-        spec: what it takes and gives.
+        spec: device, inputs and outputs.
     """
 
     spec: StageSpec
 
     def forward(self, values: Mapping[str, Any]) -> dict[str, object]:
-        """Outputs by name from inputs by name; more inputs than needed do no harm.
+        """Outputs by name from inputs by name; superfluous inputs are ignored.
 
         Raises:
             JobError: an input is missing; names it.
@@ -78,16 +78,16 @@ class Stage(TracedModule):
 
 
 class ModelSplit:
-    """All stages of a model. Make one with `split`."""
+    """All stages of a model, made by `split`."""
 
     def __init__(self, traced: Traced, stages: Sequence[Stage], shared: Mapping[str, tuple[str, ...]]) -> None:
         self.traced = traced
         self.stages = tuple(stages)
         self.shared = dict(shared)
-        """Devices by parameter, for those that lie on several."""
+        """Devices by parameter, for parameters on several devices."""
 
     def numbers(self, values: Mapping[str, Any]) -> dict[str, object]:
-        """Sizes that follow from the model's inputs alone."""
+        """Sizes computed from the model's inputs."""
         steps = front_numbers(self.traced)
         front = TracedModule(
             steps=steps,
@@ -111,11 +111,11 @@ class ModelSplit:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """In the order of their first stages."""
+        """Devices in the order of their first stages."""
         return tuple(dict.fromkeys(s.spec.device for s in self.stages))
 
     def sum_shared_gradients(self) -> None:
-        """Gives every copy of a shared parameter the sum of all copies' gradients; for stages in one process."""
+        """Set the gradient of every copy of a shared parameter to the sum over all copies; for stages in one process."""
         copies = {d: dict(self.parameters(d)) for d in self.devices}
         for name, devices in self.shared.items():
             found = [copies[d][name] for d in reversed(devices)]  # backward passes end with the first stage
@@ -128,7 +128,7 @@ class ModelSplit:
                     p.grad = total.clone()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A state that the original model loads strictly."""
+        """State dict that the original model loads strictly."""
         made: dict[str, torch.Tensor] = {}
         changing = {n for d in self.traced.observation.side_effects.values() for n in d.changed_states}
         for stage in self.stages:
@@ -141,16 +141,16 @@ class ModelSplit:
 def split(
     traced: Traced, placement: Mapping[str, str], *, stages: Sequence[str] = (), ties: Ties = "together"
 ) -> ModelSplit:
-    """Cuts a model; the stages' parameters are copies of the traced model's.
+    """Stages of a model; their parameters are copies of the traced model's.
 
     Args:
         traced: the model.
-        placement: device by operator, as `Plan.placement` of the model's graph.
+        placement: device by operator, as `PlacementPlan.placement` of the model's graph.
         stages: devices in the order of the pipeline, as `PlacementPlan.stages`; empty: the first order that is found.
-        ties: as the graph was made; `apart` lets operators that share a parameter lie on several devices.
+        ties: as for the graph; with `apart`, operators that share a parameter may be on several devices.
 
     Raises:
-        JobError: the placement is not one of this model, or pulls apart what cannot be; names the operators.
+        JobError: the placement is not of this model, or separates operators of one group; names them.
     """
     nodes = operators(traced, ties=ties)
     layout = stages_of(nodes, placement, stages)
@@ -184,7 +184,7 @@ def split(
 
 
 def _stage(spec: StageSpec, steps: Sequence[TracedStep], home: Traced, extra: Sequence[str]) -> Stage:
-    """A stage with the parameters of its device's copy of the model."""
+    """Stage with the parameters of its device's copy of the model."""
     stage = Stage(
         steps=steps, outputs=[p.name for p in spec.outputs], random=home._box.random, constants=home.program.constants
     )

@@ -1,7 +1,7 @@
-"""Which operators form a stage, from a placement. Pure: names in, names out.
+"""Stages of a placement, as names of operators. Pure.
 
-Where tensors only go from some devices to others and never back, each device has one stage: a pipeline. Else a device has several,
-each as large as it can be: operators that can be reached only through another device come in a later one.
+If tensors never return to a device, directly or through others, each device has one stage: a pipeline. Otherwise a device has several, each
+as large as possible: operators whose inputs come through another device are in a later stage.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ephemeron.partition.tracing.operators import Operator
 def stages_of(
     operators: Sequence[Operator], placement: Mapping[str, str], devices: Sequence[str] = ()
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Device and operators of each stage, in an order in which they can run.
+    """Device and operators of each stage, in topological order.
 
     Args:
-        operators: each after those that it reads.
+        operators: each after its inputs.
         placement: device by operator.
         devices: of a pipeline, in its order; empty: the first order that is found.
 
@@ -52,7 +52,7 @@ def _check(operators: Sequence[Operator], placement: Mapping[str, str]) -> None:
             first, device = at.setdefault(o.group, (o.name, placement[o.name]))
             if device != placement[o.name]:
                 raise JobError(
-                    f"placement puts {first} on {device} and {o.name} on {placement[o.name]}, and they share what changes",
+                    f"placement puts {first} on {device} and {o.name} on {placement[o.name]}, and they share state that changes",
                     remedy="put nodes of one group on one device",
                 )
 
@@ -60,7 +60,7 @@ def _check(operators: Sequence[Operator], placement: Mapping[str, str]) -> None:
 def _device_order(
     operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str], given: Sequence[str]
 ) -> list[str] | None:
-    """Devices, each after those that send to it; None where two send to each other."""
+    """Devices, each after those that send to it; None if there is a cycle."""
     waits: dict[str, set[str]] = {placement[o.name]: set() for o in operators}
     for o in operators:
         waits[placement[o.name]] |= {placement[b] for b in before[o.name]} - {placement[o.name]}
@@ -86,7 +86,7 @@ def _device_order(
 def _levels(
     operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str]
 ) -> dict[str, int]:
-    """How often a tensor changed device at most on its way; the same for a whole group."""
+    """Most changes of device on a path to each operator; equal within a group."""
     level = {o.name: 0 for o in operators}
     groups: dict[str, list[str]] = {}
     for o in operators:
@@ -106,6 +106,6 @@ def _levels(
             return level
     worst = max(groups, key=lambda g: level[groups[g][0]])
     raise JobError(
-        f"placement sends what {', '.join(groups[worst][:4])} make to another device and back to them, and they cannot be apart",
-        remedy="place what lies between them on the same device",
+        f"placement sends outputs of {', '.join(groups[worst][:4])} to another device and back to the same group, which cannot be divided",
+        remedy="place the operators between them on the same device",
     )

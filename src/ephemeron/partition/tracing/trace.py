@@ -1,12 +1,11 @@
-"""From any `nn.Module` to a traced one: tracers in turn, each result checked, the first that trains like the original wins.
+"""Tracing of any `nn.Module`: several tracers, whose results are checked; the first that trains like the original is used.
 
-1. `torch.export`, batch size open; modules that it cannot look into become opaque nodes, one after the other;
-2. the same with the batch size fixed;
-3. `torch.fx`, layers kept whole;
+1. `torch.export` with a dynamic batch size; modules that it cannot trace become opaque nodes, one after the other;
+2. the same with a fixed batch size;
+3. `torch.fx` with whole layers;
 4. the model as one opaque node, which cannot be split.
 
-A conversion without a check is worth nothing: on eight models, symbolic tracing lost a buffer silently, and export forgets the
-backward pass of custom functions.
+The check is necessary: on eight models, symbolic tracing lost a buffer silently, and export drops the backward pass of custom functions.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _CACHE_REMEDY = "build the model, or call it, with use_cache=False"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """A traced model, and how it came to be."""
+    """A traced model, with the result of the check and the failures of other tracers."""
 
     model: Traced
     checked: Checked
     opaque: tuple[str, ...]
-    """Paths of modules that were kept as they are."""
+    """Paths of opaque modules."""
     failures: tuple[str, ...] = field(default=())
-    """Why earlier tracers were not taken, each with the line of the model's code at which it gave up, where there is one."""
+    """Reasons of earlier tracers that failed, with the line of the model's code, if known."""
     remedy: str = ""
-    """What would make more of the model visible, where that is known."""
+    """Change with which more of the model could be traced, if known."""
 
     @property
     def splittable(self) -> bool:
-        """Whether there is more than one node."""
+        """Whether the model has more than one node."""
         return self.opaque != ("",)
 
 
@@ -59,17 +58,17 @@ def trace(
     loss: Loss | None = None,
     steps: int = 3,
 ) -> Tracing:
-    """Traces a model in training mode and checks the result; the model itself does not change (NetSplit, section 4.1).
+    """Traced and checked model in training mode; the original does not change (NetSplit, section 4.1).
 
     Args:
-        model: in the dtype in which it is to be trained.
-        args, kwargs: an example batch. Its first size may differ later, if it is 3 or more.
-        opaque: paths of modules not to look into.
+        model: in the dtype of the training.
+        args, kwargs: an example batch. The batch size is dynamic if it is 3 or more.
+        opaque: paths of modules that become opaque nodes.
         loss: for the check; by default the mean square of all floating results.
         steps: of the check.
 
     Raises:
-        JobError: the model fails on the example, `opaque` names no module, or no tracer gives an equal model; names the operators.
+        JobError: the model fails on the example, `opaque` names no module, or no tracer yields an equal model; names the operators.
     """
     paths = dict(model.named_modules())
     for path in opaque:
@@ -100,7 +99,7 @@ def trace(
             )
     raise JobError(
         f"{type(model).__name__} cannot be traced: " + "; ".join(failures),
-        remedy="; ".join(remedies) or "name the modules not to look into with opaque=[…]",
+        remedy="; ".join(remedies) or "name modules that should be opaque with opaque=[…]",
     )
 
 
@@ -128,7 +127,7 @@ def _with_opaque(
     *,
     open_batch: bool,
 ) -> TracedProgram:
-    """Exports; a module that stands in the way is kept as it is, and it is tried again."""
+    """Program by export; a module that makes it fail becomes opaque, and the export is repeated."""
     while True:
         try:
             return export_program(model, args, kwargs, opaque=kept, open_batch=open_batch)
@@ -147,18 +146,18 @@ def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     except Exception as e:
         raise JobError(
             f"{type(model).__name__} cannot be trained on its example batch: {type(e).__name__}: {str(e)[:300]}",
-            remedy="give an example that the model takes",
+            remedy="give an example that the model accepts",
         ) from e
 
 
 def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> list[str]:
-    """Dataclasses that the model returns become nests of tensors; says what it returns that cannot be looked into."""
+    """Register dataclasses that the model returns; messages about results that may hide tensors."""
     twin = copy.deepcopy(model)
     given, named = fresh((args, kwargs))
     try:
         with seeded(0), torch.no_grad():
             result = twin(*given, **named)
-    except Exception:  # noqa: BLE001 - it is refused with the reason in a moment
+    except Exception:  # noqa: BLE001 - `_refuse_what_fails` reports it
         return []
     register_dataclasses(result)
     return [f"the result holds {kind}, which hides its tensors" for kind in dict.fromkeys(strangers(result))]

@@ -1,4 +1,4 @@
-"""The whole traced model: in place of the original it takes the same arguments, gives the same results and trains the same."""
+"""The whole traced model: it takes the arguments of the original, returns the same results and trains in the same way."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ephemeron.partition.tracing.traced_module import TracedModule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """What a model was traced with: stages are checked on it before they are trained. Never copied."""
+    """Example batch of a trace, on which stages are checked before they are trained. Never copied."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     loss: Callable[[Any], torch.Tensor] | None = None
-    """Of the result; None: the mean square."""
+    """Loss of the result; None: the mean square."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Example:
         return self
 
 
 class Traced(TracedModule):
-    """A model whose operators are known. Make one with `trace`.
+    """A model with known operators, made by `trace`.
 
     Parameters, buffers and their names are the original's; they are copies.
 
     Attributes:
         program: the steps.
-        observation: what they did on the example batch.
+        observation: their effects on the example batch.
         evaluates: whether it may be used in evaluation.
-        example: the batch that it was traced with.
+        example: the example batch of the trace.
     """
 
     program: TracedProgram
@@ -72,10 +72,10 @@ class Traced(TracedModule):
         self._box.random = frozenset(name for name, effect in self.observation.side_effects.items() if effect.random)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the original.
+        """Result as of the original.
 
         Raises:
-            JobError: arguments that the trace does not hold for, or evaluation of a model that cannot be evaluated in this form.
+            JobError: arguments for which the trace does not hold, or evaluation of a model whose trace holds for training only.
         """
         if not self.training and not self.evaluates:
             raise JobError(
@@ -90,7 +90,7 @@ class Traced(TracedModule):
         """Arguments by the names of the program's inputs.
 
         Raises:
-            JobError: another structure, another shape, or another plain value than in the trace; names the input.
+            JobError: structure, shape or plain value differs from the trace; names the input.
         """
         spec = self.program.in_spec
         order = spec.child(1).context if spec.num_children == 2 else list(kwargs)
@@ -107,7 +107,7 @@ class Traced(TracedModule):
         return {i.name: value for i, value in zip(self.program.inputs, flat, strict=True)}
 
     def result(self, values: Mapping[str, Any]) -> Any:
-        """The model's result from values by name."""
+        """Result of the model from values by name."""
 
         def value(leaf: Leaf) -> Any:
             if isinstance(leaf, Ref):
@@ -117,12 +117,12 @@ class Traced(TracedModule):
         return tree_unflatten([filled(o, value) for o in self.program.outputs], self.program.out_spec)
 
     def original_state(self) -> dict[str, torch.Tensor]:
-        """A state that the original model loads strictly: with every name of shared parameters."""
+        """State dict that the original model loads strictly, with every name of shared parameters."""
         return full_state(self.state_dict(), self.__dict__["names"])
 
 
 def full_state(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Adds the other names of shared parameters.
+    """State with the other names of shared parameters added.
 
     Args:
         state: by canonical name.
@@ -136,7 +136,7 @@ def full_state(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> d
 
 
 def _hold_states(piece: TracedModule, model: nn.Module) -> None:
-    """All parameters and buffers in the order of the original, each under its canonical name; opaque modules bring their own."""
+    """Register all parameters and buffers in the order of the original under their canonical names; opaque modules have their own."""
     for name, parameter in model.named_parameters():
         piece.hold(name, parameter)
     persistent = {id(t) for t in model.state_dict(keep_vars=True).values()}

@@ -1,11 +1,11 @@
-"""Some steps of a traced model as a trainable `nn.Module`, whose parameters have the names of the original model.
+"""Steps of a traced model as a trainable `nn.Module`, whose parameters have the names of the original model.
 
-The whole model is a piece, and so is each stage. Steps are interpreted, not compiled: about 4 µs each on top of what PyTorch does,
-for exactly the calls that the original makes.
+The whole model is such a module, and so is each stage. Steps are interpreted, not compiled, which adds about 4 µs to each call of the original
+model.
 
-Random draws come from PyTorch's global generator, as in the original, in the order of the steps. With `draw_from`, each random step
-draws from a generator of its own, keyed by seed, iteration, micro-batch and the step's name: then stages may run in any order
-and in any process, and still draw the same.
+Random draws come from PyTorch's global generator, as in the original, in the order of the steps. With `draw_from`, each random step has its
+own generator, keyed by seed, iteration, micro-batch and the step's name, so that stages may run in any order and in any process with the same
+draws.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ephemeron.partition.tracing.program import Constant, Leaf, Ref, State, Trac
 
 
 class _Box:
-    """What a piece knows besides its parameters; hidden from `nn.Module`, which would look for modules in it."""
+    """Attributes besides parameters, hidden from `nn.Module`, which would search them for modules."""
 
     __slots__ = ("constants", "key", "outputs", "random", "root", "steps")
 
@@ -37,11 +37,11 @@ class _Box:
 
 
 class TracedModule(nn.Module):
-    """Steps with the parameters, buffers and modules that they need.
+    """Steps with their parameters, buffers and modules.
 
     Args:
         steps: in order.
-        outputs: names of values that are wanted; others are let go after their last reader.
+        outputs: names of values to keep; others are freed after their last reader.
         random: names of steps that draw random numbers.
         constants: by name.
     """
@@ -60,7 +60,7 @@ class TracedModule(nn.Module):
         self._box.constants = {name: value for name, value in constants.items() if name in used}
 
     def hold(self, name: str, value: torch.Tensor, *, persistent: bool = True) -> None:
-        """Registers a parameter or buffer under its original name."""
+        """Register a parameter or buffer under its original name."""
         home, leaf = _home(self, name)
         if isinstance(value, nn.Parameter):
             home._parameters[leaf] = value
@@ -70,7 +70,7 @@ class TracedModule(nn.Module):
             home._non_persistent_buffers_set.add(leaf)
 
     def hold_module(self, path: str, module: nn.Module) -> None:
-        """Registers an opaque module under its original path; "" is the whole model, whose content becomes this piece's."""
+        """Register an opaque module under its original path; "" is the whole model, whose content becomes that of this module."""
         if path:
             home, leaf = _home(self, path)
             home._modules[leaf] = module
@@ -80,7 +80,7 @@ class TracedModule(nn.Module):
         self._non_persistent_buffers_set = module._non_persistent_buffers_set
 
     def draw_from(self, seed: int | None, *, iteration: int = 0, micro_batch: int = 0) -> None:
-        """Random steps draw from generators of their own from now on; None: from the global one again."""
+        """Let random steps draw from their own generators; None: from the global one."""
         self._box.key = None if seed is None else (seed, iteration, micro_batch)
 
     def train(self, mode: bool = True) -> TracedModule:
@@ -105,7 +105,7 @@ class TracedModule(nn.Module):
         return made
 
     def run_steps(self, values: dict[str, object]) -> None:
-        """Does the steps. `values` holds the inputs, and at the end the outputs too."""
+        """Run the steps. `values` has the inputs, and afterwards the outputs, too."""
         box = self._box
         if self.training not in box.steps:
             box.steps[False] = _scheduled(evaluated([step for step, _ in box.steps[True]]), box.outputs)
@@ -121,7 +121,7 @@ class TracedModule(nn.Module):
                 del values[name]
 
     def call_step(self, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
-        """One call, with arguments in place."""
+        """Result of one call with its arguments."""
         if self._box.key is not None and step.name in self._box.random:
             text = f"{self._box.key}/{step.name}"
             with torch.random.fork_rng():
@@ -138,7 +138,7 @@ class TracedModule(nn.Module):
         return [t for t in made if isinstance(t, torch.Tensor)]
 
     def state(self, name: str) -> torch.Tensor:
-        """A parameter or buffer by its original name."""
+        """Parameter or buffer by its original name."""
         path, _, leaf = name.rpartition(".")
         home = self.module_at(path)
         found: torch.Tensor | None = home._parameters.get(leaf)
@@ -148,7 +148,7 @@ class TracedModule(nn.Module):
         return found
 
     def module_at(self, path: str) -> nn.Module:
-        """A module by its original path."""
+        """Module by its original path."""
         if not path:
             return self if self._box.root is None else self._box.root
         at: nn.Module = self
@@ -170,7 +170,7 @@ def _home(piece: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _scheduled(steps: Sequence[TracedStep], outputs: frozenset[str]) -> list[tuple[TracedStep, tuple[str, ...]]]:
-    """Steps with the values that nobody reads after them."""
+    """Steps with the values that no later step reads."""
     last: dict[str, int] = {}
     for i, step in enumerate(steps):
         last[step.name] = i
