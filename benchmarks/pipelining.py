@@ -227,7 +227,7 @@ def measured(task: Task, schedules: dict[str, Schedule], throttle: Throttle, rou
         tracing.model, (task.inputs,), optimizer=sgd, loss=lambda result: task.loss(result, task.targets), repeats=5
     )
     topology = _topology(throttle)
-    plan = place(profile.graph, topology, schedule=schedules["1f1b"], effort=SearchBudget(time_limit_s=10))
+    plan = place(profile.graph, topology, schedule=schedules["1f1b"], budget=SearchBudget(time_limit_s=10))
     parts = split(tracing.model, plan.placement, stages=plan.stages)
     costs = [_stage_costs(parts, task, sgd, schedules)]
     steps: dict[str, list[float]] = {n: [] for n in schedules}

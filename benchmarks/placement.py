@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="placements at once; give each --workers cores")
     parser.add_argument("--peers", type=Path, help="checkout with workloads and program of the part `public`")
     arguments = parser.parse_args()
-    effort = SearchBudget(time_limit_s=arguments.limit_s, workers=arguments.workers)
+    budget = SearchBudget(time_limit_s=arguments.limit_s, workers=arguments.workers)
     begun_s = time.monotonic()
-    rows = list(_measured(list(_tasks(arguments)), effort, arguments.instances, arguments.jobs))
+    rows = list(_measured(list(_tasks(arguments)), budget, arguments.instances, arguments.jobs))
     result = {
         **environment(), "benchmark": "placement", "limit_s": arguments.limit_s, "workers": arguments.workers,
         "jobs": arguments.jobs,
@@ -110,9 +110,9 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 
 def _measured(
-    tasks: list[tuple[str, Any]], effort: SearchBudget, instances: int, jobs: int
+    tasks: list[tuple[str, Any]], budget: SearchBudget, instances: int, jobs: int
 ) -> Iterator[dict[str, Any]]:
-    measure = partial(_measure, effort=effort, instances=instances)
+    measure = partial(_measure, budget=budget, instances=instances)
     with contextlib.ExitStack() as stack:
         rows: Iterator[dict[str, Any]] = map(measure, tasks)
         if jobs > 1:
@@ -123,24 +123,24 @@ def _measured(
             yield row
 
 
-def _measure(task: tuple[str, Any], *, effort: SearchBudget, instances: int) -> dict[str, Any]:
+def _measure(task: tuple[str, Any], *, budget: SearchBudget, instances: int) -> dict[str, Any]:
     part, what = task
     if part in ("iteration", "throughput"):
         kind, nodes, _, heavy = what
-        row = _placed(_graph(*what), part, effort)
+        row = _placed(_graph(*what), part, budget)
         return {"part": part, "kind": kind, "nodes": nodes, "tensors": heavy, **row}
     if part == "published":
         kind, nodes, _, heavy = what
-        assert effort.time_limit_s is not None
-        return {"part": part, "kind": kind, "nodes": nodes, **published(_graph(*what), effort.time_limit_s)}
+        assert budget.time_limit_s is not None
+        return {"part": part, "kind": kind, "nodes": nodes, **published(_graph(*what), budget.time_limit_s)}
     if part == "models":
         name, objective = what
-        row = placed(thesis_model(name), three_gpus(), objective, effort)
+        row = placed(thesis_model(name), three_gpus(), objective, budget)
         return {"part": part, "kind": name, "nodes": THESIS[name][0], "objective": objective, **row}
     if part == "recompute":
-        return {"part": part, "kind": what, "nodes": THESIS[what][0], **recomputed(what, effort)}
+        return {"part": part, "kind": what, "nodes": THESIS[what][0], **recomputed(what, budget)}
     if part == "public":
-        return {"part": part, **placed_beside(*what, effort)}
+        return {"part": part, **placed_beside(*what, budget)}
     return {"part": part, **never_worse(instances)}
 
 
@@ -158,15 +158,15 @@ def _graph(kind: str, nodes: int, seed: int, heavy: str) -> Graph:
     return {"branching": branching, "chain": chain}[kind](nodes, seed, heavy=HEAVY[heavy])
 
 
-def _placed(graph: Graph, objective: str, effort: SearchBudget) -> dict[str, Any]:
-    return placed(graph, three_devices(graph), objective, effort)
+def _placed(graph: Graph, objective: str, budget: SearchBudget) -> dict[str, Any]:
+    return placed(graph, three_devices(graph), objective, budget)
 
 
-def placed(graph: Graph, topology: Topology, objective: str, effort: SearchBudget) -> dict[str, Any]:
+def placed(graph: Graph, topology: Topology, objective: str, budget: SearchBudget) -> dict[str, Any]:
     """One placement, with the result of every method."""
     schedule = PIPELINED if objective == "throughput" else Schedule()
     try:
-        plan: PlacementPlan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
+        plan: PlacementPlan = place(graph, topology, objective=objective, schedule=schedule, budget=budget)  # type: ignore[arg-type]
     except PlanInfeasible as e:
         return {"graph": graph.name, "refused": str(e)}
     methods: dict[str, Any] = {}
@@ -224,13 +224,13 @@ def published(graph: Graph, limit_s: float) -> dict[str, Any]:
     }
 
 
-def recomputed(name: str, effort: SearchBudget) -> dict[str, Any]:
+def recomputed(name: str, budget: SearchBudget) -> dict[str, Any]:
     """Time and memory with and without recomputation."""
     graph, topology = thesis_model(name), three_gpus()
     row: dict[str, Any] = {"graph": graph.name}
     for label, schedule in (("kept", PIPELINED), ("again", replace(PIPELINED, recompute=True))):
         try:
-            plan = place(graph, topology, schedule=schedule, effort=effort)
+            plan = place(graph, topology, schedule=schedule, budget=budget)
         except PlanInfeasible as e:
             row[label] = {"refused": str(e)}
             continue
@@ -247,7 +247,7 @@ def recomputed(name: str, effort: SearchBudget) -> dict[str, Any]:
 
 def never_worse(instances: int) -> dict[str, Any]:
     """Random instances with a small search budget, half of them pipelined."""
-    effort = SearchBudget(time_limit_s=None, annealing_steps=500, program_nodes=5, constraint_work=0.05)
+    budget = SearchBudget(time_limit_s=None, annealing_steps=500, program_nodes=5, constraint_work=0.05)
     methods: dict[str, Callable[[Costs], list[int]]] = {
         "even split": even_split,
         "m-TOPO": m_topo,
@@ -269,7 +269,7 @@ def never_worse(instances: int) -> dict[str, Any]:
         schedule = PIPELINED if objective == "throughput" else Schedule()
         costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
         try:
-            value_s = place(graph, topology, objective=objective, schedule=schedule, effort=effort).value_s  # type: ignore[arg-type]
+            value_s = place(graph, topology, objective=objective, schedule=schedule, budget=budget).value_s  # type: ignore[arg-type]
         except PlanInfeasible:
             value_s, refused = float("inf"), refused + 1
         best = float("inf")

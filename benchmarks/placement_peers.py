@@ -30,18 +30,18 @@ def public_tasks(folder: Path | None) -> list[tuple[Path, Path]]:
     return [] if folder is None else [(path, folder) for path in workloads(folder)]
 
 
-def placed_beside(path: Path, folder: Path, effort: SearchBudget, *, limit_s: float = 120.0) -> dict[str, Any]:
+def placed_beside(path: Path, folder: Path, budget: SearchBudget, *, limit_s: float = 120.0) -> dict[str, Any]:
     """Places one workload with both programs.
 
     Args:
         path: its file.
         folder: the checkout.
-        effort: of ours.
+        budget: of ours.
         limit_s: of theirs.
     """
     work = read(path)
     begun_s = time.process_time()
-    plan = place(work.graph, work.topology, schedule=SAMPLE, effort=effort)
+    plan = place(work.graph, work.topology, schedule=SAMPLE, budget=budget)
     row: dict[str, Any] = {
         "graph": work.name, "nodes": len(work.graph.nodes), "devices": len(work.topology.devices),
         "value_s": plan.value_s, "bound_s": plan.bound_s, "gap": round(plan.gap, 9), "solver_s": round(plan.solver_s, 2),

@@ -32,7 +32,7 @@ def world(seed, nodes=14, devices=3):
 
 def value_s(graph, topology, objective):
     schedule = PIPELINED if objective == "throughput" else Schedule()
-    plan = place(graph, topology, objective=objective, schedule=schedule, effort=CUT_OFF)
+    plan = place(graph, topology, objective=objective, schedule=schedule, budget=CUT_OFF)
     done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)
     assert plan.value_s == (done.iteration_s if objective == "iteration" else done.bottleneck_s)
     assert plan.bound_s <= plan.value_s

@@ -23,7 +23,7 @@ from ephemeron.partition.placement.downsets import downsets_of, units_of, withou
 from ephemeron.partition.placement.pipeline import best_pipeline
 from ephemeron.partition.placement.search_budget import timer
 
-EFFORT = SearchBudget(time_limit_s=None, annealing_steps=2000, program_nodes=1)
+BUDGET = SearchBudget(time_limit_s=None, annealing_steps=2000, program_nodes=1)
 """Too little for the mixed-integer program: what is proved, the dynamic program proves."""
 PIPELINED = Schedule(kind="1f1b", micro_batches=8)
 SCHEDULES = (PIPELINED, Schedule(kind="gpipe", micro_batches=2), Schedule(kind="1f1b", micro_batches=4, recompute=True))
@@ -55,9 +55,9 @@ def machines(counts, *, bandwidth=1e9, inside=None, per_machine=1, memory=1 << 4
     return connected(made, lambda a, b: (0.0, inside if inside and number[a.name] == number[b.name] else bandwidth))
 
 
-def searched(graph, topology, schedule=PIPELINED, effort=EFFORT):
+def searched(graph, topology, schedule=PIPELINED, budget=BUDGET):
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
-    done = best_pipeline(costs, schedule, effort=effort, timer=timer(None))
+    done = best_pipeline(costs, schedule, budget=budget, timer=timer(None))
     value = min(s.bottleneck_s for s in done.found)
     return value, 1 - done.bound_s / value, done.found[0]
 
@@ -86,7 +86,7 @@ def test_bounds_and_plans_against_every_placement(seed, schedule):
             assert least.chain.value_s <= exact.chain.value_s * (1 + 1e-9)
             assert exact.chain.value_s <= optimum * (1 + 1e-9)
             assert search.below(least.chain.value_s, "least", timer(None)).chain is None
-    done = best_pipeline(costs, schedule, effort=THOROUGH, timer=timer(None))
+    done = best_pipeline(costs, schedule, budget=THOROUGH, timer=timer(None))
     if optimum < math.inf:
         assert done.bound_s <= optimum * (1 + 1e-9)
         for s in done.found:
@@ -161,7 +161,7 @@ def test_memory_decides_where_it_is_scarce():
     need = sum(n.state_bytes for n in graph.nodes) + 12 * 2 * 1_000_000
     topology = machines({"a": 4}, memory=int(0.45 * need))
     costs = costs_of(graph, topology, micro_batches=8)
-    done = best_pipeline(costs, PIPELINED, effort=THOROUGH, timer=timer(None))
+    done = best_pipeline(costs, PIPELINED, budget=THOROUGH, timer=timer(None))
     best = min(s.bottleneck_s for s in done.found)
     assert best == pytest.approx(9 / 8)
     assert done.bound_s <= best * (1 + 1e-9)

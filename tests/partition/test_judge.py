@@ -323,7 +323,7 @@ def test_a_plan_keeps_the_order_of_stages_that_fits():
     graph = Graph(nodes=SIDES.nodes[:2], tensors=tuple(replace(t, consumers=()) for t in SIDES.tensors))
     schedule = Schedule(kind="1f1b", micro_batches=4, overlap=False)
     topology = machines("xy", memory=25)
-    plan = parse_plan(plan_to_json(place(graph, topology, schedule=schedule, effort=THOROUGH)))
+    plan = parse_plan(plan_to_json(place(graph, topology, schedule=schedule, budget=THOROUGH)))
     assert plan.value_s == 3 / 4
     assert plan.gap == 0
     assert plan.stages == (plan.placement["q"], plan.placement["p"])

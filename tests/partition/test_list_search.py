@@ -12,7 +12,7 @@ from partition_worlds import drawn_graph, drawn_topology, worlds
 from ephemeron.partition import replay
 from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.placement.baselines import m_etf
-from ephemeron.partition.placement.list_dispatch import bounced, dispatched, mirrored
+from ephemeron.partition.placement.list_dispatch import dispatched, forward_backward_improved, mirrored
 from ephemeron.partition.placement.list_search import list_search
 from ephemeron.partition.placement.search_budget import timer
 from ephemeron.partition.placement.sequencing import makespan_s, orders_of, ranked_order, timed
@@ -37,7 +37,7 @@ def test_a_dispatched_order_is_one_that_the_judge_can_follow(world, seed):
     assert done.iteration_s == pytest.approx(makespan_s(costs, where, order))
     start_s = timed(costs, where, order).start_s
     assert [start_s[op] for op in order] == sorted(start_s), "listed as they begin"
-    best_s, best = bounced(costs, mirrored(costs), where, order)
+    best_s, best = forward_backward_improved(costs, mirrored(costs), where, order)
     assert best_s == makespan_s(costs, where, best) <= makespan_s(costs, where, order)
     again = replay(graph, topology, costs.placement(where), orders=orders_of(costs, where, best))
     assert again.iteration_s == pytest.approx(best_s)

@@ -172,7 +172,7 @@ def test_a_measured_model_is_placed_cut_and_trained(name):
     topology = connected(
         [Device(name=f"d{k}", kind="cpu", memory_bytes=1 << 30) for k in range(3)], lambda a, b: (1e-5, 1e9)
     )
-    plan = place(graph, topology, schedule=Schedule(kind="1f1b", micro_batches=4), effort=WORK)
+    plan = place(graph, topology, schedule=Schedule(kind="1f1b", micro_batches=4), budget=WORK)
     assert replay(graph, topology, plan.placement).fits
     parts = split(tracing.model, plan.placement)
     whole = e.model.train()

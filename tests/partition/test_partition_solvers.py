@@ -15,13 +15,13 @@ from ephemeron.partition import Device, Graph, Node, Schedule, Tensor, Topology,
 from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.placement.annealing import anneal
 from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo
-from ephemeron.partition.placement.colocation import coplaced
+from ephemeron.partition.placement.colocation import colocated
 from ephemeron.partition.placement.energetic_bound import energy_bound_s
 from ephemeron.partition.placement.milp_model import load_program, path_bound_s, ramps_s
 from ephemeron.partition.placement.pipeline import staging
 from ephemeron.partition.placement.search_budget import timer
 from ephemeron.partition.placement.sequencing import makespan_s, orders_of, ranked_order
-from ephemeron.partition.placement.stages import DeviceOrder, cuts, mended, settled, staged
+from ephemeron.partition.placement.stages import DeviceOrder, annealed_stages, cuts, repaired, staged
 
 SCHEDULES = [
     Schedule(kind="gpipe", micro_batches=3),
@@ -59,7 +59,7 @@ def test_a_pipeline_is_loaded_as_the_judge_says(world, seed, schedule):
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
     line = DeviceOrder(devices=tuple(range(len(costs.devices))), flight=(1,) * len(costs.devices))
     rng = Random(seed)
-    stage = mended(costs, [rng.randrange(len(costs.devices)) for _ in costs.nodes])
+    stage = repaired(costs, [rng.randrange(len(costs.devices)) for _ in costs.nodes])
     where = staged(costs, line, stage).where
     done = replay(graph, topology, costs.placement(where), schedule=schedule)
     known = staging(costs, schedule, where)
@@ -77,7 +77,9 @@ def test_moves_keep_the_books(world, seed):
     costs = costs_of(graph, topology, micro_batches=4)
     size = len(costs.devices)
     line = DeviceOrder(devices=tuple(range(size)), flight=tuple(range(size, 0, -1)))
-    found = settled(costs, line, mended(costs, [0] * len(costs.nodes)), rng=Random(seed), steps=200, timer=timer(None))
+    found = annealed_stages(
+        costs, line, repaired(costs, [0] * len(costs.nodes)), rng=Random(seed), steps=200, timer=timer(None)
+    )
     fresh = staged(costs, line, found.stage)
     assert found.bottleneck_s == pytest.approx(fresh.bottleneck_s)
     assert found.over_bytes == fresh.over_bytes
@@ -140,7 +142,7 @@ def test_ramps_by_hand():
 def test_coplacement_merges_heavy_edges_within_memory(world, groups):
     graph, topology = world
     costs = costs_of(graph, topology)
-    found = coplaced(costs, groups=groups)
+    found = colocated(costs, groups=groups)
     assert sorted(i for g in found for i in g) == list(range(len(costs.nodes)))
     of = {i: k for k, g in enumerate(found) for i in g}
     for cluster in costs.clusters:
@@ -163,8 +165,8 @@ def test_coplacement_takes_the_heaviest_edge_first():
     )
     topology = connected([Device(name=n, kind="gpu", memory_bytes=100) for n in "xy"], lambda a, b: (0.0, 1.0))
     costs = costs_of(Graph(nodes=nodes, tensors=tensors), topology)
-    assert coplaced(costs, groups=4) == ((0,), (1, 2), (3,))
-    assert coplaced(costs, groups=3) == ((0,), (1, 2, 3))
+    assert colocated(costs, groups=4) == ((0,), (1, 2), (3,))
+    assert colocated(costs, groups=3) == ((0,), (1, 2, 3))
 
 
 @given(world=worlds(most_nodes=9))

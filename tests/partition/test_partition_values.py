@@ -114,7 +114,7 @@ def test_values_survive_json(world):
 def test_a_plan_survives_json(objective):
     graph = Graph(nodes=tuple(node(n) for n in "abc"), tensors=(edge("a", "b"), edge("b", "c")))
     devices = tuple(replace(d, memory_bytes=100) for d in TWO)
-    plan = place(graph, Topology(devices=devices, links=(XY, YX)), objective=objective, effort=WORK)
+    plan = place(graph, Topology(devices=devices, links=(XY, YX)), objective=objective, budget=WORK)
     again = parse_plan(plan_to_json(plan))
     assert again == plan
     assert again.gap == plan.gap

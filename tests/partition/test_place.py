@@ -56,7 +56,7 @@ def test_an_iteration_is_as_short_as_exhaustive_search_finds(seed):
     graph = drawn_graph(rng, rng.randint(2, 5), groups=seed % 3 == 0)
     topology = drawn_topology(rng, graph, 2, room=rng.choice([1.5, 3.0]))
     best = shortest_iteration_s(graph, topology)
-    plan = placed(graph, topology, objective="iteration", effort=THOROUGH)
+    plan = placed(graph, topology, objective="iteration", budget=THOROUGH)
     if best == float("inf"):
         assert plan is None
         return
@@ -71,7 +71,7 @@ def test_eight_operators_on_two_devices(seed):
     rng = Random(100 + seed)
     graph = drawn_graph(rng, 8)
     topology = drawn_topology(rng, graph, 2, room=3.0)
-    plan = place(graph, topology, objective="iteration", effort=THOROUGH)
+    plan = place(graph, topology, objective="iteration", budget=THOROUGH)
     assert plan.gap < 2e-4
     assert shortest_iteration_s(graph, topology) == pytest.approx(plan.value_s, rel=2e-4)
 
@@ -82,7 +82,7 @@ def test_a_pipeline_is_as_fast_as_exhaustive_search_finds(seed):
     graph = drawn_graph(rng, rng.randint(2, 6), groups=seed % 3 == 0)
     topology = drawn_topology(rng, graph, rng.choice([2, 3]), room=rng.choice([2.0, 4.0, 20.0]))
     best = least_bottleneck_s(graph, topology, PIPELINED)
-    plan = placed(graph, topology, schedule=PIPELINED, effort=THOROUGH)
+    plan = placed(graph, topology, schedule=PIPELINED, budget=THOROUGH)
     if plan is None:
         assert best == float("inf")
         return
@@ -96,7 +96,7 @@ def test_eight_operators_in_a_pipeline_of_three():
     rng = Random(7)
     graph = drawn_graph(rng, 8)
     topology = drawn_topology(rng, graph, 3, room=6.0)
-    plan = place(graph, topology, schedule=PIPELINED, effort=THOROUGH)
+    plan = place(graph, topology, schedule=PIPELINED, budget=THOROUGH)
     assert plan.value_s == pytest.approx(least_bottleneck_s(graph, topology, PIPELINED), rel=2e-3)
 
 
@@ -106,7 +106,7 @@ def test_the_bound_is_never_above_the_value(world, objective):
     """Of whatever the judge can be shown, not only of the plan itself."""
     graph, topology = world
     schedule = PIPELINED if objective == "throughput" else Schedule()
-    plan = placed(graph, topology, objective=objective, schedule=schedule, effort=WORK)
+    plan = placed(graph, topology, objective=objective, schedule=schedule, budget=WORK)
     if plan is None:
         return
     assert 0 <= plan.bound_s <= plan.value_s
@@ -127,13 +127,13 @@ def test_the_bound_is_never_above_the_value(world, objective):
 def test_never_worse_than_a_baseline(objective, block):
     """280 random instances: each baseline is run apart and judged apart."""
     rng = Random(f"{objective} {block}")
-    effort = SearchBudget(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
+    budget = SearchBudget(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
     schedule = PIPELINED if objective == "throughput" else Schedule()
     compared = 0
     for _ in range(20):
         graph = drawn_graph(rng, rng.randint(3, 12))
         topology = drawn_topology(rng, graph, rng.choice([2, 3]), room=rng.choice([2.0, 5.0]))
-        plan = placed(graph, topology, objective=objective, schedule=schedule, effort=effort)
+        plan = placed(graph, topology, objective=objective, schedule=schedule, budget=budget)
         costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
         methods = (
             even_split,
@@ -190,7 +190,7 @@ def test_what_must_not_make_a_plan_worse(objective, seed):
     schedule = PIPELINED if objective == "throughput" else Schedule()
 
     def value_s(graph: Graph, topology: Topology) -> float:
-        plan = place(graph, topology, objective=objective, schedule=schedule, effort=THOROUGH)
+        plan = place(graph, topology, objective=objective, schedule=schedule, budget=THOROUGH)
         assert plan.gap < 2e-3
         return plan.value_s
 
@@ -220,7 +220,7 @@ def test_the_same_seed_gives_the_same_plan():
     rng = Random(5)
     graph = drawn_graph(rng, 14)
     topology = drawn_topology(rng, graph, 3, room=3.0)
-    first, second = (place(graph, topology, objective="iteration", effort=WORK) for _ in range(2))
+    first, second = (place(graph, topology, objective="iteration", budget=WORK) for _ in range(2))
     assert first.placement == second.placement
     assert first.orders == second.orders
     assert (first.value_s, first.bound_s) == (second.value_s, second.bound_s)
@@ -230,10 +230,10 @@ def test_a_known_placement_is_not_lost():
     rng = Random(6)
     graph = drawn_graph(rng, 14)
     topology = drawn_topology(rng, graph, 3, room=3.0)
-    good = place(graph, topology, objective="iteration", effort=WORK)
+    good = place(graph, topology, objective="iteration", budget=WORK)
     little = SearchBudget(time_limit_s=None, annealing_steps=1, program_nodes=1, constraint_work=1e-6)
     own = replay(graph, topology, good.placement)
-    again = place(graph, topology, objective="iteration", effort=little, seeds=[good.placement])
+    again = place(graph, topology, objective="iteration", budget=little, seeds=[good.placement])
     assert again.value_s <= own.iteration_s
 
 
@@ -247,7 +247,7 @@ def test_a_time_limit_is_kept_on_the_clock_that_is_given():
     def clock() -> float:
         return next(ticks) * 0.01
 
-    plan = place(graph, topology, objective="iteration", effort=SearchBudget(time_limit_s=2.0), clock=clock)
+    plan = place(graph, topology, objective="iteration", budget=SearchBudget(time_limit_s=2.0), clock=clock)
     assert plan.solver_s <= 3.0
 
 
@@ -267,20 +267,20 @@ def two(memory: int) -> Topology:
 def test_too_little_memory_says_how_much_and_what_fits():
     """40 bytes of states, 480 of tensors with gradients: 520, and the devices have 240."""
     with pytest.raises(PlanInfeasible, match=r"280 bytes\) are missing") as caught:
-        place(CHAIN, two(120), objective="iteration", effort=WORK)
+        place(CHAIN, two(120), objective="iteration", budget=WORK)
     assert caught.value.binding == "memory"
     assert "a plan fits with 1f1b, micro_batches=7, or for a batch of 31 % of this one" in str(caught.value)
     schedule = Schedule(kind="1f1b", micro_batches=7)
-    assert place(CHAIN, two(120), schedule=schedule, effort=WORK).placement
+    assert place(CHAIN, two(120), schedule=schedule, budget=WORK).placement
     with pytest.raises(PlanInfeasible):
-        place(CHAIN, two(120), schedule=replace(schedule, micro_batches=6), effort=WORK)
+        place(CHAIN, two(120), schedule=replace(schedule, micro_batches=6), budget=WORK)
     smaller = tuple(replace(t, nbytes=int(0.31 * t.nbytes)) for t in CHAIN.tensors)
-    assert place(replace(CHAIN, tensors=smaller), two(120), objective="iteration", effort=WORK).placement
+    assert place(replace(CHAIN, tensors=smaller), two(120), objective="iteration", budget=WORK).placement
 
 
 def test_states_that_never_fit_are_not_cut_into_micro_batches():
     with pytest.raises(PlanInfeasible, match="parameters, gradients and optimiser alone take"):
-        place(CHAIN, two(19), objective="iteration", effort=WORK)
+        place(CHAIN, two(19), objective="iteration", budget=WORK)
 
 
 @pytest.mark.parametrize("objective", ["iteration", "throughput"])
@@ -290,19 +290,19 @@ def test_enough_in_sum_but_not_on_each(objective):
     with pytest.raises(
         PlanInfeasible, match=r"no placement of chain was found that fits: .* \(20 bytes\) over"
     ) as caught:
-        place(three, two(100), objective=objective, effort=WORK)
+        place(three, two(100), objective=objective, budget=WORK)
     assert "up to 1024 micro-batches nothing was found" in str(caught.value)
 
 
 def test_one_group_that_no_device_holds_is_named():
     wide = replace(CHAIN, nodes=(replace(CHAIN.nodes[0], parameter_bytes=900), *CHAIN.nodes[1:]))
     with pytest.raises(PlanInfeasible, match="n0 of chain needs"):
-        place(wide, two(800), objective="iteration", effort=WORK)
+        place(wide, two(800), objective="iteration", budget=WORK)
 
 
 def test_micro_batches_shorten_the_iteration_of_a_chain():
-    whole = place(CHAIN, two(1000), objective="iteration", effort=THOROUGH)
-    parts = place(CHAIN, two(1000), schedule=Schedule(kind="1f1b", micro_batches=16), effort=THOROUGH)
+    whole = place(CHAIN, two(1000), objective="iteration", budget=THOROUGH)
+    parts = place(CHAIN, two(1000), schedule=Schedule(kind="1f1b", micro_batches=16), budget=THOROUGH)
     assert whole.value_s == pytest.approx(12.0)
     assert parts.iteration_s < 8.0
     assert parts.value_s == pytest.approx(6.0 / 16, rel=2e-3)
@@ -316,7 +316,7 @@ def test_of_many_devices_only_some_orders_are_tried_and_the_bound_still_holds():
         tensors=tuple(Tensor(name=f"t{i}", producer=f"n{i}", consumers=(f"n{i + 1}",), nbytes=1) for i in range(11)),
     )
     six = connected([Device(name=n, kind="gpu", memory_bytes=1000) for n in "uvwxyz"], lambda a, b: (0.0, 100.0))
-    plan = place(graph, six, schedule=PIPELINED, effort=WORK)
+    plan = place(graph, six, schedule=PIPELINED, budget=WORK)
     assert plan.value_s == pytest.approx(2 * 3 / 4)
     assert plan.bound_s == pytest.approx(2 * 3 / 4)
 
@@ -335,7 +335,7 @@ def test_a_bound_of_divided_operators_is_never_above_the_shortest_iteration(too_
         graph = drawn_graph(rng, rng.randint(2, 5), groups=seed % 3 == 0)
         topology = drawn_topology(rng, graph, 2, room=rng.choice([1.5, 3.0]))
         best = shortest_iteration_s(graph, topology)
-        plan = placed(graph, topology, objective="iteration", effort=WORK)
+        plan = placed(graph, topology, objective="iteration", budget=WORK)
         if best < float("inf") and plan is not None:
             assert plan.bound_s <= best * (1 + 1e-6) <= plan.value_s * (1 + 2e-6)
 
@@ -355,7 +355,7 @@ def test_a_long_chain_is_divided_and_made_whole_within_less_memory(too_large):
         Device(name=n, kind="gpu", memory_bytes=4000, speed=speed) for n, speed in (("fast", 1.0), ("slow", 0.8))
     ]
     topology = connected(devices, lambda a, b: (0.0, 100.0))
-    plan = place(graph, topology, objective="iteration", effort=WORK)
+    plan = place(graph, topology, objective="iteration", budget=WORK)
     rounded = [c for c in plan.candidates if c.name == "relaxed program, rounded"]
     assert rounded
     assert not rounded[-1].over_bytes
@@ -366,7 +366,7 @@ def test_a_long_chain_is_divided_and_made_whole_within_less_memory(too_large):
 
 def test_an_iteration_of_micro_batches_is_compared_by_its_replay():
     schedule = Schedule(kind="1f1b", micro_batches=4)
-    plan = place(CHAIN, two(1000), objective="iteration", schedule=schedule, effort=WORK)
+    plan = place(CHAIN, two(1000), objective="iteration", schedule=schedule, budget=WORK)
     assert plan.value_s == plan.iteration_s == min(c.iteration_s for c in plan.candidates if c.admitted)
     assert plan.bound_s >= 6.0
 
@@ -380,7 +380,7 @@ def test_an_iteration_of_micro_batches_is_compared_by_its_replay():
 )
 def test_what_does_not_agree_is_refused(more, message):
     with pytest.raises(JobError, match=message):
-        place(CHAIN, two(1000), effort=WORK, **more)
+        place(CHAIN, two(1000), budget=WORK, **more)
 
 
 def test_no_effort_at_all_is_refused():
@@ -397,4 +397,4 @@ def test_an_absent_solver_is_named_with_the_command(module, objective, monkeypat
     graph = drawn_graph(rng, 12)
     topology = drawn_topology(rng, graph, 2, room=3.0)
     with pytest.raises(MissingExtra, match=r"pip install 'ephemeron\[partition\]'"):
-        place(graph, topology, objective=objective, effort=WORK)
+        place(graph, topology, objective=objective, budget=WORK)

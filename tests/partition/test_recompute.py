@@ -72,7 +72,7 @@ def test_a_pipeline_is_as_fast_as_exhaustive_search_finds(seed):
     topology = drawn_topology(rng, graph, rng.choice([2, 3]), room=rng.choice([1.5, 2.0, 4.0]))
     best = least_bottleneck_s(graph, topology, AGAIN)
     try:
-        plan = place(graph, topology, schedule=AGAIN, effort=THOROUGH)
+        plan = place(graph, topology, schedule=AGAIN, budget=THOROUGH)
     except PlanInfeasible:
         assert best == float("inf")
         return
@@ -149,7 +149,7 @@ def test_what_goes_to_and_fro_cannot_recompute():
     where = {n: "xy"[i % 2] for i, n in enumerate("abcdef")}
     with pytest.raises(JobError, match="recompute needs stages"):
         replay(CHAIN, two(), where, schedule=AGAIN)
-    plan = place(CHAIN, two(), objective="iteration", schedule=AGAIN, effort=WORK)
+    plan = place(CHAIN, two(), objective="iteration", schedule=AGAIN, budget=WORK)
     assert plan.value_s == plan.iteration_s
     assert plan.bound_s <= plan.value_s
 
@@ -175,17 +175,17 @@ def test_it_is_offered_where_it_makes_a_model_fit(kind):
     """Narrow where it is cut and wide inside: three micro-batches in flight are too much, one is not."""
     schedule = Schedule(kind=kind, micro_batches=4)
     with pytest.raises(PlanInfeasible, match="a plan fits with recompute=True") as caught:
-        place(WIDE, two(180), schedule=schedule, effort=WORK)
+        place(WIDE, two(180), schedule=schedule, budget=WORK)
     assert "of 64 samples" in str(caught.value)
-    plan = place(WIDE, two(180), schedule=replace(schedule, recompute=True), effort=WORK)
+    plan = place(WIDE, two(180), schedule=replace(schedule, recompute=True), budget=WORK)
     assert max(plan.reserved_bytes.values()) <= 180
     samples = int(str(caught.value).split("for a batch of ")[1].split()[0])
     fewer = tuple(replace(t, nbytes=t.nbytes * samples // 64) for t in WIDE.tensors)
-    assert place(replace(WIDE, tensors=fewer), two(180), schedule=schedule, effort=WORK).placement
+    assert place(replace(WIDE, tensors=fewer), two(180), schedule=schedule, budget=WORK).placement
 
 
 def test_the_device_that_binds_is_named():
     """Two nodes of 60 bytes and one of 60 on devices of 100 each: some device holds two."""
     three = replace(CHAIN, nodes=tuple(replace(n, parameter_bytes=60) for n in CHAIN.nodes[:3]), tensors=())
     with pytest.raises(PlanInfeasible, match=r"most of it on [xy], which needs .* and has"):
-        place(three, two(100), effort=WORK)
+        place(three, two(100), budget=WORK)

@@ -13,13 +13,13 @@ pytest.importorskip("scipy", reason="no SciPy; pip install 'ephemeron[partition]
 pytest.importorskip("ortools", reason="no OR-tools; pip install 'ephemeron[partition]'")
 
 from partition_worlds import least_bottleneck_s
-from test_chains import EFFORT, PIPELINED, layers, machines
+from test_chains import BUDGET, PIPELINED, layers, machines
 
 from ephemeron.errors import JobError
 from ephemeron.partition import Schedule, graph_to_json, parse_graph, place, replay
 from ephemeron.partition.placement import robustness
 from ephemeron.partition.placement.robustness import robustness_of
-from ephemeron.partition.placement.summary import outcome_of
+from ephemeron.partition.placement.summary import summary_of
 
 
 def noisy(graph, factors, *, source="measured on a busy machine"):
@@ -33,7 +33,7 @@ def noisy(graph, factors, *, source="measured on a busy machine"):
 
 
 def planned(graph, topology, schedule=PIPELINED, objective="throughput"):
-    return place(graph, topology, objective=objective, schedule=schedule, effort=EFFORT)
+    return place(graph, topology, objective=objective, schedule=schedule, budget=BUDGET)
 
 
 def test_passes_that_are_all_alike_leave_nothing_in_doubt():
@@ -49,14 +49,14 @@ def test_passes_that_are_all_alike_leave_nothing_in_doubt():
 def test_every_draw_is_judged_and_bounded_as_by_trying_everything(monkeypatch):
     graph, topology = noisy(layers(5, {"a": 1.0}, seed=4), [0.5, 0.8, 1.0, 1.3, 2.5]), machines({"a": 3}, bandwidth=1e7)
     plan = planned(graph, topology)
-    seen, judged = [], robustness._judged
+    seen, judged = [], robustness._replayed
 
     def kept(drawn, *rest):
         made = judged(drawn, *rest)
         seen.append((drawn, *made))
         return made
 
-    monkeypatch.setattr(robustness, "_judged", kept)
+    monkeypatch.setattr(robustness, "_replayed", kept)
     found = robustness_of(graph, topology, plan, draws=8, limit_s=math.inf)
     losses = []
     for drawn, value_s, bound_s in seen:
@@ -81,16 +81,16 @@ def test_the_spread_is_told_beside_the_proof():
     found = robustness_of(graph, topology, plan, draws=5)
     assert found.widest == "n2"
     assert found.widest_spread == pytest.approx(4.11)
-    outcome = outcome_of(
+    summary = summary_of(
         graph, topology, plan, replay(graph, topology, plan.placement, schedule=PIPELINED), robustness=found
     )
-    assert "measured on a busy machine" in outcome.rests_on
-    assert "passes of n2 up to 411%" in outcome.rests_on
-    assert "within 1% in 100%" in outcome.rests_on
-    table = json.loads(json.dumps(outcome.to_dict()))["rests_on"]
+    assert "measured on a busy machine" in summary.rests_on
+    assert "passes of n2 up to 411%" in summary.rests_on
+    assert "within 1% in 100%" in summary.rests_on
+    table = json.loads(json.dumps(summary.to_dict()))["rests_on"]
     assert table["robustness"]["widest_spread"] == pytest.approx(4.11)
     assert table["robustness"]["within"][0] == {"of_the_best": 0.01, "draws": 1.0}
-    assert table["told"] == outcome.rests_on
+    assert table["told"] == summary.rests_on
 
 
 def test_of_an_iteration_the_interval_is_told_and_no_more():
@@ -106,9 +106,9 @@ def test_times_without_passes_are_said_to_be_just_that():
     graph, topology = replace(layers(4, {"a": 1.0}), source="assumed"), machines({"a": 2})
     plan = planned(graph, topology)
     assert robustness_of(graph, topology, plan) is None
-    outcome = outcome_of(graph, topology, plan, replay(graph, topology, plan.placement, schedule=PIPELINED))
-    assert "times as given (assumed); without measured passes, its uncertainty is unknown" in outcome.rests_on
-    assert outcome.to_dict()["rests_on"]["robustness"] is None
+    summary = summary_of(graph, topology, plan, replay(graph, topology, plan.placement, schedule=PIPELINED))
+    assert "times as given (assumed); without measured passes, its uncertainty is unknown" in summary.rests_on
+    assert summary.to_dict()["rests_on"]["robustness"] is None
 
 
 def test_time_ends_the_draws():
@@ -126,5 +126,5 @@ def test_passes_are_kept_in_the_file_and_checked():
     del table["nodes"][0]["passes_s"]
     assert parse_graph(json.dumps(table)).nodes[0].passes_s == {}
     table["nodes"][1]["passes_s"] = {"a": [[1.0]]}
-    with pytest.raises(JobError, match=r"nodes\[1\]\.passes_s\[a\] should be a list of \[forward, backward\]"):
+    with pytest.raises(JobError, match=r"nodes\[1\]: passes_s.a\[0\] = \[1.0\] should have 2 values"):
         parse_graph(json.dumps(table))

@@ -102,22 +102,22 @@ def place_(
 ) -> None:  # fmt: skip
     """Place MODEL on devices; the same as without the word `place`. See `ephemeron partition --help`."""
 
-    from ephemeron.cli.partition_table import print_outcome, print_profile
+    from ephemeron.cli.partition_table import print_profile, print_summary
     from ephemeron.partition import SearchBudget, place, replay
     from ephemeron.partition.graph.devices import load_topology
     from ephemeron.partition.placement.robustness import robustness_of
-    from ephemeron.partition.placement.summary import outcome_of
+    from ephemeron.partition.placement.summary import summary_of
 
     topology = load_topology(devices_file)
-    effort = SearchBudget(time_limit_s=time_limit_s, workers=workers, seed=seed)
+    budget = SearchBudget(time_limit_s=time_limit_s, workers=workers, seed=seed)
     wanted = None if batch_size is None else PartitionRequest(batch_size=batch_size, seed=seed, **measuring)
     schedule = _schedule(objective, kind, micro_batches, recompute, no_overlap, batch_size)
     with telling() as tell:
         graph, measured = graph_or_model(model, wanted, tell)
         if graph.batch_size is not None:
             schedule = _schedule(objective, kind, micro_batches, recompute, no_overlap, graph.batch_size)
-        tell(_announced(len(graph.nodes), len(topology.devices), effort))
-        plan = place(graph, topology, objective=objective, schedule=schedule, effort=effort)  # type: ignore[arg-type]
+        tell(_announced(len(graph.nodes), len(topology.devices), budget))
+        plan = place(graph, topology, objective=objective, schedule=schedule, budget=budget)  # type: ignore[arg-type]
         tell("simulating the plan")
         done = replay(graph, topology, plan.placement, schedule=schedule, orders=plan.orders, stages=plan.stages)
         if measured is not None:
@@ -125,20 +125,20 @@ def place_(
             check_placed(measured, plan)
         tell("resampling measured times")
         robustness = robustness_of(graph, topology, plan, seed=seed)
-    outcome = outcome_of(graph, topology, plan, done, robustness=robustness)
+    summary = summary_of(graph, topology, plan, done, robustness=robustness)
     console = make_console(to_stderr=as_json, width=110)
     if measured is not None:
         print_profile(measured, console, heaviest=0)
-    print_outcome(outcome, console)
+    print_summary(summary, console)
     files: list[Path] = []
     if out is not None:
         from ephemeron.partition.report.partition_page import write_partition_report
 
-        files = write_partition_report(graph, topology, outcome, done, out)
+        files = write_partition_report(graph, topology, summary, done, out)
         for path in files:
             console.print(f"wrote {path}", soft_wrap=True)
     if as_json:
-        click.echo(json.dumps({**outcome.to_dict(), "model": model, "files": [str(f) for f in files]}))
+        click.echo(json.dumps({**summary.to_dict(), "model": model, "files": [str(f) for f in files]}))
 
 
 @partition.command("measure")
@@ -213,8 +213,8 @@ def _schedule(
     return Schedule(kind=chosen, micro_batches=parts, recompute=recompute, overlap=not no_overlap)  # type: ignore[arg-type]
 
 
-def _announced(operators: int, devices: int, effort: SearchBudget) -> str:
-    return f"placing {operators} operators on {devices} devices, {effort.time_limit_s:g} s at most"
+def _announced(operators: int, devices: int, budget: SearchBudget) -> str:
+    return f"placing {operators} operators on {devices} devices, {budget.time_limit_s:g} s at most"
 
 
 def _linked(count: int, device: str, kind: str | None) -> str:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 HEAVIEST = 10
 
 
-def print_outcome(outcome: PlacementSummary, console: Console) -> None:
+def print_summary(summary: PlacementSummary, console: Console) -> None:
     """Stages, links, what is proved, and every method that was compared."""
     from rich.table import Table
 
-    p = outcome.plan
+    p = summary.plan
     schedule = (
         f"{p.schedule.kind}, {p.schedule.micro_batches} micro-batches" if p.schedule.kind != "plain" else "whole batch"
     )
@@ -30,7 +30,7 @@ def print_outcome(outcome: PlacementSummary, console: Console) -> None:
         text_of("\n", (f"{p.graph} on {p.topology}", "bold"), f", {p.objective}, {schedule}{again}, by {p.method}\n"),
         soft_wrap=True,
     )
-    pipeline = bool(outcome.stages) and outcome.stages[0].stage is not None
+    pipeline = bool(summary.stages) and summary.stages[0].stage is not None
     first = "stage" if pipeline else ""
     table = Table(
         first,
@@ -46,32 +46,32 @@ def print_outcome(outcome: PlacementSummary, console: Console) -> None:
     )
     for column in table.columns[2:7]:
         column.justify = "right"
-    for row in outcome.stages:
+    for row in summary.stages:
         table.add_row(
             "" if row.stage is None else str(row.stage), row.device, str(row.operators), human_bytes(row.parameter_bytes),
             human_bytes(row.needed_bytes), f"{human_bytes(row.memory_bytes)} ({row.needed_bytes / max(1, row.memory_bytes):.0%})",
             exact_seconds(row.busy_s), _mark(row.bottleneck),
         )  # fmt: skip
     console.print(table)
-    if outcome.links:
+    if summary.links:
         console.print()
         table = Table(
             "link", "transfers", "bytes per micro-batch", "busy per micro-batch", "", box=None, pad_edge=False
         )
         for column in table.columns[1:4]:
             column.justify = "right"
-        for link in outcome.links:
+        for link in summary.links:
             table.add_row(
                 f"{link.source} → {link.target}", str(link.transfers), human_bytes(link.nbytes), exact_seconds(link.busy_s),
                 _mark(link.bottleneck),
             )  # fmt: skip
         console.print(table)
-    console.print(f"\n{value_words(outcome)}\n", soft_wrap=True)
-    console.print(f"{outcome.rests_on}\n", soft_wrap=True)
-    table = Table("method", unit_of(outcome), "one iteration", "against the plan", box=None, pad_edge=False)
+    console.print(f"\n{value_words(summary)}\n", soft_wrap=True)
+    console.print(f"{summary.rests_on}\n", soft_wrap=True)
+    table = Table("method", unit_of(summary), "one iteration", "against the plan", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for row_ in outcome.methods:
+    for row_ in summary.methods:
         table.add_row(
             row_.method, "–" if row_.value_s is None else exact_seconds(row_.value_s),
             "–" if row_.iteration_s is None else exact_seconds(row_.iteration_s), row_.verdict,
@@ -83,18 +83,18 @@ def _mark(bottleneck: bool) -> Text:
     return text_of(("bottleneck", "red") if bottleneck else "")
 
 
-def unit_of(outcome: PlacementSummary) -> str:
+def unit_of(summary: PlacementSummary) -> str:
     """What the objective is measured in."""
-    return "per micro-batch" if outcome.plan.objective == "throughput" else "value"
+    return "per micro-batch" if summary.plan.objective == "throughput" else "value"
 
 
-def value_words(outcome: PlacementSummary) -> str:
+def value_words(summary: PlacementSummary) -> str:
     """The value, its bound and gap, in one line."""
-    p = outcome.plan
-    what = f"a micro-batch every {exact_seconds(p.value_s)} (held up by {outcome.bottleneck})"
+    p = summary.plan
+    what = f"a micro-batch every {exact_seconds(p.value_s)} (held up by {summary.bottleneck})"
     if p.objective == "iteration":
-        what = f"an iteration takes {exact_seconds(p.value_s)} (busiest is {outcome.bottleneck})"
-    rate = "" if outcome.samples_s is None else f", {outcome.samples_s:,.4g} samples/s"
+        what = f"an iteration takes {exact_seconds(p.value_s)} (busiest is {summary.bottleneck})"
+    rate = "" if summary.samples_s is None else f", {summary.samples_s:,.4g} samples/s"
     proof = "proved optimal for these times" if p.gap < 1e-4 else f"at most {p.gap:.2%} from the best"
     whole = f"one iteration {exact_seconds(p.iteration_s)}; " if p.objective == "throughput" else ""
     return (

@@ -14,7 +14,7 @@ from training_worlds import batches, furthest, loss, parts_of, traced, train_who
 from ephemeron.errors import JobError, StageFailed  # noqa: E402
 from ephemeron.partition import Schedule  # noqa: E402
 from ephemeron.partition.costs import Throttle  # noqa: E402
-from ephemeron.partition.runtime import Pipeline, border_bytes, borders  # noqa: E402
+from ephemeron.partition.runtime import Pipeline, boundary_bytes, stage_boundaries  # noqa: E402
 
 SCHEDULE = Schedule(kind="1f1b", micro_batches=3)
 
@@ -46,12 +46,12 @@ def test_a_step_tells_what_happened():
 
 def test_skips_go_straight_to_their_readers():
     """U-Net in four stages: what the first makes is read by the last, and goes through no other."""
-    every = borders(parts_of("u-net", 4, seed="3"))
+    every = stage_boundaries(parts_of("u-net", 4, seed="3"))
     assert any(target > b.stage + 1 for b in every for target in b.sent)
     for b in every:
         for target, names in b.sent.items():
             assert every[target].received[b.stage] == names
-    forwards = {k: f for k, (f, _) in border_bytes(parts_of("u-net", 4, seed="3")).items()}
+    forwards = {k: f for k, (f, _) in boundary_bytes(parts_of("u-net", 4, seed="3")).items()}
     assert all(f > 0 for f in forwards.values())
 
 

@@ -18,7 +18,7 @@ from training_worlds import batches, furthest, loss, parts_of, traced  # noqa: E
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.partition import Device, Schedule, connected, replay  # noqa: E402
-from ephemeron.partition.runtime import border_bytes  # noqa: E402
+from ephemeron.partition.runtime import boundary_bytes  # noqa: E402
 from ephemeron.partition.runtime.stage_costs import (  # noqa: E402
     StageSamples,
     StageTimes,
@@ -63,7 +63,7 @@ def test_a_graph_of_stages_is_replayed_at_the_size_of_a_micro_batch():
     parts = parts_of("u-net", 3)
     times = StageTimes(forward_s=(1.0, 2.0, 3.0), backward_s=(2.0, 4.0, 6.0), update_s=(0.0, 0.0, 0.0))
     graph = stage_graph(parts, times, micro_batches=2)
-    sent = border_bytes(parts)
+    sent = boundary_bytes(parts)
     assert {(t.producer, t.consumers[0]): (t.nbytes, t.gradient_bytes) for t in graph.tensors} == {
         (f"stage {u}", f"stage {v}"): b for (u, v), b in sent.items()
     }

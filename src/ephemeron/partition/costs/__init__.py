@@ -3,8 +3,8 @@
 `times`, `optimizer` and `profile` need torch and are imported by name; links do not.
 """
 
-from ephemeron.partition.costs.fitting import Fitted, fit_link
-from ephemeron.partition.costs.links import Measured, measure_here, measure_links
+from ephemeron.partition.costs.fitting import LinkFit, fit_link
+from ephemeron.partition.costs.links import MeasuredTopology, measure_here, measure_links
 from ephemeron.partition.costs.peer import Throttle
 
-__all__ = ["Fitted", "Measured", "Throttle", "fit_link", "measure_here", "measure_links"]
+__all__ = ["LinkFit", "MeasuredTopology", "Throttle", "fit_link", "measure_here", "measure_links"]

@@ -1,6 +1,6 @@
 """Estimated time of operators from their operations and bytes: the same numbers on every machine and at every launch.
 
-Measured times (`times`) are more accurate, but differ from run to run. The cut of a model must not: otherwise two launches of one
+MeasuredTopology times (`times`) are more accurate, but differ from run to run. The cut of a model must not: otherwise two launches of one
 job would not give the same bits. So PyTorch's counter counts operations while the example batch runs, bytes are the sizes of the
 tensors read and written, and a roofline of one vCPU gives seconds.
 """

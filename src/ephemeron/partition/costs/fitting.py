@@ -14,7 +14,7 @@ from ephemeron.errors import JobError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class LinkFit:
     """Line through timed messages: seconds = latency_s + nbytes / bandwidth_bytes_s."""
 
     latency_s: float
@@ -23,7 +23,7 @@ class Fitted:
     """Largest relative difference of a size's fastest message from the line."""
 
 
-def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) -> Fitted:
+def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) -> LinkFit:
     """Line through the fastest message of each size.
 
     Args:
@@ -47,7 +47,7 @@ def fit_link(samples: Mapping[int, Sequence[float]], *, replies: bool = True) ->
             f"messages of {max(points)} bytes are not slower than those of {min(points)}", remedy="send larger ones"
         )
     worst = max(abs(intercept + slope * n - t) / t for n, t in points.items())
-    return Fitted(latency_s=intercept / 2 if replies else intercept, bandwidth_bytes_s=1 / slope, worst_error=worst)
+    return LinkFit(latency_s=intercept / 2 if replies else intercept, bandwidth_bytes_s=1 / slope, worst_error=worst)
 
 
 def _line(points: Mapping[int, float]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ephemeron.communication.rpc import Client
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
-from ephemeron.partition.costs.fitting import Fitted, fit_link
+from ephemeron.partition.costs.fitting import LinkFit, fit_link
 from ephemeron.partition.costs.peer import Throttle, TimingReply, TimingRequest
 from ephemeron.partition.graph.topology import Device, Link, Topology
 
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredTopology:
     """Devices with measured links, and the fit of each link."""
 
     topology: Topology
-    fits: Mapping[Pair, Fitted]
+    fits: Mapping[Pair, LinkFit]
 
 
 async def measure_links(
@@ -44,7 +44,7 @@ async def measure_links(
     repeats: int = 5,
     throttles: Mapping[Pair, Throttle] | None = None,
     timeout_s: float = 120.0,
-) -> dict[Pair, Fitted]:
+) -> dict[Pair, LinkFit]:
     """Latency and bandwidth of every ordered pair of peers, measured one pair after the other.
 
     Args:
@@ -81,7 +81,7 @@ async def measure_links(
     return made
 
 
-async def _one_link(client: Client, request: TimingRequest, where: str) -> Fitted:
+async def _one_link(client: Client, request: TimingRequest, where: str) -> LinkFit:
     """Latency and bandwidth of one link; measured up to `_TRIALS` times if the machine was too busy for a line to fit."""
     samples: dict[int, list[float]] = {}
     for trial in range(1, _TRIALS + 1):
@@ -104,7 +104,7 @@ async def measure_here(
     repeats: int = 5,
     throttles: Mapping[Pair, Throttle] | None = None,
     name: str = "measured",
-) -> Measured:
+) -> MeasuredTopology:
     """Links between devices, measured between processes of this machine.
 
     Raises:
@@ -118,17 +118,17 @@ async def measure_here(
         Link(source=a, target=b, latency_s=f.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s)
         for (a, b), f in fits.items()
     )
-    return Measured(topology=Topology(name=name, devices=devices, links=links), fits=fits)
+    return MeasuredTopology(topology=Topology(name=name, devices=devices, links=links), fits=fits)
 
 
-def _fitted(samples: Mapping[int, Sequence[float]], limit: Throttle, where: str) -> Fitted:
+def _fitted(samples: Mapping[int, Sequence[float]], limit: Throttle, where: str) -> LinkFit:
     """Fit with the throttle subtracted and added again: a throttle delays one direction only, and `fit_link` halves latencies."""
     try:
         plain = {n: [t - limit.latency_s for t in times] for n, times in samples.items()}
         f = fit_link(plain)
     except JobError as e:
         raise JobError(f"link {where}: {e.problem}", remedy=e.remedy) from None
-    return Fitted(
+    return LinkFit(
         latency_s=f.latency_s + limit.latency_s, bandwidth_bytes_s=f.bandwidth_bytes_s, worst_error=f.worst_error
     )
 

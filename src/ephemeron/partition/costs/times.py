@@ -12,6 +12,7 @@ Results are medians and quartiles, which one interrupted run does not distort.
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from ephemeron.partition.tracing.operators import Operator, front_numbers, opera
 from ephemeron.partition.tracing.program import Ref, leaves
 from ephemeron.partition.tracing.traced import Traced
 from ephemeron.partition.tracing.traced_module import TracedModule
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,7 @@ def measure_times(
     twin = copy.deepcopy(traced)
     twin.train()
     bench = _Bench(twin, loss, clock)
+    _log.info("measuring %d operators on %s, %d passes", len(bench.operators), bench.device, warmup + repeats)
     rows = [bench.run(tuple(args), dict(kwargs or {})) for _ in range(warmup + repeats)][warmup:]
     empty_s = median(bench.empty_s() for _ in range(50))
     passes = tuple(

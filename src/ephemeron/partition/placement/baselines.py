@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.colocation import coplaced
+from ephemeron.partition.placement.colocation import colocated
 from ephemeron.partition.placement.milp import MilpProgram
 from ephemeron.partition.placement.milp_model import iteration_program
 
@@ -143,7 +143,7 @@ def netsplit(
 
 
 def _published(costs: Costs, groups: int | None, time_limit_s: float, node_limit: int, *, backward: bool) -> list[int]:
-    units = coplaced(costs, groups=groups or 2 * len(costs.devices))
+    units = colocated(costs, groups=groups or 2 * len(costs.devices))
     formulated = iteration_program(costs, units, backward=backward, cuts=False)
     solution = formulated.program.solve(time_limit_s=time_limit_s, node_limit=node_limit, gap=1e-4)
     return formulated.where(solution) or m_topo(costs)

@@ -22,7 +22,7 @@ SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Canonical:
+class CanonicalProblem:
     """A problem in canonical order and unit."""
 
     graph: Graph
@@ -31,10 +31,10 @@ class Canonical:
     """Seconds of the original problem per canonical second."""
 
 
-def canonical(graph: Graph, topology: Topology) -> Canonical:
+def canonical(graph: Graph, topology: Topology) -> CanonicalProblem:
     """Canonical form of a problem. The times of all operators on all kinds of devices add up to one."""
     unit_s = math.fsum(s for n in graph.nodes for table in (n.forward_s, n.backward_s) for s in table.values()) or 1.0
-    return Canonical(graph=_graph(graph, unit_s), topology=_topology(graph, topology, unit_s), unit_s=unit_s)
+    return CanonicalProblem(graph=_graph(graph, unit_s), topology=_topology(graph, topology, unit_s), unit_s=unit_s)
 
 
 def _graph(graph: Graph, unit_s: float) -> Graph:

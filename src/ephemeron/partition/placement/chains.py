@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.device_classes import Classes
+from ephemeron.partition.placement.device_classes import DeviceClasses
 from ephemeron.partition.placement.downsets import Downsets
 from ephemeron.partition.placement.search_budget import Timer
 from ephemeron.partition.placement.stages import in_flight
@@ -78,7 +78,7 @@ class _ChainRow:
 class ChainSearch:
     """Tables of one model on classes of devices."""
 
-    def __init__(self, costs: Costs, schedule: Schedule, downsets: Downsets, classes: Classes) -> None:
+    def __init__(self, costs: Costs, schedule: Schedule, downsets: Downsets, classes: DeviceClasses) -> None:
         self.costs, self.downsets, self.classes = costs, downsets, classes
         size = len(costs.devices)
         self._flight = in_flight(schedule, size + 1)[::-1]  # by number of later stages

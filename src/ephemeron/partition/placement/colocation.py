@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ephemeron.partition.costs.table import Costs
 
 
-def coplaced(costs: Costs, *, groups: int) -> tuple[tuple[int, ...], ...]:
+def colocated(costs: Costs, *, groups: int) -> tuple[tuple[int, ...], ...]:
     """Groups of clusters, merged along the heaviest edges.
 
     Args:

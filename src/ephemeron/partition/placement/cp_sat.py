@@ -7,6 +7,7 @@ bound stays a lower bound. Of its solution only placement and orders are used, a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,12 +18,14 @@ from ephemeron.partition.placement.search_budget import SearchBudget, Timer
 from ephemeron.partition.placement.sequencing import timed
 from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, Task
 
+_log = logging.getLogger(__name__)
+
 TICKS = 2_000_000
 """Ticks of the iteration of the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constrained:
+class CpSatResult:
     """Result of CP-SAT."""
 
     where: tuple[int, ...] | None
@@ -40,9 +43,9 @@ def improve(
     order: Sequence[int],
     *,
     bound_s: float,
-    effort: SearchBudget,
+    budget: SearchBudget,
     timer: Timer,
-) -> Constrained:
+) -> CpSatResult:
     """Improved plan, and a lower bound.
 
     Args:
@@ -51,7 +54,7 @@ def improve(
         where: device by node; it fits.
         order: all passes.
         bound_s: known lower bound.
-        effort: threads, seed, deterministic time.
+        budget: threads, seed, deterministic time.
         timer: ends earlier.
 
     Raises:
@@ -60,7 +63,7 @@ def improve(
     module = cp_model()
     limit_s = timer.left_s()
     if limit_s <= 0:
-        return Constrained(where=None, orders=None, bound_s=bound_s)
+        return CpSatResult(where=None, orders=None, bound_s=bound_s)
     total_s = timed(costs, where, order).makespan_s
     tick_s = max(total_s, 1e-12) / TICKS
     model = _Model(module=module, costs=costs, units=units, tick_s=tick_s, horizon=TICKS + 1)
@@ -69,17 +72,19 @@ def improve(
     solver = module.CpSolver()
     if limit_s < float("inf"):
         solver.parameters.max_time_in_seconds = limit_s
-    solver.parameters.max_deterministic_time = effort.constraint_work
-    solver.parameters.num_workers = effort.workers
-    solver.parameters.random_seed = effort.seed
+    solver.parameters.max_deterministic_time = budget.constraint_work
+    solver.parameters.num_workers = budget.workers
+    solver.parameters.random_seed = budget.seed
+    _log.debug("CP-SAT starts: %d passes, limit %.1f s", 2 * len(costs.nodes), limit_s)
     status = solver.solve(model.model)
+    _log.debug("CP-SAT ends: %s after %.1f s", solver.status_name(status), solver.wall_time)
     proved = max(bound_s, solver.best_objective_bound * tick_s * (1 - 1e-9))
     if status == module.INFEASIBLE:  # no better solution than the start
-        return Constrained(where=None, orders=None, bound_s=total_s)
+        return CpSatResult(where=None, orders=None, bound_s=total_s)
     if status not in (module.OPTIMAL, module.FEASIBLE):
-        return Constrained(where=None, orders=None, bound_s=bound_s)
+        return CpSatResult(where=None, orders=None, bound_s=bound_s)
     found, orders, passes = model.read(solver)
-    return Constrained(where=tuple(found), orders=orders, passes=tuple(passes), bound_s=proved)
+    return CpSatResult(where=tuple(found), orders=orders, passes=tuple(passes), bound_s=proved)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from ephemeron.partition.costs.table import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
+class DeviceClasses:
     """Devices by class."""
 
     members: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Classes:
         return [next(free[x]) for x in order]
 
 
-def classes_of(costs: Costs) -> Classes:
+def classes_of(costs: Costs) -> DeviceClasses:
     """Coarsest classes of interchangeable devices."""
     size = len(costs.devices)
     kinds = _kinds(costs)
@@ -53,15 +53,15 @@ def classes_of(costs: Costs) -> Classes:
                 break
         else:
             found.append([d])
-    return Classes(members=tuple(map(tuple, found)), exact=True)
+    return DeviceClasses(members=tuple(map(tuple, found)), exact=True)
 
 
-def coarse_classes_of(costs: Costs) -> Classes:
+def coarse_classes_of(costs: Costs) -> DeviceClasses:
     """Classes by speed and memory only, without links."""
     found: dict[int, list[int]] = {}
     for d, kind in enumerate(_kinds(costs)):
         found.setdefault(kind, []).append(d)
-    return Classes(members=tuple(map(tuple, found.values())), exact=False)
+    return DeviceClasses(members=tuple(map(tuple, found.values())), exact=False)
 
 
 def sequences(counts: Sequence[int]) -> int:

@@ -105,7 +105,7 @@ def without_idle_ends(costs: Costs, units: Units) -> Units:
         if idle[v] and len(around[v]) == 1:
             todo.append(v)
 
-    def settled(u: int) -> int:
+    def annealed_stages(u: int) -> int:
         while home[u] != u:
             u = home[u]
         return u
@@ -115,7 +115,7 @@ def without_idle_ends(costs: Costs, units: Units) -> Units:
     nodes: list[list[int]] = [[] for _ in kept]
     followers: set[int] = set()
     for u, own in enumerate(units.nodes):
-        nodes[number[settled(u)]].extend(own)
+        nodes[number[annealed_stages(u)]].extend(own)
         if home[u] != u:
             followers.update(own)
     after = tuple(tuple(number[v] for v in units.after[u] if home[v] == v) for u in kept)
@@ -123,7 +123,7 @@ def without_idle_ends(costs: Costs, units: Units) -> Units:
     for a, following in enumerate(after):
         for b in following:
             before[b] |= 1 << a
-    unit = tuple(number[settled(u)] for u in units.unit)
+    unit = tuple(number[annealed_stages(u)] for u in units.unit)
     merged = tuple(tuple(sorted(own)) for own in nodes)
     return Units(nodes=merged, unit=unit, before=tuple(before), after=after, followers=frozenset(followers))
 

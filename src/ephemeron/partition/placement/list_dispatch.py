@@ -117,7 +117,7 @@ def mirrored(costs: Costs) -> Costs:
     )  # fmt: skip
 
 
-def bounced(
+def forward_backward_improved(
     costs: Costs, mirror: Costs, where: Sequence[int], order: Sequence[int], *, rounds: int = 3
 ) -> tuple[float, list[int]]:
     """Shortest of an order, its dispatch, and some rounds of forward-backward improvement.

@@ -18,7 +18,7 @@ from random import Random
 
 from ephemeron.partition.costs.table import Costs
 from ephemeron.partition.placement.annealing import AnnealingResult
-from ephemeron.partition.placement.list_dispatch import bounced, mirrored
+from ephemeron.partition.placement.list_dispatch import forward_backward_improved, mirrored
 from ephemeron.partition.placement.search_budget import Timer
 from ephemeron.partition.placement.sequencing import makespan_s, ranked_order
 
@@ -79,7 +79,7 @@ class _Search:
         self.costs, self.rng, self.mirror = costs, rng, mirrored(costs)
         self.best: tuple[int, float] | None = None
         """Bytes over, and seconds."""
-        self.bounced = self.helped = 0
+        self.forward_backward_improved = self.helped = 0
         self.where: list[int] = []
         self.order: list[int] = []
         self.weights = _Weights(price=0.0, link=1.0, noise=0.0)
@@ -143,9 +143,9 @@ class _Search:
         order = ranked_order(costs, where) if forward is None else [*forward, *(n + i for i in reversed(forward))]
         total_s = makespan_s(costs, where, order)
         near = self.best is None or (over, total_s) < (self.best[0], self.best[1] * NEAR)
-        if near and self.rng.random() < (self.helped + 2) / (self.bounced + 2) + 0.05:
-            shorter_s, shorter = bounced(costs, self.mirror, where, order)
-            self.bounced += 1
+        if near and self.rng.random() < (self.helped + 2) / (self.forward_backward_improved + 2) + 0.05:
+            shorter_s, shorter = forward_backward_improved(costs, self.mirror, where, order)
+            self.forward_backward_improved += 1
             self.helped += shorter_s < total_s
             total_s, order = shorter_s, shorter
         if self.best is not None and (over, total_s) >= self.best:

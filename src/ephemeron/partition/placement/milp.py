@@ -5,12 +5,15 @@ Deterministic: the same program with the same limit of branches has the same res
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ephemeron.errors import MissingExtra
 from ephemeron.partition._stdout import silent
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class MilpProgram:
         if time_limit_s < math.inf:
             options["time_limit"] = time_limit_s
         integrality = np.zeros(len(self.cost)) if relaxed else np.array(self.whole, dtype=int)
+        _log.debug("HiGHS starts: %d variables, %d rows", len(self.cost), len(self.rows))
         with silent():
             result = milp(
                 np.array(self.cost),
@@ -91,6 +95,7 @@ class MilpProgram:
                 constraints=LinearConstraint(matrix, [r[1] for r in self.rows], [r[2] for r in self.rows]),
                 options=options,
             )
+        _log.debug("HiGHS ends: %s", result.message)
         if result.status == 2:
             return Solution(values=None, value=math.inf, bound=math.inf, nodes=0)
         values = None if result.x is None else tuple(float(v) for v in result.x)

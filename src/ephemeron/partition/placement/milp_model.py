@@ -24,7 +24,7 @@ from ephemeron.partition.placement.milp import MilpProgram, Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Formulated:
+class PlacementProgram:
     """A program with its placement variables."""
 
     program: MilpProgram
@@ -46,7 +46,7 @@ class Formulated:
         return found
 
 
-def load_program(costs: Costs, units: Sequence[Sequence[int]], *, repeats: int = 1) -> Formulated:
+def load_program(costs: Costs, units: Sequence[Sequence[int]], *, repeats: int = 1) -> PlacementProgram:
     """Program of loads, ramps and memory with divisible nodes: small and solved fast.
 
     Args:
@@ -58,12 +58,12 @@ def load_program(costs: Costs, units: Sequence[Sequence[int]], *, repeats: int =
     placed = _placed(program, costs, units, whole=False)
     _memory(program, costs, units, placed, exact=False)
     _loads(program, costs, units, placed, total, scale_s / repeats, scale_s)
-    return Formulated(program=program, placed=placed, units=tuple(map(tuple, units)), scale_s=scale_s)
+    return PlacementProgram(program=program, placed=placed, units=tuple(map(tuple, units)), scale_s=scale_s)
 
 
 def iteration_program(
     costs: Costs, units: Sequence[Sequence[int]], *, backward: bool = True, cuts: bool = True, memory: bool = True
-) -> Formulated:
+) -> PlacementProgram:
     """Program of equations 5-11 to 5-18.
 
     Args:
@@ -112,7 +112,7 @@ def iteration_program(
         _memory(program, costs, units, placed, exact=True)
     if cuts:
         _loads(program, costs, units, placed, total, scale_s, scale_s)
-    return Formulated(program=program, placed=placed, units=tuple(map(tuple, units)), scale_s=scale_s)
+    return PlacementProgram(program=program, placed=placed, units=tuple(map(tuple, units)), scale_s=scale_s)
 
 
 def _begun(costs: Costs) -> tuple[MilpProgram, float, int]:

@@ -8,6 +8,7 @@ mixed-integer program, whose optimum is the proof. Orders that a bound excludes 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ephemeron.partition.costs.table import Costs
 from ephemeron.partition.placement.adjacent import AdjacentSearch
 from ephemeron.partition.placement.chains import ChainSearch, ChainSearchResult
 from ephemeron.partition.placement.device_classes import (
-    Classes,
+    DeviceClasses,
     classes_of,
     coarse_classes_of,
     permutations,
@@ -25,9 +26,19 @@ from ephemeron.partition.placement.device_classes import (
 )
 from ephemeron.partition.placement.downsets import downsets_of, units_of, without_idle_ends
 from ephemeron.partition.placement.search_budget import SearchBudget, Timer
-from ephemeron.partition.placement.stages import DeviceOrder, Staged, cuts, in_flight, mended, settled, staged
+from ephemeron.partition.placement.stages import (
+    DeviceOrder,
+    StagedPlacement,
+    annealed_stages,
+    cuts,
+    in_flight,
+    repaired,
+    staged,
+)
 from ephemeron.partition.placement.stages_program import StagesProgram
 from ephemeron.partition.schedule_simulator.schedule import Schedule
+
+_log = logging.getLogger(__name__)
 
 TIGHT = 1e-3
 """Relative gap at which the search of an order of devices ends."""
@@ -46,31 +57,31 @@ MOST_VECTORS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelined:
+class PipelineSearchResult:
     """Result of the search."""
 
-    found: tuple[Staged, ...]
+    found: tuple[StagedPlacement, ...]
     """Best pipelines that fit, best first; empty: none."""
     bound_s: float
     """Proved lower bound of the bottleneck."""
 
 
 def best_pipeline(
-    costs: Costs, schedule: Schedule, *, effort: SearchBudget, timer: Timer, least: Sequence[Staged] = ()
-) -> Pipelined:
+    costs: Costs, schedule: Schedule, *, budget: SearchBudget, timer: Timer, least: Sequence[StagedPlacement] = ()
+) -> PipelineSearchResult:
     """Best pipelines over all orders of devices.
 
     Args:
         costs: of one micro-batch.
         schedule: determines micro-batches in flight.
-        effort: limits and seed.
+        budget: limits and seed.
         timer: ends earlier.
         least: known pipelines.
 
     Raises:
         MissingExtra: SciPy is not installed.
     """
-    rng = Random(effort.seed)
+    rng = Random(budget.seed)
     classes = classes_of(costs)
     every = sequences(classes.counts) <= MOST_LINES
     found = [s for s in least if s.over_bytes == 0]
@@ -82,13 +93,14 @@ def best_pipeline(
     orders = _orders(costs, rng)
     chained = _chained(costs, schedule, classes, orders, found, anyhow_s, rng=rng, timer=timer.part(0.85))
     anyhow_s = max(anyhow_s, chained)
+    _log.debug("dynamic program ends: best %.6g, bound %.6g", best_s(), anyhow_s)
     if anyhow_s >= best_s() * (1 - PROVED):
-        return Pipelined(found=_first(found), bound_s=min(anyhow_s, best_s()))
+        return PipelineSearchResult(found=_first(found), bound_s=min(anyhow_s, best_s()))
     lines = _lines(costs, schedule, classes, rng) if every else _some_lines(costs, schedule, classes, found, rng)
     lines.sort(key=lambda line: _load_bound_s(costs, line))
     bounds = {line: max(chained, _load_bound_s(costs, line)) for line in lines}
-    steps = max(1, effort.annealing_steps // (2 * len(lines)))
-    promising: list[tuple[float, DeviceOrder, Staged]] = []
+    steps = max(1, budget.annealing_steps // (2 * len(lines)))
+    promising: list[tuple[float, DeviceOrder, StagedPlacement]] = []
     for k, line in enumerate(lines):
         if bounds[line] >= best_s() * (1 - TIGHT):
             continue
@@ -97,7 +109,9 @@ def best_pipeline(
         tries = [staged(costs, line, cuts(costs, line, order)) for order in orders]
         start = min(tries, key=lambda s: (s.over_bytes, s.bottleneck_s))
         share = timer.part(0.25 / max(1, len(lines) - k)) if k < len(lines) - 1 else timer.part(0.1)
-        better = settled(costs, line, start.stage, rng=rng, steps=min(steps, 200 * len(costs.nodes)), timer=share)
+        better = annealed_stages(
+            costs, line, start.stage, rng=rng, steps=min(steps, 200 * len(costs.nodes)), timer=share
+        )
         promising.append((better.bottleneck_s, line, better))
         if better.over_bytes == 0:
             found.append(better)
@@ -113,7 +127,7 @@ def best_pipeline(
                 time_limit_s=timer.part(1.0 / (len(promising) - k)).left_s()
                 if not relaxed
                 else timer.part(0.5).left_s(),
-                node_limit=effort.program_nodes,
+                node_limit=budget.program_nodes,
                 gap=TIGHT / 4,
                 relaxed=relaxed,
             )
@@ -121,24 +135,24 @@ def best_pipeline(
             if solution.values is None:
                 continue
             for stage in program.rounded(solution):
-                better = staged(costs, line, mended(costs, stage))
+                better = staged(costs, line, repaired(costs, stage))
                 if (better.over_bytes, better.bottleneck_s) < (start.over_bytes, start.bottleneck_s):
                     start = better
-            better = settled(
+            better = annealed_stages(
                 costs, line, start.stage, rng=rng, steps=min(steps, 100 * len(costs.nodes)), timer=timer.part(0.2)
             )
             if better.over_bytes == 0:
                 found.append(better)
     proved = max(anyhow_s, min(bounds.values())) if every else anyhow_s
-    return Pipelined(found=_first(found), bound_s=min(proved, best_s()))
+    return PipelineSearchResult(found=_first(found), bound_s=min(proved, best_s()))
 
 
-def _first(found: Sequence[Staged]) -> tuple[Staged, ...]:
+def _first(found: Sequence[StagedPlacement]) -> tuple[StagedPlacement, ...]:
     return tuple(sorted(found, key=lambda s: s.bottleneck_s)[:3])
 
 
 def _chained(
-    costs: Costs, schedule: Schedule, classes: Classes, orders: Sequence[Sequence[int]], found: list[Staged], loads_s: float, *,
+    costs: Costs, schedule: Schedule, classes: DeviceClasses, orders: Sequence[Sequence[int]], found: list[StagedPlacement], loads_s: float, *,
     rng: Random, timer: Timer,
 ) -> float:  # fmt: skip
     """Add the plans of the dynamic program to `found`; its bound, or the load bound if it proves none."""
@@ -154,9 +168,9 @@ def _chained(
         return min((s.bottleneck_s for s in found), default=float("inf"))
 
     def add(line: DeviceOrder, *stages: Sequence[int]) -> None:
-        tries = [staged(costs, line, mended(costs, stage)) for stage in stages]
+        tries = [staged(costs, line, repaired(costs, stage)) for stage in stages]
         plain = min(tries, key=lambda s: (s.over_bytes, s.bottleneck_s))
-        better = settled(costs, line, plain.stage, rng=rng, steps=20 * len(costs.nodes), timer=timer.part(0.1))
+        better = annealed_stages(costs, line, plain.stage, rng=rng, steps=20 * len(costs.nodes), timer=timer.part(0.1))
         found.extend(s for s in (plain, better) if s.over_bytes == 0)
 
     line = _all_devices(costs, schedule)
@@ -191,7 +205,7 @@ def _chained(
     return bound_s
 
 
-def _linked(costs: Costs, classes: Classes, order: Sequence[int]) -> tuple[int, ...]:
+def _linked(costs: Costs, classes: DeviceClasses, order: Sequence[int]) -> tuple[int, ...]:
     """Devices for a sequence of classes; if members differ by their links, always the nearest."""
     if classes.exact:
         return tuple(classes.of(order))
@@ -213,7 +227,9 @@ def _all_devices(costs: Costs, schedule: Schedule) -> DeviceOrder:
     return _line(schedule, range(len(costs.devices)))
 
 
-def staging(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[str] = ()) -> Staged | None:
+def staging(
+    costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[str] = ()
+) -> StagedPlacement | None:
     """A placement as stages; None: tensors go in both directions between devices.
 
     Args:
@@ -237,11 +253,11 @@ def staging(costs: Costs, schedule: Schedule, where: Sequence[int], order: Seque
     return _on_line(costs, schedule, where, found)
 
 
-def _on_line(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[int]) -> Staged:
+def _on_line(costs: Costs, schedule: Schedule, where: Sequence[int], order: Sequence[int]) -> StagedPlacement:
     return staged(costs, _line(schedule, order), [order.index(d) for d in where])
 
 
-def _lines(costs: Costs, schedule: Schedule, classes: Classes, rng: Random) -> list[DeviceOrder]:
+def _lines(costs: Costs, schedule: Schedule, classes: DeviceClasses, rng: Random) -> list[DeviceOrder]:
     """Every order of every subset of devices; of equivalent orders only the first."""
     return [
         _line(schedule, classes.of(order))
@@ -251,7 +267,7 @@ def _lines(costs: Costs, schedule: Schedule, classes: Classes, rng: Random) -> l
 
 
 def _some_lines(
-    costs: Costs, schedule: Schedule, classes: Classes, found: Sequence[Staged], rng: Random
+    costs: Costs, schedule: Schedule, classes: DeviceClasses, found: Sequence[StagedPlacement], rng: Random
 ) -> list[DeviceOrder]:
     """Orders of the best known plans, orders along the fastest links from each class, and some random ones."""
     size = len(costs.devices)
@@ -309,14 +325,14 @@ def _orders(costs: Costs, rng: Random) -> list[list[int]]:
     return found
 
 
-def feasible_pipeline(costs: Costs, schedule: Schedule, *, rng: Random, timer: Timer) -> Staged | None:
+def feasible_pipeline(costs: Costs, schedule: Schedule, *, rng: Random, timer: Timer) -> StagedPlacement | None:
     """A pipeline that fits, by a quick search; None: none was found, which proves nothing."""
     classes = classes_of(costs)
     every = sequences(classes.counts) <= MOST_LINES
     for line in _lines(costs, schedule, classes, rng) if every else _some_lines(costs, schedule, classes, (), rng):
         for order in _orders(costs, rng)[:2]:
             for start in (cuts(costs, line, order), _filled(costs, line, order)):
-                found = settled(costs, line, start, rng=rng, steps=20 * len(costs.nodes), timer=timer)
+                found = annealed_stages(costs, line, start, rng=rng, steps=20 * len(costs.nodes), timer=timer)
                 if found.over_bytes == 0:
                     return found
         if timer.left_s() <= 0:
@@ -338,7 +354,7 @@ def _filled(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
         used += need
         there |= {*costs.inputs[i], *costs.outputs[i]}
         stage[i] = s
-    return mended(costs, stage)
+    return repaired(costs, stage)
 
 
 def _needed(costs: Costs, line: DeviceOrder, s: int, tensors: set[int]) -> int:

@@ -6,6 +6,7 @@ independent of the solvers, and their bounds are compared with a value that none
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,16 +28,18 @@ from ephemeron.partition.placement.pipeline import best_pipeline, staging
 from ephemeron.partition.placement.plan import Objective, PlacementCandidate, PlacementPlan
 from ephemeron.partition.placement.search_budget import SearchBudget, Timer, timer
 from ephemeron.partition.placement.sequencing import orders_of
-from ephemeron.partition.placement.stages import Staged, in_flight
+from ephemeron.partition.placement.stages import StagedPlacement, in_flight
 from ephemeron.partition.schedule_simulator.replay import Replay
 from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Schedule
 from ephemeron.partition.schedule_simulator.simulator import check_placement, replay
+
+_log = logging.getLogger(__name__)
 
 DEFAULTS: dict[str, Schedule] = {
     "throughput": Schedule(kind="1f1b", micro_batches=8),
     "iteration": Schedule(),
 }
-REMEDY_S = 10.0
+SUGGESTION_S = 10.0
 """Time for suggestions if nothing fits."""
 TIGHT = 1e-4
 """Relative gap at which a plan is proved."""
@@ -62,7 +65,7 @@ def place(
     *,
     objective: Objective = "throughput",
     schedule: Schedule | None = None,
-    effort: SearchBudget | None = None,
+    budget: SearchBudget | None = None,
     seeds: Sequence[Mapping[str, str]] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> PlacementPlan:
@@ -74,7 +77,7 @@ def place(
         objective: `throughput`: the least bottleneck of a pipeline of stages; `iteration`: the shortest iteration of any
             placement; the search is thorough with the whole batch only.
         schedule: of the micro-batches; None: 1F1B with 8 of them, or the whole batch.
-        effort: limits and seed.
+        budget: limits and seed.
         seeds: known placements, e.g. of a former topology; the result is not worse than any that fits.
         clock: seconds, for the time limit.
 
@@ -86,16 +89,24 @@ def place(
         PlanInfeasible: memory does not suffice; names the missing bytes and changes that would fit.
         MissingExtra: SciPy or OR-tools is not installed.
     """
-    effort = effort or SearchBudget()
+    budget = budget or SearchBudget()
     schedule = schedule or DEFAULTS[objective]
     if objective == "throughput" and schedule.kind == "plain":
         raise JobError(
             "objective throughput does not go with a plain schedule, which has nothing to overlap",
             remedy="take gpipe or 1f1b, or the objective iteration",
         )
+    _log.info(
+        "placing %d operators on %d devices, objective %s, schedule %s",
+        len(graph.nodes), len(topology.devices), objective, schedule.kind,
+    )  # fmt: skip
     form = canonical(graph, topology)
-    plan = _placed(form.graph, form.topology, objective, schedule, effort, seeds, clock)
-    return _as_given(plan, graph, topology, form.unit_s)
+    plan = _placed(form.graph, form.topology, objective, schedule, budget, seeds, clock)
+    plan = _as_given(plan, graph, topology, form.unit_s)
+    _log.info(
+        "placed by %s in %.1f s: value %.6g s, bound %.6g s", plan.method, plan.solver_s, plan.value_s, plan.bound_s
+    )
+    return plan
 
 
 def _as_given(plan: PlacementPlan, graph: Graph, topology: Topology, unit_s: float) -> PlacementPlan:
@@ -128,33 +139,33 @@ def _same(seconds: float, known_s: float) -> float:
 
 
 def _placed(
-    graph: Graph, topology: Topology, objective: Objective, schedule: Schedule, effort: SearchBudget,
+    graph: Graph, topology: Topology, objective: Objective, schedule: Schedule, budget: SearchBudget,
     seeds: Sequence[Mapping[str, str]], clock: Callable[[], float],
 ) -> PlacementPlan:  # fmt: skip
     begun_s = clock()
-    limit = timer(effort.time_limit_s, clock)
+    limit = timer(budget.time_limit_s, clock)
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
     devices = {d.name: d for d in topology.devices}
     for seed in seeds:
         check_placement(graph, devices, seed)
-    remedy_s = None if effort.time_limit_s is None else REMEDY_S
-    refuse_what_cannot_fit(graph, topology, costs, schedule, timer(remedy_s, clock))
+    suggestion_s = None if budget.time_limit_s is None else SUGGESTION_S
+    refuse_what_cannot_fit(graph, topology, costs, schedule, timer(suggestion_s, clock))
     trial = _PlacementTrial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
     for k, seed in enumerate(seeds):
-        trial.judge(f"seed {k}", costs.where(seed))
+        trial.evaluate(f"seed {k}", costs.where(seed))
     if objective == "throughput":
         # building the programs of some baselines takes longer than proving most pipelines
-        bound_s = _throughput(trial, effort, limit.part(SEARCHED))
-        _judge_baselines(trial, effort, limit)
+        bound_s = _throughput(trial, budget, limit.part(SEARCHED))
+        _evaluate_baselines(trial, budget, limit)
     else:
-        _judge_baselines(trial, effort, limit)
+        _evaluate_baselines(trial, budget, limit)
         spare = len(topology.devices) > 1 and schedule.micro_batches == 1
-        bound_s = _iteration(trial, effort, limit.part(1 - SPARED) if spare else limit)
+        bound_s = _iteration(trial, budget, limit.part(1 - SPARED) if spare else limit)
         if spare and not trial.proved(bound_s):
-            _without_least_used(trial, effort, limit)
+            _without_least_used(trial, budget, limit)
     best = trial.best
     if best is None or best.replay is None:
-        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(remedy_s, clock))
+        raise no_plan_found(graph, topology, costs, schedule, trial.least_over_bytes(), timer(suggestion_s, clock))
     value_s = best.candidate.value_s
     assert bound_s <= value_s * (1 + 1e-6), f"a bound of {bound_s} s is proved and {value_s} s is simulated"
     return PlacementPlan(
@@ -172,12 +183,12 @@ def _placed(
         solver_s=clock() - begun_s,
         reserved_bytes=best.replay.reserved_bytes,
         peak_bytes=best.replay.peak_bytes,
-        candidates=tuple(j.candidate for j in trial.judged),
+        candidates=tuple(j.candidate for j in trial.evaluated),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class _Evaluated:
     candidate: PlacementCandidate
     where: tuple[int, ...]
     replay: Replay | None
@@ -193,15 +204,15 @@ class _PlacementTrial:
     schedule: Schedule
     objective: Objective
     costs: Costs
-    judged: list[_Judged] = field(default_factory=list)
+    evaluated: list[_Evaluated] = field(default_factory=list)
 
-    def judge(
+    def evaluate(
         self, name: str, where: Sequence[int], orders: DeviceOrders | None = None, stages: Sequence[str] = ()
-    ) -> _Judged:
+    ) -> _Evaluated:
         if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
             candidate = PlacementCandidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
-            self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=None))
-            return self.judged[-1]
+            self.evaluated.append(_Evaluated(candidate=candidate, where=tuple(where), replay=None))
+            return self.evaluated[-1]
         done = replay(
             self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders, stages=stages
         )
@@ -212,17 +223,18 @@ class _PlacementTrial:
         candidate = PlacementCandidate(
             name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values())
         )
-        self.judged.append(_Judged(candidate=candidate, where=tuple(where), replay=done))
-        return self.judged[-1]
+        _log.debug("evaluated %s: %s", name, candidate)
+        self.evaluated.append(_Evaluated(candidate=candidate, where=tuple(where), replay=done))
+        return self.evaluated[-1]
 
     @property
-    def best(self) -> _Judged | None:
-        admitted = [j for j in self.judged if j.candidate.admitted]
+    def best(self) -> _Evaluated | None:
+        admitted = [j for j in self.evaluated if j.candidate.admitted]
         return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
 
     def least_over_bytes(self) -> dict[str, int] | None:
         """Excess by device of the least overfull placement that can run."""
-        found = [j for j in self.judged if j.candidate.value_s < float("inf") and j.replay is not None]
+        found = [j for j in self.evaluated if j.candidate.value_s < float("inf") and j.replay is not None]
         best = min(found, key=lambda j: j.candidate.over_bytes, default=None)
         return None if best is None or best.replay is None else dict(best.replay.over_bytes)
 
@@ -231,78 +243,78 @@ class _PlacementTrial:
         return best is not None and bound_s >= best.candidate.value_s * (1 - TIGHT)
 
 
-def _judge_baselines(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
+def _evaluate_baselines(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     """Evaluate the baselines. They are made for one batch; for a pipeline they run twice, the second time with the memory of all micro-batches
     in flight."""
     flight = max(in_flight(trial.schedule, len(trial.costs.devices)))
     full = replace(trial.costs, held=tuple(flight * h for h in trial.costs.held))
-    trial.judge("even split by nodes", even_split(trial.costs))
-    trial.judge("even split by time", even_split(trial.costs, by="time"))
+    trial.evaluate("even split by nodes", even_split(trial.costs))
+    trial.evaluate("even split by time", even_split(trial.costs, by="time"))
     for costs in (trial.costs, full) if flight > 1 else (trial.costs,):
-        trial.judge("m-TOPO", m_topo(costs))
-        trial.judge("m-ETF", m_etf(costs))
-        trial.judge("m-ETF, both passes and true links", m_etf(costs, passes="both", true_links=True))
+        trial.evaluate("m-TOPO", m_topo(costs))
+        trial.evaluate("m-ETF", m_etf(costs))
+        trial.evaluate("m-ETF, both passes and true links", m_etf(costs, passes="both", true_links=True))
         limit_s = limit.part(0.03).left_s()
-        trial.judge("m-SCT", m_sct(costs, time_limit_s=limit_s))
+        trial.evaluate("m-SCT", m_sct(costs, time_limit_s=limit_s))
         better = m_sct(costs, passes="both", true_links=True, time_limit_s=limit_s)
-        trial.judge("m-SCT, both passes and true links", better)
+        trial.evaluate("m-SCT, both passes and true links", better)
         for name, method in (("Pesto", pesto), ("NetSplit", netsplit)):
-            where = method(costs, time_limit_s=limit.part(0.05).left_s(), node_limit=effort.program_nodes)
-            trial.judge(name, where)
+            where = method(costs, time_limit_s=limit.part(0.05).left_s(), node_limit=budget.program_nodes)
+            trial.evaluate(name, where)
 
 
-def _throughput(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
+def _throughput(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
     costs, schedule = trial.costs, trial.schedule
-    known: list[Staged] = []
-    for j in trial.judged:
+    known: list[StagedPlacement] = []
+    for j in trial.evaluated:
         if j.candidate.admitted and j.replay is not None:
             as_stages = staging(costs, schedule, j.where, j.replay.stages)
             assert as_stages is not None, "an admitted placement is a pipeline"
             known.append(as_stages)
-    searched = best_pipeline(costs, schedule, effort=effort, timer=limit, least=known)
+    searched = best_pipeline(costs, schedule, budget=budget, timer=limit, least=known)
     for found in searched.found:
-        trial.judge("pipeline search", found.where, stages=found.device_names(costs))
+        trial.evaluate("pipeline search", found.where, stages=found.device_names(costs))
     return searched.bound_s
 
 
-def _iteration(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
+def _iteration(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
     costs, parts = trial.costs, trial.schedule.micro_batches
     divided = load_program(costs, costs.clusters, repeats=parts)
-    solution = divided.program.solve(time_limit_s=limit.part(0.1).left_s(), node_limit=effort.program_nodes, gap=1e-5)
+    solution = divided.program.solve(time_limit_s=limit.part(0.1).left_s(), node_limit=budget.program_nodes, gap=1e-5)
     way_s = path_bound_s(costs)
     bound_s = max(way_s, solution.bound * divided.scale_s) * (1 - 1e-7)
     if trial.proved(bound_s) or len(costs.devices) == 1:
         return bound_s
     if trial.schedule.recompute:  # pipelines only
-        _throughput(trial, effort, limit)
+        _throughput(trial, budget, limit)
         return bound_s
     if parts > 1:
-        _throughput(trial, effort, limit.part(0.5))
-        _annealed(trial, effort, limit, Random(effort.seed))
+        _throughput(trial, budget, limit.part(0.5))
+        _annealed(trial, budget, limit, Random(budget.seed))
         return bound_s
     energy_s = energy_bound_s(costs, moments=8 if len(costs.nodes) > PROGRAM_NODES else 32)
     bound_s = max(bound_s, energy_s)
-    _listed(trial, effort, limit)
+    _listed(trial, budget, limit)
     serial = way_s > SERIAL * bound_s
     if len(costs.nodes) <= PROGRAM_NODES:
-        bound_s = max(bound_s, _relaxed(trial, effort, limit.part(0.65 if serial else 0.1)))
+        bound_s = max(bound_s, _relaxed(trial, budget, limit.part(0.65 if serial else 0.1)))
     elif serial:
         bound_s = max(bound_s, _divided(trial, limit.part(0.65)))
     if trial.proved(bound_s):
         return bound_s
     constraint = len(costs.nodes) <= CONSTRAINT_NODES
-    found = _annealed(trial, effort, limit.part(0.5 if constraint else 0.97), Random(effort.seed))
+    found = _annealed(trial, budget, limit.part(0.5 if constraint else 0.97), Random(budget.seed))
     if trial.proved(bound_s) or found.over_bytes or not constraint:
         return bound_s
     proved = improve(
-        costs, costs.clusters, found.where, found.order, bound_s=bound_s, effort=effort, timer=limit.part(0.97)
+        costs, costs.clusters, found.where, found.order, bound_s=bound_s, budget=budget, timer=limit.part(0.97)
     )
     if proved.where is not None:
-        trial.judge("CP-SAT", proved.where, proved.orders)
+        trial.evaluate("CP-SAT", proved.where, proved.orders)
     return max(bound_s, proved.bound_s)
 
 
-def _without_least_used(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
+def _without_least_used(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     """Repeat the search without the least used device, because a superfluous device can make the search worse."""
     best = trial.best
     if best is None or best.replay is None:
@@ -321,33 +333,33 @@ def _without_least_used(trial: _PlacementTrial, effort: SearchBudget, limit: Tim
     inner = _PlacementTrial(
         graph=trial.graph, topology=fewer, schedule=trial.schedule, objective=trial.objective, costs=costs
     )
-    _judge_baselines(inner, effort, limit)
-    _iteration(inner, effort, limit)
+    _evaluate_baselines(inner, budget, limit)
+    _iteration(inner, budget, limit)
     if inner.best is not None and inner.best.replay is not None:
         where = trial.costs.where(costs.placement(inner.best.where))
-        trial.judge(inner.best.candidate.name, where, inner.best.replay.orders())
+        trial.evaluate(inner.best.candidate.name, where, inner.best.replay.orders())
 
 
-def _listed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> None:
+def _listed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     """Evaluate list schedules, with their own orders and by the simulator's rule."""
     costs = trial.costs
-    known = sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
+    known = sorted(trial.evaluated, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
     found = list_search(
-        costs, rng=Random(effort.seed), steps=max(1, effort.annealing_steps // 100),
+        costs, rng=Random(budget.seed), steps=max(1, budget.annealing_steps // 100),
         timer=limit.part(0.4 if len(costs.nodes) > CONSTRAINT_NODES else 0.1), known=[j.where for j in known],
     )  # fmt: skip
-    trial.judge("list search", found.where, orders_of(costs, found.where, found.order))
-    trial.judge("list search", found.where)
+    trial.evaluate("list search", found.where, orders_of(costs, found.where, found.order))
+    trial.evaluate("list search", found.where)
 
 
-def _relaxed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer) -> float:
+def _relaxed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
     """Bound and candidate of the published program without co-location."""
     costs = trial.costs
     formulated = iteration_program(costs, costs.clusters)
-    solution = formulated.program.solve(time_limit_s=limit.left_s(), node_limit=effort.program_nodes, gap=TIGHT / 2)
+    solution = formulated.program.solve(time_limit_s=limit.left_s(), node_limit=budget.program_nodes, gap=TIGHT / 2)
     where = formulated.where(solution)
     if where is not None:
-        trial.judge("relaxed program", where)
+        trial.evaluate("relaxed program", where)
     return solution.bound * formulated.scale_s * (1 - 1e-7)
 
 
@@ -361,17 +373,17 @@ def _divided(trial: _PlacementTrial, limit: Timer) -> float:
         if share == 1.0:
             bound_s = solution.bound * formulated.scale_s * (1 - 1e-7)
         where = formulated.where(solution)
-        if where is None or not trial.judge("relaxed program, rounded", where).candidate.over_bytes:
+        if where is None or not trial.evaluate("relaxed program, rounded", where).candidate.over_bytes:
             break
     return bound_s
 
 
-def _annealed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer, rng: Random) -> AnnealingResult:
+def _annealed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer, rng: Random) -> AnnealingResult:
     """Annealing: short runs from the two best candidates at a low and a high temperature (heavy tensors need a high one), then a long one from
     the best."""
     costs = trial.costs
-    starts: dict[tuple[int, ...], _Judged] = {}
-    for j in sorted(trial.judged, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
+    starts: dict[tuple[int, ...], _Evaluated] = {}
+    for j in sorted(trial.evaluated, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
         starts.setdefault(j.where, j)
     runs: list[tuple[AnnealingResult, float]] = []
     for j in list(starts.values())[:2]:
@@ -379,17 +391,17 @@ def _annealed(trial: _PlacementTrial, effort: SearchBudget, limit: Timer, rng: R
         for heat in COOL if len(costs.nodes) > FEW_NODES else WARM:
             found = anneal(
                 costs, costs.clusters, j.where, _order(costs, j.replay),
-                rng=rng, steps=effort.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
+                rng=rng, steps=budget.annealing_steps // 10, timer=limit.part(0.11), heat=heat,
             )  # fmt: skip
             runs.append((found, heat))
     best, heat = min(runs, key=lambda run: (run[0].over_bytes, run[0].makespan_s))
     long = anneal(
         costs, costs.clusters, best.where, best.order,
-        rng=rng, steps=effort.annealing_steps // 2, timer=limit, heat=heat,
+        rng=rng, steps=budget.annealing_steps // 2, timer=limit, heat=heat,
     )  # fmt: skip
     for found in (best, long):
         whole = trial.schedule.micro_batches == 1
-        trial.judge("annealing", found.where, orders_of(costs, found.where, found.order) if whole else None)
+        trial.evaluate("annealing", found.where, orders_of(costs, found.where, found.order) if whole else None)
     return min((best, long), key=lambda f: (f.over_bytes, f.makespan_s))
 
 

@@ -10,6 +10,7 @@ Effects that all passes share are not covered: another machine, another temperat
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from ephemeron.partition.placement.pipeline import best_pipeline, staging
 from ephemeron.partition.placement.plan import PlacementPlan
 from ephemeron.partition.placement.search_budget import SearchBudget, timer
 from ephemeron.partition.schedule_simulator.simulator import replay
+
+_log = logging.getLogger(__name__)
 
 DRAWS = 100
 WITHIN = (0.01, 0.05, 0.1)
@@ -91,10 +94,11 @@ def robustness_of(
             break
         chosen = [rng.randrange(passes) for _ in range(passes)]
         drawn = replace(graph, nodes=tuple(_drawn(n, chosen) for n in graph.nodes))
-        value_s, bound_s = _judged(drawn, topology, plan)
+        value_s, bound_s = _replayed(drawn, topology, plan)
         values.append(value_s)
         if bound_s is not None and value_s > 0:
             losses.append(value_s / bound_s - 1 if bound_s > 0 else float("inf"))
+    _log.info("resampled %d of %d times", len(values), draws)
     widest, widest_spread = _widest(measured)
     return Robustness(
         passes=passes,
@@ -115,7 +119,7 @@ def _drawn(n: Node, chosen: Sequence[int]) -> Node:
     return replace(n, forward_s={**n.forward_s, **forward}, backward_s={**n.backward_s, **backward})
 
 
-def _judged(graph: Graph, topology: Topology, plan: PlacementPlan) -> tuple[float, float | None]:
+def _replayed(graph: Graph, topology: Topology, plan: PlacementPlan) -> tuple[float, float | None]:
     """Value of the plan, and bound of a new search."""
     schedule = plan.schedule
     if plan.objective == "iteration":
@@ -124,7 +128,7 @@ def _judged(graph: Graph, topology: Topology, plan: PlacementPlan) -> tuple[floa
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches, recompute=schedule.recompute)
     own = staging(costs, schedule, costs.where(plan.placement), plan.stages)
     assert own is not None, "a plan for throughput is a pipeline"
-    searched = best_pipeline(costs, schedule, effort=SEARCH, timer=timer(1.0), least=[own])
+    searched = best_pipeline(costs, schedule, budget=SEARCH, timer=timer(1.0), least=[own])
     return own.bottleneck_s, searched.bound_s
 
 

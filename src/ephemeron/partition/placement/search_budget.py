@@ -34,7 +34,7 @@ class SearchBudget:
         for name in ("time_limit_s", "annealing_steps", "program_nodes", "constraint_work", "workers"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise JobError(f"effort: {name} = {value} should be above 0")
+                raise JobError(f"budget: {name} = {value} should be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class OrderTiming:
     """Begin of all passes and transfers."""
 
     makespan_s: float
@@ -30,12 +30,12 @@ def makespan_s(costs: Costs, where: Sequence[int], order: Sequence[int]) -> floa
     return _run(costs, where, order, None, None)
 
 
-def timed(costs: Costs, where: Sequence[int], order: Sequence[int]) -> Timed:
+def timed(costs: Costs, where: Sequence[int], order: Sequence[int]) -> OrderTiming:
     """Seconds of one iteration, and begin of all passes and transfers."""
     starts = [0.0] * (2 * len(costs.nodes))
     sends: list[tuple[float, int, int, int, bool]] = []
     total_s = _run(costs, where, order, starts, sends)
-    return Timed(makespan_s=total_s, start_s=tuple(starts), sends=tuple(sends))
+    return OrderTiming(makespan_s=total_s, start_s=tuple(starts), sends=tuple(sends))
 
 
 def _run(

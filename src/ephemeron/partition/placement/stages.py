@@ -40,7 +40,7 @@ class DeviceOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
+class StagedPlacement:
     """Nodes on stages, with bottleneck and memory."""
 
     line: DeviceOrder
@@ -137,10 +137,12 @@ class Loads:
         return True
 
 
-def staged(costs: Costs, line: DeviceOrder, stage: Sequence[int]) -> Staged:
+def staged(costs: Costs, line: DeviceOrder, stage: Sequence[int]) -> StagedPlacement:
     """Stages with their bottleneck and memory."""
     loads = Loads(costs, line, stage)
-    return Staged(line=line, stage=tuple(stage), bottleneck_s=loads.bottleneck_s(), over_bytes=loads.over_bytes())
+    return StagedPlacement(
+        line=line, stage=tuple(stage), bottleneck_s=loads.bottleneck_s(), over_bytes=loads.over_bytes()
+    )
 
 
 def cuts(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
@@ -188,10 +190,10 @@ def cuts(costs: Costs, line: DeviceOrder, order: Sequence[int]) -> list[int]:
         for k in range(begin, end):
             stage[order[k]] = s
         end = begin
-    return mended(costs, stage)
+    return repaired(costs, stage)
 
 
-def mended(costs: Costs, stage: Sequence[int]) -> list[int]:
+def repaired(costs: Costs, stage: Sequence[int]) -> list[int]:
     """Stages, raised until clusters are whole and tensors only go forward."""
     stage = list(stage)
     changed = True
@@ -210,7 +212,9 @@ def mended(costs: Costs, stage: Sequence[int]) -> list[int]:
     return stage
 
 
-def settled(costs: Costs, line: DeviceOrder, stage: Sequence[int], *, rng: Random, steps: int, timer: Timer) -> Staged:
+def annealed_stages(
+    costs: Costs, line: DeviceOrder, stage: Sequence[int], *, rng: Random, steps: int, timer: Timer
+) -> StagedPlacement:
     """Stages after annealing, in which clusters move to a neighbouring stage: least overfull first, then the least bottleneck.
 
     Args:

@@ -139,7 +139,7 @@ def _robustness(r: Robustness | None) -> dict[str, object] | None:
     return {**dataclasses.asdict(r), "within": [{"of_the_best": x, "draws": share} for x, share in r.within]}
 
 
-def outcome_of(
+def summary_of(
     graph: Graph, topology: Topology, plan: PlacementPlan, done: Replay, *, robustness: Robustness | None = None
 ) -> PlacementSummary:
     """Summary of a plan.

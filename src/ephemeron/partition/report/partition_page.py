@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -18,28 +19,30 @@ from ephemeron.rendering.page import card, document, tiled
 from ephemeron.rendering.table import table
 from ephemeron.units import exact_seconds, human_bytes, human_count
 
+_log = logging.getLogger(__name__)
+
 
 def write_partition_report(
-    graph: Graph, topology: Topology, outcome: PlacementSummary, done: Replay, out: Path
+    graph: Graph, topology: Topology, summary: PlacementSummary, done: Replay, out: Path
 ) -> list[Path]:
     """Paths of placement.json (see `documents.parse_plan`), graph.json, topology.json, schedule.svg and report.html, which are written.
 
     Args:
         graph, topology: as placed.
-        outcome: summary of the plan.
+        summary: summary of the plan.
         done: its simulation.
         out: folder; created if absent.
 
     Raises:
         JobError: the folder cannot be written to.
     """
-    picture = _picture(graph, outcome, done)
+    picture = _picture(graph, summary, done)
     texts = {
-        "placement.json": plan_to_json(outcome.plan),
+        "placement.json": plan_to_json(summary.plan),
         "graph.json": graph_to_json(graph),
         "topology.json": topology_to_json(topology),
         "schedule.svg": f'<?xml version="1.0" encoding="UTF-8"?>\n{picture}\n',
-        "report.html": page(graph, outcome, done),
+        "report.html": page(graph, summary, done),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -47,38 +50,39 @@ def write_partition_report(
             (out / name).write_text(text, encoding="utf-8")
     except OSError as e:
         raise JobError(f"{out} cannot be written to: {e.strerror}", remedy="name another folder") from None
+    _log.info("wrote %s to %s", ", ".join(texts), out)
     return [out / name for name in texts]
 
 
-def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
+def page(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
     """Self-contained HTML report."""
-    p = outcome.plan
-    pipeline = any(r.stage is not None for r in outcome.stages)
-    devices = [r.device for r in outcome.stages]
+    p = summary.plan
+    pipeline = any(r.stage is not None for r in summary.stages)
+    devices = [r.device for r in summary.stages]
     title = f"{p.graph} on {p.topology}"
     head = (
         f'<header><p class="over">ephemeron partition</p><h1>{escape(title)}</h1>'
-        f'<p class="summary">{escape(_summary(outcome))}</p></header>'
+        f'<p class="summary">{escape(_summary(summary))}</p></header>'
     )
     parts = [
         head,
-        _tiles(outcome),
+        _tiles(summary),
         card(
             "One simulated iteration",
-            f'<div class="scroll">{_picture(graph, outcome, done)}</div>',
+            f'<div class="scroll">{_picture(graph, summary, done)}</div>',
             "Devices in the order of the pipeline, then links; numbers are micro-batches. Hover for names, bytes and times."
             if pipeline
             else "Devices, then links. Hover for names, bytes and times.",
         ),
-        card("Stages" if pipeline else "Devices", _stages(outcome, pipeline=pipeline), "Needed: parameters, gradients, optimiser, and "
+        card("Stages" if pipeline else "Devices", _stages(summary, pipeline=pipeline), "Needed: parameters, gradients, optimiser, and "
              "every tensor with its gradient for as many micro-batches as may be in flight. Held: the maximum over time in the simulation."),
     ]  # fmt: skip
-    if outcome.links:
-        parts.append(card("Links", _links(outcome)))
+    if summary.links:
+        parts.append(card("Links", _links(summary)))
     parts.append(
         card(
             "Compared",
-            _methods(outcome),
+            _methods(summary),
             "Placements of all methods are simulated under the same rules; the best that fits is the plan.",
         )
     )
@@ -92,40 +96,40 @@ def page(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
             else "",
         )
     )
-    parts.append(card("What the proof rests on", f"<p>{escape(outcome.rests_on)}</p>"))
+    parts.append(card("What the proof rests on", f"<p>{escape(summary.rests_on)}</p>"))
     return document(title, parts)
 
 
-def _picture(graph: Graph, outcome: PlacementSummary, done: Replay) -> str:
-    parts = outcome.plan.schedule.micro_batches
+def _picture(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
+    parts = summary.plan.schedule.micro_batches
     return gantt(done, nbytes={t.name: (t.nbytes // parts, t.gradient_bytes // parts) for t in graph.tensors})
 
 
-def _summary(outcome: PlacementSummary) -> str:
-    p = outcome.plan
+def _summary(summary: PlacementSummary) -> str:
+    p = summary.plan
     pipelined = p.objective == "throughput"
-    what = f"A micro-batch takes {exact_seconds(p.value_s)}, limited by {outcome.bottleneck}"
+    what = f"A micro-batch takes {exact_seconds(p.value_s)}, limited by {summary.bottleneck}"
     what = what if pipelined else f"One iteration takes {exact_seconds(p.value_s)}"
     proof = "proved optimal for these times" if p.gap < 1e-4 else f"proved to be within {p.gap:.2%} of the optimum"
     return f"{what}; {proof}."
 
 
-def _tiles(outcome: PlacementSummary) -> str:
-    p, s = outcome.plan, outcome.plan.schedule
+def _tiles(summary: PlacementSummary) -> str:
+    p, s = summary.plan, summary.plan.schedule
     again = ", recomputing" if s.recompute else ""
     return tiled([
         ("Value", exact_seconds(p.value_s), "per micro-batch" if p.objective == "throughput" else "per iteration"),
         ("Bound", exact_seconds(p.bound_s), f"gap {p.gap:.2%}"),
         ("One iteration", exact_seconds(p.iteration_s), "simulated"),
-        ("Rate", "–" if outcome.samples_s is None else f"{outcome.samples_s:,.4g}/s", "samples"),
+        ("Rate", "–" if summary.samples_s is None else f"{summary.samples_s:,.4g}/s", "samples"),
         ("Schedule", s.kind, f"{human_count(s.micro_batches, 'micro-batch').replace('batchs', 'batches')}{again}"),
-        ("Busiest", outcome.bottleneck, "of devices and links"),
-        ("Method", p.method, f"one of {len(outcome.methods)}"),
+        ("Busiest", summary.bottleneck, "of devices and links"),
+        ("Method", p.method, f"one of {len(summary.methods)}"),
         ("Search", exact_seconds(p.solver_s), p.objective),
     ])  # fmt: skip
 
 
-def _stages(outcome: PlacementSummary, *, pipeline: bool) -> str:
+def _stages(summary: PlacementSummary, *, pipeline: bool) -> str:
     head = ["stage"] * pipeline + [
         "device",
         "operators",
@@ -137,7 +141,7 @@ def _stages(outcome: PlacementSummary, *, pipeline: bool) -> str:
         "",
     ]
     rows = []
-    for r in outcome.stages:
+    for r in summary.stages:
         share = r.needed_bytes / max(1, r.memory_bytes)
         cells = [
             r.device, str(r.operators), human_bytes(r.parameter_bytes), human_bytes(r.needed_bytes), human_bytes(r.peak_bytes),
@@ -147,7 +151,7 @@ def _stages(outcome: PlacementSummary, *, pipeline: bool) -> str:
     return table(head, rows, words=1 + pipeline)
 
 
-def _links(outcome: PlacementSummary) -> str:
+def _links(summary: PlacementSummary) -> str:
     rows = [
         [
             escape(f"{r.source} → {r.target}"),
@@ -156,7 +160,7 @@ def _links(outcome: PlacementSummary) -> str:
             exact_seconds(r.busy_s),
             _mark(r.bottleneck),
         ]
-        for r in outcome.links
+        for r in summary.links
     ]
     return table(["", "transfers", "bytes per micro-batch", "busy per micro-batch", ""], rows)
 
@@ -165,12 +169,12 @@ def _mark(bottleneck: bool) -> str:
     return '<span class="bad">bottleneck</span>' if bottleneck else ""
 
 
-def _methods(outcome: PlacementSummary) -> str:
+def _methods(summary: PlacementSummary) -> str:
     def told(s: float | None) -> str:
         return "–" if s is None else exact_seconds(s)
 
     rows: list[Sequence[str]] = [
-        [escape(r.method), told(r.value_s), told(r.iteration_s), escape(r.verdict)] for r in outcome.methods
+        [escape(r.method), told(r.value_s), told(r.iteration_s), escape(r.verdict)] for r in summary.methods
     ]
-    unit = "per micro-batch" if outcome.plan.objective == "throughput" else "value"
+    unit = "per micro-batch" if summary.plan.objective == "throughput" else "value"
     return table(["", unit, "one iteration", "against the plan"], rows)

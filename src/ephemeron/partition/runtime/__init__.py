@@ -4,8 +4,8 @@ split(traced, plan.placement) → Pipeline(...) → step, step, ... → state_di
 """
 
 from ephemeron.errors import StageFailed
-from ephemeron.partition.runtime.boundaries import StageBoundary, border_bytes, borders
-from ephemeron.partition.runtime.checking import StagesChecked, check_stages
+from ephemeron.partition.runtime.boundaries import StageBoundary, boundary_bytes, stage_boundaries
+from ephemeron.partition.runtime.checking import StagesCheck, check_stages
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight, sequences
 from ephemeron.partition.runtime.micro_batches import cut, sizes
 from ephemeron.partition.runtime.pipeline import Pipeline, PipelineStep
@@ -26,15 +26,15 @@ __all__ = [
     "StageFailed",
     "StageSamples",
     "StageTimes",
-    "StagesChecked",
-    "border_bytes",
-    "borders",
+    "StagesCheck",
+    "boundary_bytes",
     "check_stages",
     "cut",
     "in_flight",
     "measure_stages",
     "sequences",
     "sizes",
+    "stage_boundaries",
     "stage_graph",
     "stage_placement",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, StageMessage, devices_of
 from ephemeron.partition.runtime.execution import MicroBatchLoss
 from ephemeron.partition.runtime.optimizer_step import Options
@@ -92,7 +92,7 @@ class InProcessBackend(Backend):
         self, split: ModelSplit, training: Training, *, at: Mapping[str, torch.device], clock: Callable[[], float]
     ) -> None:
         self._split = split
-        every = borders(split)
+        every = stage_boundaries(split)
         self._home = {b.stage: b.device for b in every}
         self._devices = {
             d: DeviceRun(split, d, training, send=self._send, clock=clock, at=at[d]) for d in devices_of(every)
@@ -107,10 +107,10 @@ class InProcessBackend(Backend):
             for feed in feeds[name]:
                 device.feed(feed)
         while not all(d.computed for d in self._devices.values()):
-            turns = [d.turn() for d in self._devices.values()]  # one pass each, so that CUDA devices overlap
+            turns = [d.run_next() for d in self._devices.values()]  # one pass each, so that CUDA devices overlap
             if not any(turns):
                 raise AssertionError("every device waits for another")
-        shares = {name: device.shares() for name, device in self._devices.items()}
+        shares = {name: device.shared_gradients() for name, device in self._devices.items()}
         for name, device in self._devices.items():
             device.update({other: shares[other][name] for other in device.partners})
         return {n: StepResult(scored=d.scored, spans=tuple(d.spans)) for n, d in self._devices.items()}
@@ -129,8 +129,8 @@ class InProcessBackend(Backend):
     def close(self) -> None:
         self._devices.clear()
 
-    def _send(self, parcel: StageMessage) -> None:
-        self._devices[self._home[parcel.target]].accept(parcel)
+    def _send(self, message: StageMessage) -> None:
+        self._devices[self._home[message.target]].accept(message)
 
 
 def state_of(device: DeviceRun, stages: Sequence[Stage]) -> DeviceState:

@@ -39,7 +39,7 @@ class StageBoundary:
         return bool(self.given) or self.last
 
 
-def borders(split: ModelSplit) -> tuple[StageBoundary, ...]:
+def stage_boundaries(split: ModelSplit) -> tuple[StageBoundary, ...]:
     """Boundaries of all stages.
 
     Raises:
@@ -89,11 +89,11 @@ def results_of(split: ModelSplit) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leaf.name for leaf in found))
 
 
-def border_bytes(split: ModelSplit) -> dict[tuple[int, int], tuple[int, int]]:
+def boundary_bytes(split: ModelSplit) -> dict[tuple[int, int], tuple[int, int]]:
     """Bytes of one example batch by (producing stage, reading stage): forward, and backward."""
     nbytes = {p.name: p.nbytes for s in split.stages for p in s.spec.outputs}
     return {
         (source, b.stage): (sum(nbytes[n] for n in names), sum(nbytes[n] for n in names if n in b.differentiable))
-        for b in borders(split)
+        for b in stage_boundaries(split)
         for source, names in b.received.items()
     }

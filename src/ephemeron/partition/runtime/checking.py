@@ -11,6 +11,7 @@ This trains two copies of the model. Transports between processes and the arithm
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 from ephemeron.errors import JobError, TraceMismatch
 from ephemeron.partition.runtime.backend import InProcessBackend
-from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.device import MicroBatchInput
 from ephemeron.partition.runtime.micro_batches import MicroBatch, cut
 from ephemeron.partition.runtime.training import Training
@@ -32,12 +33,14 @@ from ephemeron.partition.tracing.check import difference, fresh, mean_square, to
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.partition.tracing.traced import Traced
 
+_log = logging.getLogger(__name__)
+
 Values = dict[str, torch.Tensor]
 _RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagesChecked:
+class StagesCheck:
     """Result of a comparison without differences."""
 
     steps: int
@@ -51,7 +54,7 @@ class StagesChecked:
 
 def check_stages(
     split: ModelSplit, *, schedule: Schedule, original: nn.Module | None = None, steps: int = 2, seed: int = 0
-) -> StagesChecked:
+) -> StagesCheck:
     """Comparison of stages with the whole model by training copies of both on the traced example batch.
 
     Args:
@@ -79,7 +82,8 @@ def check_stages(
         worst = made.compare(0, expected)
         for step in range(1, steps):
             worst = max(worst, made.compare(step, made.whole_step(step)))
-        return StagesChecked(
+        _log.info("%d stages train as the %s model: largest difference %.2g", len(split.stages), made.name, worst)
+        return StagesCheck(
             steps=steps,
             micro_batches=len(parts),
             largest_difference=worst,
@@ -182,7 +186,7 @@ class _Comparison:
             for own in feeds.values():
                 own.append(MicroBatchInput(iteration=step, micro_batch=m, values=given, weight=part.weight))
         done = self.backend.step(step, feeds, results=True)
-        scored = done[borders(stages)[-1].device].scored
+        scored = done[stage_boundaries(stages)[-1].device].scored
         total = sum(scored[m].loss * part.weight for m, part in enumerate(self.parts))
         found: Values = {"loss": torch.tensor(total, dtype=torch.float64)}
         for m, given in enumerate(given_by_part):

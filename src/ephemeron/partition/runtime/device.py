@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ephemeron.errors import StageFailed
-from ephemeron.partition.runtime.boundaries import StageBoundary, borders, results_of
+from ephemeron.partition.runtime.boundaries import StageBoundary, results_of, stage_boundaries
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight
 from ephemeron.partition.runtime.execution import LossSpec, MicroBatchLoss, StageRun, written_inputs
 from ephemeron.partition.runtime.optimizer_step import OptimizerShard
@@ -77,31 +77,31 @@ class DeviceRun:
     ) -> None:
         self.device, self.training, self.at = device, training, at
         self._send, self._clock = send, clock
-        every = borders(split)
+        every = stage_boundaries(split)
         self._stage_devices = [b.device for b in every]
-        self._borders = {b.stage: b for b in every if b.device == device}
-        self._flight = in_flight(training.schedule, self._stage_devices)[device]
+        self._boundaries = {b.stage: b for b in every if b.device == device}
+        self._in_flight = in_flight(training.schedule, self._stage_devices)[device]
         self._runs: dict[int, StageRun] = {}
-        for number, border in self._borders.items():
+        for number, boundary in self._boundaries.items():
             stage = split.stages[number]
             stage.to(at).train()
-            goal = LossSpec(
+            loss_spec = LossSpec(
                 traced=split.traced, results=results_of(split), loss=training.loss, metrics=training.metrics
             )  # fmt: skip
             self._runs[number] = StageRun(
                 stage,
-                border,
+                boundary,
                 changed_inputs=written_inputs(stage, split.traced),
-                goal=goal if border.last else None,
+                loss_spec=loss_spec if boundary.last else None,
                 seed=training.seed,
-                recompute=training.schedule.recompute and self._flight > 1,
+                recompute=training.schedule.recompute and self._in_flight > 1,
             )
         for run in self._runs.values():
             run.sum_apart([p for p in run.stage.parameters() if p.requires_grad and self._readers(p) > 1])
         self.updates = OptimizerShard(device, dict(split.parameters(device)), split.shared, training.optimizer)
-        self._turns = Dispatcher((), schedule=training.schedule, in_flight=1)
-        self._mail: dict[Operation, dict[int, Mapping[str, Any]]] = {}
-        self._goals: dict[int, tuple[Any, float]] = {}
+        self._dispatcher = Dispatcher((), schedule=training.schedule, in_flight=1)
+        self._received: dict[Operation, dict[int, Mapping[str, Any]]] = {}
+        self._targets: dict[int, tuple[Any, float]] = {}
         self.iteration = -1
         self.at_work: Operation | None = None
         self.scored: dict[int, MicroBatchLoss] = {}
@@ -120,12 +120,12 @@ class DeviceRun:
     @property
     def computed(self) -> bool:
         """Whether all passes of the iteration are done."""
-        return self._turns.done
+        return self._dispatcher.done
 
     @property
     def ready(self) -> bool:
-        """Whether `turn` would run a pass."""
-        return self._turns.ready
+        """Whether `run_next` would run a pass."""
+        return self._dispatcher.ready
 
     @property
     def under_way(self) -> int:
@@ -136,37 +136,37 @@ class DeviceRun:
         """Begin an iteration with at most as many micro-batches as the schedule's."""
         schedule = replace(self.training.schedule, micro_batches=micro_batches)
         flight = in_flight(schedule, self._stage_devices)[self.device]
-        self._turns = Dispatcher(self.stages, schedule=schedule, in_flight=flight)
-        self._mail.clear()
-        self._goals.clear()
+        self._dispatcher = Dispatcher(self.stages, schedule=schedule, in_flight=flight)
+        self._received.clear()
+        self._targets.clear()
         self.scored, self.spans, self.iteration = {}, [], iteration
         for run in self._runs.values():
             run.forget()
         self.updates.clear()
-        for number, border in self._borders.items():
-            if not border.received and not border.fed:
+        for number, boundary in self._boundaries.items():
+            if not boundary.received and not boundary.fed:
                 for m in range(micro_batches):
-                    self._turns.arrived(Operation(stage=number, direction="forward", micro_batch=m))
+                    self._dispatcher.arrived(Operation(stage=number, direction="forward", micro_batch=m))
 
     def feed(self, feed: MicroBatchInput) -> None:
         """Accept inputs and targets for all stages that read some."""
-        self._goals[feed.micro_batch] = (feed.targets, feed.weight)
-        for number, border in self._borders.items():
-            if border.fed:
-                own = {n: feed.values[n] for n in border.given}
+        self._targets[feed.micro_batch] = (feed.targets, feed.weight)
+        for number, boundary in self._boundaries.items():
+            if boundary.fed:
+                own = {n: feed.values[n] for n in boundary.given}
                 self._deliver(number, "forward", feed.micro_batch, -1, own)
 
-    def accept(self, parcel: StageMessage) -> None:
+    def accept(self, message: StageMessage) -> None:
         """Accept values from another stage."""
-        self._deliver(parcel.target, parcel.direction, parcel.micro_batch, parcel.source, parcel.values)
+        self._deliver(message.target, message.direction, message.micro_batch, message.source, message.values)
 
-    def turn(self) -> bool:
+    def run_next(self) -> bool:
         """Run one pass if one is ready; False: none is.
 
         Raises:
             StageFailed: the pass raised; names it and, if known, the operator.
         """
-        operation = self._turns.next()
+        operation = self._dispatcher.next()
         if operation is None:
             return False
         begun_s = self._clock()
@@ -184,14 +184,14 @@ class DeviceRun:
                 end_s=self._clock(),
             )
         )
-        self._turns.ended(operation)
+        self._dispatcher.ended(operation)
         return True
 
-    def shares(self) -> dict[str, dict[str, torch.Tensor]]:
+    def shared_gradients(self) -> dict[str, dict[str, torch.Tensor]]:
         """Gradients of shared parameters after all passes, by device that needs them."""
         for number in reversed(self.stages):
-            self._runs[number].hand_in_own_sums()
-        return self.updates.shares()
+            self._runs[number].add_own_sums()
+        return self.updates.shared_gradients()
 
     def update(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Step of the optimiser.
@@ -231,28 +231,28 @@ class DeviceRun:
         )
 
     def _forward(self, o: Operation) -> None:
-        border, parts = self._borders[o.stage], self._mail.pop(o, {})
+        boundary, parts = self._boundaries[o.stage], self._received.pop(o, {})
         values = {n: self._here(v) for part in parts.values() for n, v in part.items()}
-        targets, weight = self._goals.pop(o.micro_batch, (None, 1.0)) if border.last else (None, 1.0)
+        targets, weight = self._targets.pop(o.micro_batch, (None, 1.0)) if boundary.last else (None, 1.0)
         made, scored = self._runs[o.stage].forward(
             self.iteration, o.micro_batch, values, targets=self._nested_here(targets), weight=weight
         )
         if scored is not None:
             self.scored[o.micro_batch] = scored
-        for target, names in border.sent.items():
+        for target, names in boundary.sent.items():
             self._give(o, target, {n: made[n] for n in names})
-        if not border.sent:
-            self._turns.arrived(replace(o, direction="backward"))
+        if not boundary.sent:
+            self._dispatcher.arrived(replace(o, direction="backward"))
 
     def _backward(self, o: Operation) -> None:
-        border, parts = self._borders[o.stage], self._mail.pop(o, {})
+        boundary, parts = self._boundaries[o.stage], self._received.pop(o, {})
         gradients: dict[str, torch.Tensor] = {}
         for source in sorted(parts, reverse=True):
             for name, value in parts[source].items():
                 g = self._here(value)
                 gradients[name] = gradients[name] + g if name in gradients else g
         found = self._runs[o.stage].backward(o.micro_batch, gradients)
-        for source, names in border.received.items():
+        for source, names in boundary.received.items():
             self._give(o, source, {n: found[n] for n in names if n in found})
 
     def _give(self, o: Operation, target: int, values: Mapping[str, Any]) -> None:
@@ -272,12 +272,12 @@ class DeviceRun:
 
     def _deliver(self, target: int, direction: Pass, micro_batch: int, source: int, values: Mapping[str, Any]) -> None:
         o = Operation(stage=target, direction=direction, micro_batch=micro_batch)
-        parts = self._mail.setdefault(o, {})
+        parts = self._received.setdefault(o, {})
         parts[source] = values
-        border = self._borders[target]
-        wanted = len(border.received) + border.fed if direction == "forward" else len(border.sent)
+        boundary = self._boundaries[target]
+        wanted = len(boundary.received) + boundary.fed if direction == "forward" else len(boundary.sent)
         if len(parts) == wanted:
-            self._turns.arrived(o)
+            self._dispatcher.arrived(o)
 
     def _here(self, value: Any) -> Any:
         return value.to(self.at) if isinstance(value, torch.Tensor) else value

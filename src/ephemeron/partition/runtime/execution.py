@@ -69,9 +69,9 @@ class StageRun:
 
     Args:
         stage: in training mode, on its device.
-        border: its received and sent values.
+        boundary: its received and sent values.
         changed_inputs: names of inputs that the stage changes in place.
-        goal: loss and metrics; None but for the last stage.
+        loss_spec: loss and metrics; None but for the last stage.
         seed: of random steps.
         recompute: whether only inputs are kept.
     """
@@ -79,14 +79,14 @@ class StageRun:
     def __init__(
         self,
         stage: Stage,
-        border: StageBoundary,
+        boundary: StageBoundary,
         *,
         changed_inputs: frozenset[str] = frozenset(),
-        goal: LossSpec | None,
+        loss_spec: LossSpec | None,
         seed: int,
         recompute: bool,
     ) -> None:
-        self.stage, self.border, self.goal = stage, border, goal
+        self.stage, self.boundary, self.loss_spec = stage, boundary, loss_spec
         self.seed, self.recompute, self.changed_inputs = seed, recompute, changed_inputs
         self._buffers = dict(stage.named_buffers()) if recompute else {}
         self._seen: dict[str, torch.Tensor] = {}
@@ -123,9 +123,9 @@ class StageRun:
             Outputs by name, detached; and loss and metrics, of the last stage.
         """
         kept = _Kept(
-            values={n: self._entered(n, v) for n, v in values.items()},
+            values={n: self._leaf_of(n, v) for n, v in values.items()},
             made={},
-            buffers=self._now(),
+            buffers=self._buffer_values(),
             key=(iteration, micro_batch),
             targets=targets,
             weight=weight,
@@ -152,7 +152,7 @@ class StageRun:
         kept = self._kept.pop(micro_batch)
         made, loss = kept.made, kept.loss
         if self.recompute:
-            made, loss = self._again(kept)
+            made, loss = self._recomputed(kept)
         roots = [
             (t, gradients[n])
             for n, t in made.items()
@@ -171,14 +171,14 @@ class StageRun:
         found = {n: t.grad for n, t in kept.values.items() if isinstance(t, torch.Tensor) and t.requires_grad}
         return {n: g for n, g in found.items() if g is not None}
 
-    def hand_in_own_sums(self) -> None:
+    def add_own_sums(self) -> None:
         """Add the separate sums to the parameters' gradients."""
         for p, total in self._own_sums.items():
             if total is not None:
                 p.grad = total if p.grad is None else p.grad + total
 
-    def _entered(self, name: str, value: Any) -> Any:
-        return leaf(value, name in self.border.differentiable)
+    def _leaf_of(self, name: str, value: Any) -> Any:
+        return leaf(value, name in self.boundary.differentiable)
 
     def _run(self, kept: _Kept, *, score: bool) -> tuple[dict[str, object], torch.Tensor | None, MicroBatchLoss | None]:
         iteration, micro_batch = kept.key
@@ -190,44 +190,44 @@ class StageRun:
                 for n, v in given.items()
             }
         made = self.stage(given)
-        if self.goal is None:
+        if self.loss_spec is None:
             return made, None, None
-        goal, ends = self.goal, {**given, **made}
-        result = goal.traced.result(ends)
-        value = number_of(goal.loss(result, kept.targets), "loss")
+        loss_spec, ends = self.loss_spec, {**given, **made}
+        result = loss_spec.traced.result(ends)
+        value = number_of(loss_spec.loss(result, kept.targets), "loss")
         if not score:
             return made, value * kept.weight, None
         metrics: dict[str, float] = {}
-        if goal.metrics is not None:
+        if loss_spec.metrics is not None:
             with torch.no_grad():
-                metrics = {n: float(v) for n, v in goal.metrics(result, kept.targets).items()}
+                metrics = {n: float(v) for n, v in loss_spec.metrics(result, kept.targets).items()}
         return (
             made,
             value * kept.weight,
             MicroBatchLoss(
                 loss=value.item(),
                 metrics=metrics,
-                results={n: _cut(ends[n]) for n in goal.results},
+                results={n: _detached(ends[n]) for n in loss_spec.results},
             ),
         )
 
-    def _again(self, kept: _Kept) -> tuple[dict[str, object], torch.Tensor | None]:
-        now = self._now()
-        self._set(kept.buffers)
+    def _recomputed(self, kept: _Kept) -> tuple[dict[str, object], torch.Tensor | None]:
+        now = self._buffer_values()
+        self._set_buffers(kept.buffers)
         try:
             made, loss, _ = self._run(kept, score=False)
         finally:
-            self._set(now)
+            self._set_buffers(now)
         return made, loss
 
-    def _now(self) -> dict[str, torch.Tensor]:
+    def _buffer_values(self) -> dict[str, torch.Tensor]:
         """Values of all buffers; copied if they differ from the last call."""
         for name, b in self._buffers.items():
             if name not in self._seen or not torch.equal(self._seen[name], b):
                 self._seen[name] = b.detach().clone()
         return dict(self._seen)
 
-    def _set(self, values: Mapping[str, torch.Tensor]) -> None:
+    def _set_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
         """Set buffers without a version count: other micro-batches may have saved them for backward passes, which do not read them."""
         for name, value in values.items():
             if not torch.equal(self._buffers[name], value):
@@ -244,5 +244,5 @@ def written_inputs(stage: Stage, traced: Traced) -> frozenset[str]:
     )
 
 
-def _cut(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -59,7 +59,7 @@ class OptimizerShard:
         for p in self.parameters.values():
             p.grad = None
 
-    def shares(self) -> dict[str, dict[str, torch.Tensor]]:
+    def shared_gradients(self) -> dict[str, dict[str, torch.Tensor]]:
         """This device's gradients of shared parameters, by device that needs them."""
         made: dict[str, dict[str, torch.Tensor]] = {d: {} for d in self.partners}
         for name, devices in self.shared.items():

@@ -14,6 +14,7 @@ before any update.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ephemeron.partition.costs.links import Pair
 from ephemeron.partition.costs.optimizer import MakeOptimizer
 from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import Backend, DeviceState, InProcessBackend, StepResult, load_stage
-from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.checking import check_stages
 from ephemeron.partition.runtime.checkpoint import Checkpoint, OptimizerState, load, save
 from ephemeron.partition.runtime.device import MicroBatchInput
@@ -39,6 +40,8 @@ from ephemeron.partition.runtime.training import Loss, Metrics, Training
 from ephemeron.partition.schedule_simulator.replay import ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.split import ModelSplit
+
+_log = logging.getLogger(__name__)
 
 Transport = Literal["shared", "unix", "tcp"]
 
@@ -114,8 +117,8 @@ class Pipeline:
     ) -> None:
         self.split, self.schedule, self.seed = split, schedule, seed
         self._weigh, self._clock = weigh, clock
-        self._borders = borders(split)
-        self._last = self._borders[-1].device
+        self._boundaries = stage_boundaries(split)
+        self._last = self._boundaries[-1].device
         self.iteration = 0
         self._ended = ""
         training = Training(schedule=schedule, optimizer=optimizer, loss=loss, metrics=metrics, seed=seed)
@@ -232,6 +235,7 @@ class Pipeline:
             )
         self._take(found.model, found.optimizer)
         self.iteration = found.iteration
+        _log.info("loaded %s, iteration %d", folder, self.iteration)
 
     def close(self) -> None:
         """Update the state of the split's stages, and end all processes."""
@@ -254,9 +258,9 @@ class Pipeline:
 
     def _feeds(self, parts: Sequence[MicroBatch]) -> tuple[dict[str, list[MicroBatchInput]], list[dict[str, object]]]:
         wanted: dict[str, set[str]] = {}
-        for b in self._borders:
+        for b in self._boundaries:
             wanted.setdefault(b.device, set()).update(b.given)
-        fed = {b.device for b in self._borders if b.fed}
+        fed = {b.device for b in self._boundaries if b.fed}
         feeds: dict[str, list[MicroBatchInput]] = {d: [] for d in wanted}
         every = []
         for m, part in enumerate(parts):
@@ -333,6 +337,7 @@ class _Ending:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, JobError):
+            _log.warning("pipeline ends in iteration %d: %s", self._pipe.iteration, error)
             self._pipe._ended = f"has ended ({type(error).__name__}: {str(error)[:200]})"
             self._pipe._backend.close()
 

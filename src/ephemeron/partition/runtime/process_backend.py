@@ -6,6 +6,7 @@ continue from. The root cause is reported: a stage that raised, else a process t
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import secrets
@@ -30,7 +31,7 @@ from ephemeron.errors import CallTimedOut, ConnectionLost, JobError, StageFailed
 from ephemeron.partition.costs.links import Pair
 from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import Backend, DeviceState, StepResult
-from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.codec import (
     Message,
     PeersRequest,
@@ -45,6 +46,8 @@ from ephemeron.partition.runtime.device import MicroBatchInput, devices_of
 from ephemeron.partition.runtime.stage_worker import StageProcessConfig, connected, main
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.tracing.split import ModelSplit
+
+_log = logging.getLogger(__name__)
 
 _START_S = 60.0
 _GRACE_S = 2.0
@@ -78,7 +81,7 @@ class ProcessBackend(Backend):
         timeout_s: float,
     ) -> None:
         _check_can_fork(at)
-        every = borders(split)
+        every = stage_boundaries(split)
         self._names = devices_of(every)
         self._stages = {d: [b.stage for b in every if b.device == d] for d in self._names}
         self._timeout_s, self._iteration = timeout_s, 0
@@ -104,6 +107,7 @@ class ProcessBackend(Backend):
                 )
                 self._processes[name], ready[name] = self._started(orders)
             places = {name: self._address(name, ready[name]) for name in self._names}
+            _log.info("started %d stage processes: %s", len(self._names), self.processes)
             for name, (place, port) in places.items():
                 self._clients[name] = connected(place, port, token=token, shared=transport == "shared")
             others = {n: {p: address for p, address in places.items() if p != n} for n in self._names}
@@ -141,6 +145,8 @@ class ProcessBackend(Backend):
         self._all("options", {d: (dict(options), []) for d in self._names})
 
     def close(self) -> None:
+        if self._alive is not None:
+            _log.info("ending %d stage processes", len(self._processes))
         self._end()
         for client in self._clients.values():
             client.close()
@@ -204,7 +210,9 @@ class ProcessBackend(Backend):
             name, reply = self._next(replies, end_s, [n for n in messages if n not in found])
             problem = _problem(reply)
             if problem is not None:
-                raise self._cause(name, problem, replies)
+                cause = self._cause(name, problem, replies)
+                _log.warning("%s of device %s failed: %s", method, name, cause)
+                raise cause
             assert not isinstance(reply, Exception)
             found[name] = reply
         return found

@@ -23,7 +23,7 @@ import torch
 from ephemeron.errors import JobError
 from ephemeron.partition.costs.optimizer import MakeOptimizer
 from ephemeron.partition.graph.graph import Graph, Node, Tensor
-from ephemeron.partition.runtime.boundaries import border_bytes, borders, results_of
+from ephemeron.partition.runtime.boundaries import boundary_bytes, results_of, stage_boundaries
 from ephemeron.partition.runtime.dispatcher import in_flight
 from ephemeron.partition.runtime.execution import LossSpec, StageRun
 from ephemeron.partition.runtime.training import Loss
@@ -133,7 +133,7 @@ def stage_graph(split: ModelSplit, times: StageTimes, *, micro_batches: int = 1,
     )
     tensors = tuple(
         Tensor(name=f"{u} → {v}", producer=f"stage {u}", consumers=(f"stage {v}",), nbytes=f, gradient_nbytes=b)
-        for (u, v), (f, b) in border_bytes(split).items()
+        for (u, v), (f, b) in boundary_bytes(split).items()
     )
     return Graph(name="stages", nodes=nodes, tensors=tensors, source="stages measured as a whole")
 
@@ -161,10 +161,10 @@ def _staged(
     """Stages with inputs and gradients, from one pass through all of them."""
     store: dict[str, object] = dict(split.traced.named_inputs(tuple(args), kwargs))
     store |= split.numbers(store)
-    every = borders(split)
-    goal = LossSpec(traced=split.traced, results=results_of(split), loss=loss, metrics=None)
+    every = stage_boundaries(split)
+    loss_spec = LossSpec(traced=split.traced, results=results_of(split), loss=loss, metrics=None)
     runs = [
-        StageRun(s, b, goal=goal if b.last else None, seed=0, recompute=False)
+        StageRun(s, b, loss_spec=loss_spec if b.last else None, seed=0, recompute=False)
         for s, b in zip(split.stages, every, strict=True)
     ]
     read = [{n: store.get(n) for n in (*b.given, *(n for ns in b.received.values() for n in ns))} for b in every]

@@ -6,6 +6,7 @@ parent, because another child of the leader may have inherited the pipe.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -24,7 +25,7 @@ from ephemeron.errors import JobError, StageFailed
 from ephemeron.partition.costs.links import Pair
 from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import StepResult, load_state, state_of
-from ephemeron.partition.runtime.boundaries import borders
+from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.codec import (
     Buffers,
     Header,
@@ -47,6 +48,8 @@ from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, Stage
 from ephemeron.partition.runtime.links import LinkMessage, SendingLink
 from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.tracing.split import ModelSplit
+
+_log = logging.getLogger(__name__)
 
 OPTIONS = Options(limits=FrameLimits(max_frame=1 << 40), compress=False)
 """A frame may hold the state of a whole device; peers are authenticated."""
@@ -109,7 +112,9 @@ def main(orders: StageProcessConfig, ready: Connection, alive: int, others_end: 
     try:
         torch.set_num_threads(1)
         process = _StageProcess(orders)
-        ready.send(("ready", process.listen()))
+        address = process.listen()
+        _log.debug("stage process of device %s listens at %s", orders.device, address)
+        ready.send(("ready", address))
     except BaseException as e:  # noqa: BLE001 - the leader raises it
         ready.send(("failed", f"{type(e).__name__}: {e}"))
         os._exit(1)
@@ -126,7 +131,7 @@ def _watch(alive: int, parent: int) -> None:
 class _StageProcess:
     def __init__(self, orders: StageProcessConfig) -> None:
         self._orders = orders
-        self._home = {b.stage: b.device for b in borders(orders.split)}
+        self._home = {b.stage: b.device for b in stage_boundaries(orders.split)}
         self._device = DeviceRun(
             orders.split, orders.device, orders.training, send=self._send, clock=time.monotonic, at=orders.at
         )
@@ -214,8 +219,8 @@ class _StageProcess:
         for item in early:
             self._take(item)
         while not device.computed:
-            self._take_all(wait=not device.turn())
-        for partner, gradients in device.shares().items():
+            self._take_all(wait=not device.run_next())
+        for partner, gradients in device.shared_gradients().items():
             params, buffers = encode_gradients(
                 SharedGradients(iteration=request.iteration, device=self._orders.device, gradients=gradients)
             )
@@ -246,6 +251,7 @@ class _StageProcess:
 
     def _take(self, item: _StageJob | StageMessage | MicroBatchInput | SharedGradients | _Lost) -> None:
         if isinstance(item, _Lost):
+            _log.warning("device %s cannot reach %s: %s", self._orders.device, item.peer, item.error)
             raise _PeerLost(f"{self._orders.device} cannot reach {item.peer}: {item.error}")
         if isinstance(item, _StageJob):
             raise AssertionError(f"call of {item.method} in the middle of a step")

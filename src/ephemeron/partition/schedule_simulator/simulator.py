@@ -267,7 +267,7 @@ def _simulate(
     _add_gates(jobs, schedule, in_flight, after, waits)
     if schedule.recompute:
         _add_stage_gates(jobs, parts, after, waits)
-    turns = _Turns(jobs) if schedule.recompute else None
+    turns = _StagePasses(jobs) if schedule.recompute else None
     queues: dict[Resource, list[tuple[float, float, float, int]]] = {job.resource: [] for job in jobs}
     plans = _plans(jobs, orders)
     idle = set(queues)
@@ -386,7 +386,7 @@ def _add_stage_gates(jobs: list[_TaskTemplate], parts: int, after: list[list[int
                 waits[m * size + j] += 1
 
 
-class _Turns:
+class _StagePasses:
     """Pass that runs on each device, from its first task to its last."""
 
     def __init__(self, jobs: list[_TaskTemplate]) -> None:

@@ -35,7 +35,7 @@ _RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class TracingCheck:
     """Result of the comparison."""
 
     steps: int
@@ -55,7 +55,7 @@ def check(
     *,
     loss: Loss | None = None,
     steps: int = 3,
-) -> Checked:
+) -> TracingCheck:
     """Comparison of two models, whose states do not change. The tolerance of float64 is 1e-10, of float32 1e-6.
 
     Args:
@@ -83,7 +83,7 @@ def check(
             _compare(_states(left), _states(right), f"step {step + 1} of training", original, traced, args, kwargs),
         )
     smaller = _smaller(left, right, args, kwargs, loss, original, traced)
-    return Checked(
+    return TracingCheck(
         steps=steps, largest_difference=worst, smaller_batch=smaller, evaluation=_evaluates(left, right, args, kwargs)
     )
 
@@ -195,12 +195,12 @@ def _compare(
             worst = max(worst, gap)
         if gap > tolerance((a[name] if name in a else b[name]).dtype):
             raise TraceMismatch(
-                f"{where}: {what}, tracer {traced.program.tracer}, at {_to_blame(name, original, traced, args, kwargs)}"
+                f"{where}: {what}, tracer {traced.program.tracer}, at {_suspect_operators(name, original, traced, args, kwargs)}"
             )
     return worst
 
 
-def _to_blame(name: str, original: nn.Module, traced: Traced, args: Any, kwargs: Any) -> str:
+def _suspect_operators(name: str, original: nn.Module, traced: Traced, args: Any, kwargs: Any) -> str:
     state = name.partition(" of ")[2] if name.startswith("gradient of") else name.partition(" ")[2]
     readers = [s.operator for s in traced.program.steps if State(state) in reads(s)]
     if readers:

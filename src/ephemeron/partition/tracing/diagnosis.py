@@ -70,7 +70,7 @@ def diagnosed(e: BaseException, model: nn.Module) -> TracingDiagnosis:
         reason, remedy = "keys and values are kept in a cache", "build the model, or call it, with use_cache=False"
     else:
         reason, remedy = _first_line(e), ""
-    return TracingDiagnosis(module=_culprit(e, model), line=line, reason=reason, remedy=remedy)
+    return TracingDiagnosis(module=_running_module(e, model), line=line, reason=reason, remedy=remedy)
 
 
 def _first_line(e: BaseException) -> str:
@@ -102,7 +102,7 @@ def _frames(e: BaseException) -> Iterator[tuple[str, int, str]]:
     return iter(found)
 
 
-def _culprit(e: BaseException, model: nn.Module) -> str | None:
+def _running_module(e: BaseException, model: nn.Module) -> str | None:
     """Path of the innermost module whose `forward` was running."""
     paths = {id(m): path for path, m in model.named_modules()}
     found: str | None = None

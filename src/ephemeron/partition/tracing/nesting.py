@@ -72,7 +72,7 @@ def register_names(names: Iterable[str], resolve: Callable[[str], Any]) -> None:
         register(resolve(name))
 
 
-def strangers(tree: Any) -> Iterator[str]:
+def opaque_types(tree: Any) -> Iterator[str]:
     """Names of types in a tree that are neither tensors nor plain values, and may contain tensors."""
     for value in tree_leaves(tree):
         if not isinstance(value, (torch.Tensor, *_PLAIN)):

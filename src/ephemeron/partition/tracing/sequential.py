@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ephemeron.partition.tracing.split import ModelSplit
 
 
-class Pass:
+class SequentialPass:
     """Forward pass: the model's result, and the values that `backward` needs.
 
     Attributes:
@@ -69,7 +69,7 @@ def train_step(
     Returns:
         The result and the loss.
     """
-    done = Pass(split, args, kwargs or {})
+    done = SequentialPass(split, args, kwargs or {})
     value = loss(done.result)
     if any(t.requires_grad for t in tree_leaves(done.result) if isinstance(t, torch.Tensor)):
         value.backward()

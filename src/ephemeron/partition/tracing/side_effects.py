@@ -60,14 +60,14 @@ class Observation:
         return self
 
 
-def observe(piece: TracedModule, values: Mapping[str, Any]) -> Observation:
+def observe(module: TracedModule, values: Mapping[str, Any]) -> Observation:
     """Observation of a model on an example batch; a copy runs.
 
     Args:
-        piece: the whole model.
+        module: the whole model.
         values: inputs by name.
     """
-    twin = copy.deepcopy(piece)
+    twin = copy.deepcopy(module)
     watcher = _Watcher(twin)
     given = dict(values)
     watcher.keep(given)
@@ -77,8 +77,8 @@ def observe(piece: TracedModule, values: Mapping[str, Any]) -> Observation:
 
 
 class _Watcher:
-    def __init__(self, piece: TracedModule) -> None:
-        self.piece = piece
+    def __init__(self, module: TracedModule) -> None:
+        self.module = module
         self.values: dict[str, Value] = {}
         self.side_effects: dict[str, SideEffects] = {}
         self._alive: list[torch.Tensor] = []  # keeps addresses of storages unique
@@ -98,12 +98,12 @@ class _Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        plain = self.piece.call_step
-        self.piece.__dict__["call_step"] = lambda step, args, kwargs: self._seen(plain, step, args, kwargs)
+        plain = self.module.call_step
+        self.module.__dict__["call_step"] = lambda step, args, kwargs: self._seen(plain, step, args, kwargs)
         try:
             yield
         finally:
-            del self.piece.__dict__["call_step"]
+            del self.module.__dict__["call_step"]
 
     def _seen(self, plain: Any, step: TracedStep, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -132,9 +132,9 @@ class _Watcher:
             self._tensors[name] = made
 
     def _states(self, step: TracedStep) -> dict[str, torch.Tensor]:
-        found = {r.name: self.piece.state(r.name) for r in reads(step) if isinstance(r, State)}
+        found = {r.name: self.module.state(r.name) for r in reads(step) if isinstance(r, State)}
         if step.module is not None:
-            found |= states_of_module(self.piece.module_at(step.module), step.module)
+            found |= states_of_module(self.module.module_at(step.module), step.module)
         return found
 
     def _value(self, made: Any) -> Value:

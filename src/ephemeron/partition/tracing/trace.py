@@ -11,6 +11,7 @@ The check is necessary: on eight models, symbolic tracing lost a buffer silently
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,14 @@ import torch
 from torch import nn
 
 from ephemeron.errors import JobError, TraceMismatch
-from ephemeron.partition.tracing.check import Checked, Loss, check, fresh, mean_square, one_step, seeded
+from ephemeron.partition.tracing.check import Loss, TracingCheck, check, fresh, mean_square, one_step, seeded
 from ephemeron.partition.tracing.exporting import CannotTrace, export_program
 from ephemeron.partition.tracing.fx_trace import opaque_program, symbolic_program
-from ephemeron.partition.tracing.nesting import register_dataclasses, strangers
+from ephemeron.partition.tracing.nesting import opaque_types, register_dataclasses
 from ephemeron.partition.tracing.program import TracedProgram
 from ephemeron.partition.tracing.traced import Traced
+
+_log = logging.getLogger(__name__)
 
 _MOST_OPAQUE = 16
 _CACHE_REMEDY = "build the model, or call it, with use_cache=False"
@@ -35,7 +38,7 @@ class Tracing:
     """A traced model, with the result of the check and the failures of other tracers."""
 
     model: Traced
-    checked: Checked
+    checked: TracingCheck
     opaque: tuple[str, ...]
     """Paths of opaque modules."""
     failures: tuple[str, ...] = field(default=())
@@ -90,8 +93,10 @@ def trace(
         except CannotTrace as e:
             _note(e, failures, remedies)
         except TraceMismatch as e:
+            _log.info("trace differs from the model: %s", e)
             failures.append(str(e))
         else:
+            _log.info("%s traced by %s, %d steps", type(model).__name__, program.tracer, len(program.steps))
             made.__dict__["evaluates"] = checked.evaluation
             modules = dict.fromkeys(s.module for s in program.steps if s.module is not None and s.shape is not None)
             return Tracing(
@@ -160,12 +165,13 @@ def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     except Exception:  # noqa: BLE001 - `_refuse_what_fails` reports it
         return []
     register_dataclasses(result)
-    return [f"the result holds {kind}, which hides its tensors" for kind in dict.fromkeys(strangers(result))]
+    return [f"the result holds {kind}, which hides its tensors" for kind in dict.fromkeys(opaque_types(result))]
 
 
 def _note(e: CannotTrace, failures: list[str], remedies: dict[str, None]) -> None:
     told = str(e) if e.module is None else f"module {e.module or 'itself'}: {e}"
     if told not in failures:
+        _log.info("tracer failed: %s", told)
         failures.append(told)
     if e.remedy:
         remedies[e.remedy] = None

@@ -135,13 +135,13 @@ def full_state(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> d
     return made
 
 
-def _hold_states(piece: TracedModule, model: nn.Module) -> None:
+def _hold_states(module: TracedModule, model: nn.Module) -> None:
     """Register all parameters and buffers in the order of the original under their canonical names; opaque modules have their own."""
     for name, parameter in model.named_parameters():
-        piece.hold(name, parameter)
+        module.hold(name, parameter)
     persistent = {id(t) for t in model.state_dict(keep_vars=True).values()}
     for name, buffer in model.named_buffers():
-        piece.hold(name, buffer, persistent=id(buffer) in persistent)
+        module.hold(name, buffer, persistent=id(buffer) in persistent)
 
 
 def _check_input(i: Input, value: Any) -> None:

@@ -159,9 +159,9 @@ class TracedModule(nn.Module):
         return at
 
 
-def _home(piece: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
-    at: Any = piece
+    at: Any = module
     for part in path.split(".") if path else ():
         if at._modules.get(part) is None:
             at._modules[part] = nn.Module()

@@ -265,10 +265,10 @@ def _names(model: nn.Module) -> dict[str, str]:
 
 def _fed(parts: ModelSplit, traced: Traced) -> tuple[bool, ...]:
     """Which functions read samples: those with a tensor of the inputs, and the one that scores the result."""
-    from ephemeron.partition.runtime.boundaries import borders
+    from ephemeron.partition.runtime.boundaries import stage_boundaries
 
     inputs = {i.name for i in traced.program.inputs if i.shape is not None}
-    every = borders(parts)
+    every = stage_boundaries(parts)
     return tuple(any(b.last or inputs & set(b.given) for b in every if b.device == d) for d in parts.devices)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from ephemeron.communication.keys import Keys
 from ephemeron.data.batch_source import EVALUATION_BATCH
-from ephemeron.partition.runtime.boundaries import StageBoundary, borders
+from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundaries
 from ephemeron.partition.runtime.device import StageMessage
 from ephemeron.partition.runtime.micro_batches import sizes
 from ephemeron.partition.schedule_simulator.schedule import Pass
@@ -63,7 +63,7 @@ class PipelineStep(IterationStep):
         self.stage, self.replica = self.stages.place(self.invocation.rank)
         split = self.stage_trainer.split
         names = split.devices
-        self._function = {b.stage: names.index(b.device) for b in borders(split)}
+        self._function = {b.stage: names.index(b.device) for b in stage_boundaries(split)}
         self._partners = {d: names.index(d) for d in self.stage_trainer.device.partners}
         self._streams = tuple(self._all_streams())
         self.activations = ActivationChannel(
@@ -111,7 +111,7 @@ class PipelineStep(IterationStep):
     async def _passes(self, iteration: int, samples: int) -> None:
         """All passes of the iteration, in the order in which values arrive and the schedule allows."""
         trainer, count = self.stage_trainer, len(sizes(samples, self.stages.micro_batches))
-        each = samples * self.stages.shares[self.stage] / (2 * count * len(trainer.borders))
+        each = samples * self.stages.shares[self.stage] / (2 * count * len(trainer.boundaries))
         inbox: deque[StageMessage] = deque()
         arrived = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -173,13 +173,13 @@ class PipelineStep(IterationStep):
         trainer, samples = self.stage_trainer, self.stages.test_samples[self.replica]
         if samples == 0 or not self.stages.evaluates:
             return EvaluationSums(0.0, 0, 0)
-        each = EVALUATION_BATCH * self.stages.shares[self.stage] / (3 * len(trainer.borders))
+        each = EVALUATION_BATCH * self.stages.shares[self.stage] / (3 * len(trainer.boundaries))
         self.activations.begin(0)
         await self.compute(trainer.begin_evaluation, samples=0)
         async with asyncio.TaskGroup() as tasks:
             for k, (given, test) in enumerate(trainer.tests(samples)):
                 values = dict(given)
-                for border in trainer.borders:
+                for border in trainer.boundaries:
                     for source in border.received:
                         if self._function[source] != self.stage:
                             a = MessageKey(iteration, "e", source, border.stage, k, sender=self._function[source])
@@ -203,7 +203,7 @@ class PipelineStep(IterationStep):
     # -- messages of an iteration -------------------------------------------------------------------------
 
     def _all_streams(self) -> Iterator[_MessageStream]:
-        for border in self.stage_trainer.borders:
+        for border in self.stage_trainer.boundaries:
             yield from self._streams_of(border)
 
     def _streams_of(self, border: StageBoundary) -> Iterator[_MessageStream]:

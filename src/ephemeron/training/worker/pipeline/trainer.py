@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ephemeron.data.batch_source import EVALUATION_BATCH, BatchSource, Positions, TrainingBatch
-from ephemeron.partition.runtime.boundaries import StageBoundary, borders
+from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundaries
 from ephemeron.partition.runtime.device import DeviceRun, StageMessage
 from ephemeron.partition.runtime.device import MicroBatchInput as Fed
 from ephemeron.partition.runtime.micro_batches import cut, sizes
@@ -52,7 +52,7 @@ class StageTrainer:
     ) -> None:  # fmt: skip
         self.split, self.name, self.saved = split, device, dict(saved)
         self.schedule, self.feed, self.sampler, self._inputs_dtype = schedule, feed, sampler, dtype
-        self.borders: tuple[StageBoundary, ...] = tuple(b for b in borders(split) if b.device == device)
+        self.boundaries: tuple[StageBoundary, ...] = tuple(b for b in stage_boundaries(split) if b.device == device)
         self._loss = loss
         self._outbox: list[StageMessage] = []
         training = Training(
@@ -103,21 +103,21 @@ class StageTrainer:
                 self.device.feed(
                     Fed(iteration=iteration, micro_batch=m, values=given, targets=part.targets, weight=part.weight)
                 )
-        elif any(b.given for b in self.borders):
+        elif any(b.given for b in self.boundaries):
             for m, count in enumerate(counts):
                 given = self._sizes_of(count)
                 self.device.feed(Fed(iteration=iteration, micro_batch=m, values=given))
 
     def turn(self) -> list[StageMessage]:
         """Does one pass; returns what other functions have to be given."""
-        self.device.turn()
+        self.device.run_next()
         self.losses |= {m: s.loss for m, s in self.device.scored.items()}
         sent, self._outbox[:] = list(self._outbox), []
         return sent
 
     def shares(self) -> dict[str, dict[str, torch.Tensor]]:
         """After all passes: gradients of parameters that other functions have, too."""
-        return self.device.shares()
+        return self.device.shared_gradients()
 
     def sum_shared(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Adds theirs."""
@@ -158,14 +158,14 @@ class StageTrainer:
     def begin_evaluation(self) -> None:
         """Stages stop training until `evaluate`."""
         self._sums = EvaluationSums(0.0, 0, 0)
-        for b in self.borders:
+        for b in self.boundaries:
             self.split.stages[b.stage].eval()
 
     def tests(self, samples: int) -> list[tuple[dict[str, Any], TrainingBatch | None]]:
         """Of each part of the test slice: what the stages are given, and the samples themselves where they are here."""
         if self.feed is None:
             counts = [min(EVALUATION_BATCH, samples - at) for at in range(0, samples, EVALUATION_BATCH)]
-            known = any(b.given for b in self.borders)
+            known = any(b.given for b in self.boundaries)
             return [(self._sizes_of(n) if known else {}, None) for n in counts]
         return [(self._given((as_tensors(t.inputs, self._inputs_dtype),)), t) for t in self.feed.tests()]
 
@@ -183,7 +183,7 @@ class StageTrainer:
 
     def evaluate(self) -> EvaluationSums:
         """What the last stage scored since `begin_evaluation`; zeros elsewhere."""
-        for b in self.borders:
+        for b in self.boundaries:
             self.split.stages[b.stage].train()
         return self._sums
 
@@ -247,7 +247,7 @@ class StageTrainer:
     def _states(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of this device, each once."""
         made: dict[str, torch.Tensor] = {}
-        for b in self.borders:
+        for b in self.boundaries:
             stage = self.split.stages[b.stage]
             for name, t in (*stage.named_parameters(), *stage.named_buffers()):
                 made.setdefault(name, t.detach())
