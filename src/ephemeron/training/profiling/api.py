@@ -12,26 +12,23 @@ from ephemeron import blocking
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
 from ephemeron.functions.base import Limits
-from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.api import platform_limits
-from ephemeron.training.driver.prepare import Prepared, prepare
-from ephemeron.training.job import Configuration, Job
+from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.job import Job
 from ephemeron.training.planner.model.builtin import priced
-from ephemeron.training.planner.model.fit import RateFit, StepFit, TimingSample, TransferFit, fit_memory, fit_transfers
+from ephemeron.training.planner.model.fit import RateFit, TimingSample, TransferFit, fit_memory, fit_transfers
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, QuotaRange, Workload
 from ephemeron.training.planner.model.provenance import (
     CalibrationProvenance,
     MemoryProvenance,
     PlatformProvenance,
-    Probe,
     Provenance,
-    StepProvenance,
     TransferProvenance,
     TransferRow,
 )
-from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import calibration, live, probe_design, store
 from ephemeron.training.profiling.live import Prober
+from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_design import Measurement, Range
 from ephemeron.training.worker.probe_messages import FoldProbe, ParallelTransferRow, ProbeResult
 from ephemeron.units import MB
@@ -101,21 +98,6 @@ def profile_job(
     )
 
 
-def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: str) -> Prepared:
-    """The job as one function would run it; refuses what `train` would refuse."""
-    server = channel.startswith(("ps://", "parameter_server"))
-    alone = Configuration(
-        platform=platform, channel=channel, pattern="standalone", workers=1, batch_size=1, memory_mb=limits.memory_max_mb,
-        function_timeout_s=limits.lifetime_s,
-    ).resolved()  # fmt: skip
-    prices = load_prices("server" if server else "cache" if channel.startswith("redis") else "objects")
-    free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None)
-    return prepare(
-        dataclasses.replace(job, limits=free), alone, run_id=run_dir.new_run_id(f"profile-{job.name}"), limits=limits,
-        prices=prices,
-    )  # fmt: skip
-
-
 async def _measure(
     prober: Prober, prepared: Prepared, channel: str, known: store.Known | None, confidence: float, end: float
 ) -> Profile:
@@ -145,7 +127,7 @@ async def _measure(
         known = dataclasses.replace(known, platform=platform)
         store.save("local", channel, known)
     fit = Provenance(
-        calibration=calibrated, steps=step_provenance(fitted, cells, kept_out, over, confidence, stopped),
+        calibration=calibrated, steps=probe_design.step_provenance(fitted, cells, kept_out, over, confidence, stopped),
         memory=MemoryProvenance(
             raised_mb=round(memory.raised_mb, 1), probes=len(peaks),
             note="holds the whole training set, one message of the whole vector and one checkpoint",
@@ -281,43 +263,6 @@ async def _second_cpu(prober: Prober, cells: Sequence[Measurement], high: int, e
     return round(largest.seconds / cell.seconds, 3)
 
 
-def step_provenance(
-    fitted: StepFit,
-    cells: Sequence[Measurement],
-    kept_out: Sequence[Measurement],
-    over: Range,
-    confidence: float | None,
-    stopped: str,
-) -> StepProvenance:
-    """Intervals of the coefficients and errors on the probes."""
-    errors = [abs(float(fitted.seconds(c.batch, c.memory_mb)) / c.seconds - 1) for c in kept_out]
-
-    def row(c: Measurement) -> Probe:
-        return Probe(
-            batch=c.batch, memory_mb=c.memory_mb, seconds=round(c.seconds, 6), spread=round(c.spread, 4),
-            predicted_s=round(float(fitted.seconds(c.batch, c.memory_mb)), 6),
-            half_width=finite(float(fitted.half_width(c.batch, c.memory_mb))), peak_mb=round(c.peak_mb, 1),
-        )  # fmt: skip
-
-    return StepProvenance(
-        level=fitted.level, plus_minus={k: finite(v) for k, v in fitted.plus_minus.items()},
-        half_width=finite(probe_design.widest(fitted, over)), wanted=confidence, stopped=stopped,
-        residual=finite(fitted.residual), left_out_error=finite(_mean(fitted.left_out)),
-        kept_out_error=finite(_mean(errors)), kept_out_worst=finite(max(errors, default=math.nan)),
-        batches=tuple(over.batches), quotas_mb=tuple(over.quotas), fixed=tuple(fitted.fixed),
-        probes=tuple(map(row, cells)), kept_out=tuple(map(row, kept_out)),
-    )  # fmt: skip
-
-
-def finite(value: float) -> float | None:
-    """For JSON, which knows neither infinity nor NaN."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan
-
-
 # -- the platform -------------------------------------------------------------------------------------------
 
 
@@ -374,11 +319,11 @@ def transfer_provenance(fitted: TransferFit) -> TransferProvenance:
         return type(fit.rate).__name__.lower()
 
     return TransferProvenance(
-        error_up=finite(fitted.error_up), error_down=finite(fitted.error_down),
+        error_up=probe_design.finite(fitted.error_up), error_down=probe_design.finite(fitted.error_down),
         rows=tuple(
             TransferRow(
-                memory_mb=quota, up=form(fitted.up[quota]), up_error=finite(fitted.up[quota].error),
-                down=form(fitted.down[quota]), down_error=finite(fitted.down[quota].error),
+                memory_mb=quota, up=form(fitted.up[quota]), up_error=probe_design.finite(fitted.up[quota].error),
+                down=form(fitted.down[quota]), down_error=probe_design.finite(fitted.down[quota].error),
             )
             for quota in fitted.up
         ),

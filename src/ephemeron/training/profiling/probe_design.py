@@ -8,12 +8,15 @@ shows where the form itself is wrong, which no interval does.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ephemeron.training.planner.model.fit import StepFit, fit_steps
+from ephemeron.training.planner.model.provenance import Probe, StepProvenance
 
 MOST_PROBES = 14
 """Beyond this, more of the same machine's noise teaches little."""
@@ -137,3 +140,40 @@ def _rows(fitted: StepFit, batch: np.ndarray, memory: np.ndarray) -> np.ndarray:
     b, m = batch + fitted.b, memory + fitted.m
     scale_b, scale_m = float(np.mean(b)), float(np.mean(m))
     return np.stack([np.ones(len(batch)), scale_b / b, -scale_m / m], axis=-1)
+
+
+def step_provenance(
+    fitted: StepFit,
+    cells: Sequence[Measurement],
+    kept_out: Sequence[Measurement],
+    over: Range,
+    confidence: float | None,
+    stopped: str,
+) -> StepProvenance:
+    """Intervals of the coefficients and errors on the probes."""
+    errors = [abs(float(fitted.seconds(c.batch, c.memory_mb)) / c.seconds - 1) for c in kept_out]
+
+    def row(c: Measurement) -> Probe:
+        return Probe(
+            batch=c.batch, memory_mb=c.memory_mb, seconds=round(c.seconds, 6), spread=round(c.spread, 4),
+            predicted_s=round(float(fitted.seconds(c.batch, c.memory_mb)), 6),
+            half_width=finite(float(fitted.half_width(c.batch, c.memory_mb))), peak_mb=round(c.peak_mb, 1),
+        )  # fmt: skip
+
+    return StepProvenance(
+        level=fitted.level, plus_minus={k: finite(v) for k, v in fitted.plus_minus.items()},
+        half_width=finite(widest(fitted, over)), wanted=confidence, stopped=stopped,
+        residual=finite(fitted.residual), left_out_error=finite(_mean(fitted.left_out)),
+        kept_out_error=finite(_mean(errors)), kept_out_worst=finite(max(errors, default=math.nan)),
+        batches=tuple(over.batches), quotas_mb=tuple(over.quotas), fixed=tuple(fitted.fixed),
+        probes=tuple(map(row, cells)), kept_out=tuple(map(row, kept_out)),
+    )  # fmt: skip
+
+
+def finite(value: float) -> float | None:
+    """For JSON, which knows neither infinity nor NaN."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan

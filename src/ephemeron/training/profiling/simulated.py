@@ -27,7 +27,8 @@ from ephemeron.training.planner.model.provenance import MemoryProvenance, Proven
 from ephemeron.training.planner.model.rates import Affine, Transfer
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.profiling import live
-from ephemeron.training.profiling.probe_design import Measurement, Range, steps_of
+from ephemeron.training.profiling.preparation import prepared_alone
+from ephemeron.training.profiling.probe_design import Measurement, Range, step_provenance, steps_of
 from ephemeron.training.worker.factory import build_trainer, open_feed
 from ephemeron.units import MB, MIB
 
@@ -50,7 +51,6 @@ def simulated_profile(
     Raises:
         UserError: the job is refused.
     """
-    from ephemeron.training.profiling.api import prepared_alone
 
     server = channel.startswith(("ps://", "parameter_server"))
     name = "parameter_server" if server else "memory"
@@ -128,7 +128,6 @@ def _steps(
     if world.compute is not None:
         given = {k: float(world.compute[k]) for k in "abm"}
         return given, 0.0, StepProvenance(given=True, half_width=0.0, kept_out_error=0.0)
-    from ephemeron.training.profiling.api import step_provenance
 
     one_vcpu = round(limits.mb_per_vcpu)
     applied: list[float] = []

@@ -1,0 +1,26 @@
+"""The job as a single function runs it, to be probed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ephemeron.functions.base import Limits
+from ephemeron.training.driver import run_dir
+from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.job import Configuration, Job
+from ephemeron.training.planner.prices import load_prices
+
+
+def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: str) -> Prepared:
+    """The job as one function would run it; refuses what `train` would refuse."""
+    server = channel.startswith(("ps://", "parameter_server"))
+    alone = Configuration(
+        platform=platform, channel=channel, pattern="standalone", workers=1, batch_size=1, memory_mb=limits.memory_max_mb,
+        function_timeout_s=limits.lifetime_s,
+    ).resolved()  # fmt: skip
+    prices = load_prices("server" if server else "cache" if channel.startswith("redis") else "objects")
+    free = dataclasses.replace(job.limits, deadline_s=None, budget_usd=None)
+    return prepare(
+        dataclasses.replace(job, limits=free), alone, run_id=run_dir.new_run_id(f"profile-{job.name}"), limits=limits,
+        prices=prices,
+    )  # fmt: skip
