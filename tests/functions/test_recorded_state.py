@@ -81,7 +81,7 @@ def test_a_call_is_invoked_when_it_is_announced():
 def test_with_a_report_the_bill_is_lambdas():
     calls = fed(SENDING, SENT, BEGUN, OUTCOME)
     assert calls.due(now=0.1) == [], "the REPORT line may still come"
-    calls.hear(REPORT, now=0.2)
+    calls.feed_log(REPORT, now=0.2)
     final = only(calls, 0.2)
     assert (final.outcome.status, final.outcome.value) == ("ok", {"outcome": "finished"})
     assert (final.outcome.billed_s, final.outcome.peak_memory_mb, final.billed_by) == (1.3, 100, "report")
@@ -109,7 +109,7 @@ def test_without_a_report_the_handler_s_own_seconds_are_billed_rounded_up():
 def test_the_logs_tell_of_a_death_and_the_store_is_asked_once_more(said: list[Any], status: str, billed: float):
     calls = fed(SENDING, SENT, BEGUN)
     for line in said:
-        calls.hear(line, now=50.0)
+        calls.feed_log(line, now=50.0)
     assert calls.due(now=50.0) == [], "an outcome may lie in the store that was put before the line was written"
     final = only(calls, 50.0 + DEATH_S)
     assert (final.outcome.status, final.outcome.billed_s) == (status, billed)
@@ -117,16 +117,16 @@ def test_the_logs_tell_of_a_death_and_the_store_is_asked_once_more(said: list[An
 
 def test_an_outcome_that_was_late_in_the_store_counts_more_than_the_logs():
     calls = fed(SENDING, SENT, BEGUN)
-    calls.hear(replace(REPORT, failed=True), now=50.0)
+    calls.feed_log(replace(REPORT, failed=True), now=50.0)
     calls.feed(OUTCOME, now=50.5)
     assert only(calls, 50.5).outcome.status == "ok"
 
 
 def test_logs_may_come_first_and_those_of_others_do_not_count():
     calls = fed(SENDING, SENT)
-    calls.hear(REPORT, now=0)
-    calls.hear(replace(REPORT, request=OTHER), now=0)
-    calls.hear(replace(REPORT, stream="of another environment"), now=0)
+    calls.feed_log(REPORT, now=0)
+    calls.feed_log(replace(REPORT, request=OTHER), now=0)
+    calls.feed_log(replace(REPORT, stream="of another environment"), now=0)
     calls.feed(BEGUN, now=0.1)
     calls.feed(OUTCOME, now=0.1)
     assert only(calls, 0.1).billed_by == "report"
@@ -134,7 +134,7 @@ def test_logs_may_come_first_and_those_of_others_do_not_count():
 
 def test_a_process_that_dies_while_it_imports_is_known_by_its_request():
     calls = fed(SENDING, SENT)
-    calls.hear(replace(REPORT, used_mb=512, failed=True), now=1.0)
+    calls.feed_log(replace(REPORT, used_mb=512, failed=True), now=1.0)
     assert calls.due(now=1.0) == []
     final = only(calls, 1.0 + DEATH_S)
     assert (final.outcome.status, final.stream, final.request) == ("out_of_memory", "s", REQUEST)
@@ -169,7 +169,7 @@ def test_a_call_that_never_begins(record: dict[str, Any] | None, after_s: float,
 def test_a_call_whose_sender_ended_before_it_sent_it_is_lost_soon():
     successor = sending("2.2.y", replace(CALL, attempt=2), at=20.0, by="2.1.x")
     calls = fed(SENDING, SENT, BEGUN, successor, OUTCOME)
-    calls.hear(REPORT, now=1.0)
+    calls.feed_log(REPORT, now=1.0)
     assert [f.id for f in calls.due(now=1.0)] == ["2.1.x"]
     assert calls.due(now=1.0 + ORPHANED_S - 0.01) == []
     (lost,) = calls.due(now=1.0 + ORPHANED_S)
@@ -179,7 +179,7 @@ def test_a_call_whose_sender_ended_before_it_sent_it_is_lost_soon():
     (late,) = calls.feed({**BEGUN, "id": "2.2.y", "request": OTHER}, now=20.0)
     assert late.invocation == "2.2.y.1000"
     calls.feed({**OUTCOME, "id": "2.2.y", "value": {"outcome": "fenced"}}, now=21.0)
-    calls.hear(replace(REPORT, request=OTHER), now=21.0)
+    calls.feed_log(replace(REPORT, request=OTHER), now=21.0)
     (end,) = calls.due(now=21.0)
     assert (end.invocation, end.outcome.billed_s) == ("2.2.y.1000", 1.3)
     assert calls.open == []
@@ -194,21 +194,21 @@ def test_a_call_that_was_sent_is_not_orphaned():
 
 def test_a_second_delivery_is_an_invocation_of_its_own():
     calls = fed({**SENDING, "copies": 2}, SENT, BEGUN, OUTCOME)
-    calls.hear(REPORT, now=0)
+    calls.feed_log(REPORT, now=0)
     (first,) = calls.due(now=0)
     assert first.invocation == "2.1.x"
     assert calls.open == ["2.1.x"], "the other one has not begun"
     (invoked,) = calls.feed({**BEGUN, "delivery": 1, "stream": "t", "at": 10.5}, now=1)
     assert (invoked.invocation, invoked.reason, invoked.t) == ("2.1.x.1", "duplicate", 5.5)
     calls.feed({**OUTCOME, "delivery": 1, "value": {"outcome": "duplicate"}}, now=1)
-    calls.hear(replace(REPORT, stream="t", billed_s=0.1), now=1)
+    calls.feed_log(replace(REPORT, stream="t", billed_s=0.1), now=1)
     final = only(calls, 1)
     assert (final.invocation, final.outcome.billed_s) == (invocation_of("2.1.x", 1), 0.1)
 
 
 def test_a_copy_that_never_comes_is_not_waited_for_for_ever():
     calls = fed({**SENDING, "copies": 2}, SENT, BEGUN, OUTCOME)
-    calls.hear(REPORT, now=0)
+    calls.feed_log(REPORT, now=0)
     assert len(calls.due(now=0)) == 1
     assert calls.due(now=NOT_BEGUN_S) == []
     assert calls.open == []
@@ -233,7 +233,7 @@ def test_repeating_records_and_lines_changes_nothing(extra: list[int], reports: 
     for n, again in zip(extra, reports, strict=False):
         noisy.feed(RECORDS[n], now=1.0)
         if again:
-            noisy.hear(replace(REPORT, request=OTHER), now=1.0)
+            noisy.feed_log(replace(REPORT, request=OTHER), now=1.0)
     ends = [[(f.invocation, f.outcome) for f in calls.due(now=NOT_BEGUN_S)] for calls in (plain, noisy)]
     assert ends[0] == ends[1]
     assert len(ends[0]) == 2
@@ -253,7 +253,7 @@ def test_every_call_ends_once_whatever_comes_when(order: list[int], times: list[
         if isinstance(what, dict):
             calls.feed(what, now=now)
         else:
-            calls.hear(what, now=now)
+            calls.feed_log(what, now=now)
         ends += [f.invocation for f in calls.due(now=now)]
         assert calls.due(now=now) == []
     ends += [f.invocation for f in calls.due(now=10_000.0)]

@@ -1,4 +1,4 @@
-"""A function's voice outlives faults of the store."""
+"""Reports of a function survive faults of the store."""
 
 from __future__ import annotations
 

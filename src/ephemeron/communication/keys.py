@@ -1,21 +1,21 @@
-"""Where everything of a run lies in its channel. Deterministic, so that nothing on the hot path ever lists.
+"""Keys of all objects of a run in its channel. Deterministic, so that the hot path never lists.
 
-RUN/spec  RUN/code  RUN/init               what the trigger prepares, read once per function
+RUN/spec  RUN/code  RUN/init               prepared by the driver, read once per function
 RUN/data/RANK  RUN/test/RANK
-RUN/claim/RANK/ATTEMPT                     create-only: who may launch this attempt
+RUN/claim/RANK/ATTEMPT                     create-only: lease to launch this attempt
 RUN/replaced/NUMBER                        create-only: functions of the run that were replaced
-RUN/start/RANK/ATTEMPT                     create-only: which invocation is this attempt
+RUN/start/RANK/ATTEMPT                     create-only: invocation that is this attempt
 RUN/gGROUP/ITERATION.c.FROM.SHARD          contributions (dots: a folder must not fill with empty folders)
 RUN/gGROUP/ITERATION.m.SHARD               merged shards; a group is a stage, 0 where there are none
 RUN/state/RANK/ITERATION                   checkpoints, two per rank
-RUN/hand/RANK/ATTEMPT                      where the next attempt takes over
+RUN/hand/RANK/ATTEMPT                      iteration at which the next attempt takes over
 RUN/done/RANK  RUN/result                  the end
-RUN/control                                what the user asked for meanwhile
+RUN/control                                requests of the user during the run
 
-Of a model that lies on several functions, stage by stage:
-RUN/stage/STAGE  RUN/initial/STAGE         what it consists of, and its weights
+For a model that is partitioned into stages:
+RUN/stage/STAGE  RUN/initial/STAGE         its description, and its initial weights
 RUN/x/ITERATION.WHAT.SOURCE.TARGET.REPLICA.MICRO_BATCH   values from stage to stage; see `worker.pipeline.activation_codec`
-RUN/wait/RANK                              for whom a rank has waited too long, and since when
+RUN/wait/RANK                              ranks that a rank has waited for too long, and since when
 RUN/part/STAGE                             its final weights
 """
 
@@ -30,7 +30,7 @@ class Keys:
 
     run: str
     group: int = 0
-    """Whose contributions and merged shards."""
+    """Group of the contributions and merged shards."""
 
     @property
     def spec(self) -> str:
@@ -79,7 +79,7 @@ class Keys:
 
     @property
     def exchanged(self) -> str:
-        """What all contributions and merged shards of the group begin with."""
+        """Prefix of all contributions and merged shards of the group."""
         return f"{self.run}/g{self.group}/"
 
     def merged(self, iteration: int, shard: int | str) -> str:

@@ -2,8 +2,8 @@
 
 Sixty-four bytes before the object itself, little-endian. A key names run, group, kind, iteration, sender and shard; its hash in
 the frame binds the object to all of them at once, so an older object, another rank's, another shard's or another run's
-is refused wherever it turns up. The checksum covers frame and object: a flipped bit in a position or a loss does as
-much harm as one in a gradient. XXH3 checks 10 GB/s and more on one core, and finds damage, not malice.
+is refused under any other key. The checksum covers frame and object: a flipped bit in a position or a loss does as
+much harm as one in a gradient. XXH3 checks 10 GB/s and more on one core; it detects damage, not forgery.
 
     magic 4s, version B, 3 unused, run Q, key Q, length Q, token 16s, checksum Q, 8 unused
 """
@@ -56,7 +56,7 @@ def opened(data: memoryview, *, key: str) -> memoryview:
     """The inverse of `sealed`: a view of the object.
 
     Raises:
-        CorruptMessage: not ours, written for another key, damaged or cut short.
+        CorruptMessage: not a framed object, written for another key, damaged or truncated.
     """
     if len(data) < FRAME_BYTES:
         raise CorruptMessage(f"{len(data)} bytes are too few for a frame", key=key)
@@ -76,16 +76,16 @@ def opened(data: memoryview, *, key: str) -> memoryview:
 
 
 class Framed(Wrapper):
-    """Frames what is put, and checks what is read.
+    """Frames objects that are put, and checks objects that are read.
 
-    A damaged object is read again, and then taken for one that is not there: `fetch` returns None and `get` waits on,
-    so whoever waits for it asks for its sender's replacement, which puts it again. At the deadline of a `get` the
+    A damaged object is read again, and then treated as absent: `fetch` returns None and `get` waits on,
+    so that the waiting rank asks for its sender's replacement, which puts it again. At the deadline of a `get` the
     error is a `DamagedObject`.
 
     Args:
         inner: where objects are stored. Metering and retries belong inside, so that repeated reads are counted.
         owner: name of this writer, unlike every other's in the run: makes create-only objects unique.
-        damaged: told of every damaged object, with what is wrong with it.
+        damaged: called with the error of every damaged object.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Framed(Wrapper):
             pause_s = min(2 * pause_s, MOST_AGAIN_S)
 
     def reducer(self) -> SupportsReduction | None:
-        # What a server adds up it frames by itself: it makes these objects.
+        # A server frames the sums that it makes.
         return self.inner.reducer()
 
 

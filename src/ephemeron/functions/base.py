@@ -1,6 +1,6 @@
-"""The port to whatever runs functions: this laptop, the simulator, a cloud.
+"""The port `Platform`, implemented by this machine, the simulator and clouds.
 
-A platform starts calls and says how they ended and what they cost. It knows nothing of training. It may
+A platform starts calls and reports how they ended and what they cost. It does not depend on training. It may
 start the same call twice (clouds do): workers fence themselves by `(run, rank, attempt)`.
 """
 
@@ -19,20 +19,20 @@ Reason = Literal["start", "relay", "replacement", "duplicate", "resume"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the platform allows."""
+    """Limits of a platform."""
 
     memory_min_mb: int = 128
     memory_max_mb: int = 10240
     memory_step_mb: int = 1
     mb_per_vcpu: float = 1769.0
-    """Memory quota that brings one whole vCPU (AWS Lambda: 1,769 MB)."""
+    """Memory quota that comes with one whole vCPU (AWS Lambda: 1,769 MB)."""
     lifetime_s: float = 900.0
     """Longest time one invocation may run."""
     payload_bytes: int = 262_144
     """Largest call (AWS Lambda, asynchronous: 256 KB)."""
     concurrency: int = 1000
     more: str = ""
-    """How to get a higher concurrency, if that can be said in a line."""
+    """Remedy for a concurrency that is too low, in one line; empty: none."""
 
     def vcpus(self, memory_mb: int) -> float:
         """CPU share that comes with a memory quota."""
@@ -74,7 +74,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an invocation ended, and its bill."""
+    """End of an invocation, and its bill."""
 
     status: Status
     value: Mapping[str, object] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Invocation(ABC):
 
     @abstractmethod
     async def wait(self) -> Outcome:
-        """Until it has ended. A bad end is a value, not an exception."""
+        """Waits for its end. A failure is a value, not an exception."""
 
     @abstractmethod
     async def cancel(self) -> None:
@@ -103,9 +103,9 @@ class Invocation(ABC):
 class Platform(ABC):
     """Starts functions.
 
-    Contract, held by `ephemeron.testing.PlatformContract`:
+    Contract, tested by `ephemeron.testing.PlatformContract`:
 
-    - memory quota, lifetime and CPU share are enforced, or `unenforced` says which are not.
+    - memory quota, lifetime and CPU share are enforced, or `unenforced` names those that are not.
     - an invocation shares nothing with another one but the channel: fresh scratch folder, no globals that
       matter. Its process may be a reused, warm one of the same code.
     - the bill is exact to the millisecond, rounded up.
@@ -127,15 +127,15 @@ class Platform(ABC):
 
     @abstractmethod
     def events(self, run: str) -> AsyncIterator[Event]:
-        """Everything the run's functions and the platform itself emit, from the run's beginning, without end."""
+        """All events of the run's functions and of the platform, from the beginning of the run, without end."""
 
     @abstractmethod
     async def emit(self, run: str, event: Event) -> None:
-        """Adds an event of the trigger's own to the run's stream."""
+        """Adds an event of the driver to the run's stream."""
 
     @abstractmethod
     async def cancel_all(self, run: str) -> None:
-        """Ends every invocation of the run, whoever started it."""
+        """Ends all invocations of the run, also those of other clients."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -1,17 +1,17 @@
 """CPU share and memory quota of a process tree, enforced by Linux control groups.
 
-A local function should be as slow and as mortal as a cloud function of the same memory quota: CPU time comes in
-proportion to memory, and one page too many kills. Control groups do both; version 1 (two hierarchies, `cpu` and
-`memory`) and version 2 (one) are spoken, since machines of both kinds are about. The CPU period is 20 ms instead
+A local function gets the CPU time and the memory of a cloud function with the same quota: CPU time is in proportion
+to memory, and a function above its quota is killed. Control groups do both, of version 1 (two hierarchies, `cpu` and
+`memory`) and of version 2 (one), since machines of both kinds are in use. The CPU period is 20 ms instead
 of the kernel's 100 ms: the share is the same (within 1 %), the longest pause a quarter, which matters where
 functions wait for each other every iteration.
 
-Groups are made beside everybody else's at the top of the hierarchy, unless this process is itself limited: then
-below its own group, so that a limit somebody set for us holds for what we start. Under version 2 the nearest of
-our own group's ancestors is taken that may have limited children (a group with processes of its own may not).
+Groups are made at the top of the hierarchy, unless this process is itself limited: then
+below its own group, so that its limit also holds for functions. Under version 2 they are made below the nearest ancestor of
+its group that may have limited children (a group with processes of its own may not).
 
 Not for isolation: a function can leave its group if it runs as root. Where no group can be made, memory is
-watched by whoever owns the process, and `Enforcement.unenforced` says so.
+watched by the owner of the process, and `Enforcement.unenforced` says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNENFORCED = (
     "The CPU share of a function is not enforced here: it takes what CPU time it can get.",
     "The memory quota of a function is watched rather than enforced here: it is killed a moment after passing it.",
 )
-"""What to tell people where there are no control groups to be had."""
+"""Notes for machines without control groups."""
 
 
 class ControlGroup:
@@ -94,7 +94,7 @@ class ControlGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcement:
-    """What can be enforced on this machine, and where."""
+    """Enforcement of quotas on this machine."""
 
     kind: Kind
     parents: tuple[Path, ...] = ()
@@ -106,7 +106,7 @@ class Enforcement:
         """Makes a group `ephemeron-<owner>-<n>` with a memory quota and, at first, all the CPU it can get.
 
         Raises:
-            PlatformError: the kernel does not let us, although it did at detection.
+            PlatformError: the kernel refuses, although it did not at detection.
         """
         group = ControlGroup(self.kind, tuple(parent / f"ephemeron-{owner}-{n}" for parent in self.parents))
         try:
@@ -131,7 +131,7 @@ def detect(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgr
 
     Args:
         root: where control groups are mounted.
-        own: the file that says which groups this process is in.
+        own: file with the groups of this process.
     """
     groups = _own_groups(own)
     for kind, choices in (("v1", _v1_parents(root, groups)), ("v2", _v2_parents(root, groups))):
@@ -208,7 +208,7 @@ def _v2_parents(root: Path, groups: dict[str, str]) -> list[tuple[Path, ...]]:
         if (top / "cgroup.controllers").exists():
             own = _below(top, groups.get("", "/"))
             out += [(p,) for p in (own, *own.parents) if p.is_relative_to(top) and p.is_dir()]
-    # Moving a process from our own group into one below an ancestor takes write access to the ancestor's list.
+    # Moving a process from this one's group below an ancestor takes write access to the ancestor's list.
     return [(p,) for (p,) in out if os.access(p / "cgroup.procs", os.W_OK)]
 
 
@@ -259,7 +259,7 @@ def _kill_all(folder: Path) -> None:
     except OSError:
         return
     for pid in pids:
-        if pid > 0:  # 0 stands for a process outside our process namespace
+        if pid > 0:  # 0 means a process outside this process namespace
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -285,11 +285,11 @@ def _remove_soon(folder: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """False also for a zombie: whoever should reap it may never do so."""
+    """Whether a process runs; a zombie does not, since its parent may never reap it."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's, or hidden from us
+        return True  # of another user, or hidden

@@ -1,4 +1,4 @@
-"""What a platform hands to the code of a function: everything a worker may touch, as arguments."""
+"""Arguments of a function's code: everything that it may use of its platform."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 
 class Compute(Protocol):
-    """Runs a piece of computation; the clock moves by what it takes."""
+    """Runs a computation; the clock advances by its duration."""
 
     async def __call__(self, work: Callable[[], T], *, samples: float) -> T: ...
 
 
 class ThreadCompute:
-    """On one thread beside the event loop, so that transfers go on meanwhile.
+    """Computation on one thread beside the event loop, so that transfers go on meanwhile.
 
     Args:
-        threads: for PyTorch's operators; more than the CPU share brings would cost a multiple in time.
+        threads: for PyTorch's operators; more than the CPU share would multiply their time.
     """
 
     def __init__(self, threads: int) -> None:
@@ -35,7 +35,7 @@ class ThreadCompute:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
 
     def _prepare(self) -> None:
-        torch: Any = sys.modules.get("torch")  # what computes with it has imported it
+        torch: Any = sys.modules.get("torch")  # code that computes with it has imported it
         if torch is not None:
             torch.set_num_threads(self.threads)
 
@@ -48,7 +48,7 @@ class ThreadCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One invocation, as its code sees it."""
+    """One invocation, from the view of its code."""
 
     call: Call
     invocation: str

@@ -198,7 +198,7 @@ def _forked(control: socket.socket, host: int) -> tuple[HostLine, Entry]:
 def _prepare() -> Entry:
     entry = prepare_entry()
     gc.collect()
-    gc.freeze()  # what was imported stays: looking through it after every invocation would take PyTorch's 0.3 s
+    gc.freeze()  # imports stay: traversing PyTorch after every invocation would take 0.3 s
     return entry
 
 
@@ -257,7 +257,7 @@ async def _handle(line: HostLine, entry: Entry, message: InvokeMessage, scratch:
         line.send(EventMessage(line=to_json(event)))
 
     def die() -> NoReturn:
-        line.flush()  # what was emitted before an injected death happened before it
+        line.flush()  # events before an injected death must reach the host
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
@@ -295,7 +295,7 @@ def failure(e: BaseException) -> tuple[str, str]:
 
 
 def _die_with_parent(parent: int) -> None:
-    """The kernel kills us when the host dies; elsewhere than on Linux the closed connection has to do."""
+    """Has the kernel kill this process when the host dies; on systems other than Linux it ends with the connection."""
     if sys.platform == "linux":
         import ctypes
 

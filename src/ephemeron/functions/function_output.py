@@ -1,6 +1,6 @@
-"""What a function's code prints and warns of: into the log of its invocation, and warnings into the run's events.
+"""Output of a function's code: redirected to the log of its invocation, and its warnings to the run's events.
 
-File descriptors 1 and 2 are redirected, so that what libraries written in C and child processes print is there, too.
+File descriptors 1 and 2 are redirected, so that the log also has the output of C libraries and child processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST = 500
 
 @contextlib.contextmanager
 def printed_to(path: Path | None) -> Iterator[None]:
-    """Standard output and standard error go into a file; None, or a file that cannot be opened: where they went."""
+    """Standard output and standard error go into a file; None, or a file that cannot be opened: unchanged."""
     try:
         log = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -19,7 +19,7 @@ _BACKLOG = 100_000
 
 
 class Journal:
-    """The writing end. While nothing can be written (disk full), lines wait here and `problem` says why.
+    """Writer of the file. While lines cannot be written (disk full), they wait, and `problem` has the reason.
 
     Args:
         path: the file; made when missing. A torn last line of an earlier writer is closed.
@@ -34,12 +34,12 @@ class Journal:
             self._waiting.append(b"\n")
 
     def append(self, line: str) -> None:
-        """Adds a line, now or as soon as there is room again. Never raises."""
+        """Adds a line, now or as soon as it can be written. Never raises."""
         self._waiting.append(line.encode() + b"\n")
         self.flush()
 
     def flush(self) -> None:
-        """Tries to write what waits."""
+        """Tries to write the waiting lines."""
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -105,12 +105,12 @@ def _torn(path: Path) -> bool:
 
 
 def latest_t(path: Path) -> float:
-    """Time of the latest event in the file; 0 where there is none."""
+    """Time of the latest event in the file; 0: it has no event."""
     return max((event.t for event in _all(path)), default=0.0)
 
 
 def quota_mb(path: Path) -> int:
-    """Memory quota of the run's functions; 0 where the file does not say."""
+    """Memory quota of the run's functions; 0: the file does not have it."""
     return max((event.memory_mb for event in _all(path) if isinstance(event, RunStarted)), default=0)
 
 

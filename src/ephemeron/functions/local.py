@@ -67,9 +67,9 @@ _ERRORS = {"DaemonGone": DaemonGone, "InvocationRefused": InvocationRefused}
 """Errors of the daemon by name; any other one is a PlatformError."""
 _END_S = 30.0
 _ASK_EVERY_S = 5.0
-"""Between two questions whether the host still answers."""
+"""Seconds between two checks that the daemon answers."""
 _SILENT_S = 60.0
-"""How long a host may take to answer before it is killed; its event loop never blocks for a second."""
+"""Time for an answer before the daemon is killed; its event loop never blocks for a second."""
 _FLOOR_MB = 512
 _STEP_MB = 64
 _CPU_PART = 0.8
@@ -188,7 +188,7 @@ class LocalPlatform(Platform):
 
     @property
     def channel_base(self) -> Path:
-        """What the channel address `folder` means to the functions."""
+        """Folder that the channel address `folder` means to functions."""
         return self.run_dir / CHANNEL_FOLDER
 
     async def invoke(self, call: Call) -> LocalInvocation:

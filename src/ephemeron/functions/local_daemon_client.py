@@ -53,7 +53,7 @@ async def reach(run_dir: Path) -> tuple[Client, DaemonStatus]:
 
     Raises:
         DaemonGone: there is none.
-        PlatformError: it refuses us.
+        PlatformError: it refuses the token.
     """
     client: Client | None = None
     address = address_in(run_dir / HOST_FILE)

@@ -1,8 +1,8 @@
-"""What a process must forget between two invocations, so that a warm function behaves like a fresh one.
+"""Reset of a process between two invocations, so that a warm function behaves like a fresh one.
 
-Kept are imported libraries, which is the whole point of a warm start. Forgotten are the user's modules, import
-paths, environment variables, the working folder and random states. What cannot be undone (threads that go on)
-makes the process unfit for another invocation. Not covered: a library that user code has patched.
+Imported libraries are kept, which is the purpose of a warm start. The user's modules, import paths, environment variables, the
+working folder and random states are reset. Threads that go on cannot be undone: they make the process unfit for another
+invocation. Not covered: a library that user code has patched.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import Any
 
 _THREADS_S = 0.2
-"""How long threads may take to end after their invocation."""
+"""Time in which threads have to end after their invocation."""
 
 
 class ProcessSnapshot:
-    """The process as it was before the invocation; made just before one, undone with `restore`.
+    """State of the process before an invocation. Made just before it; `restore` undoes the changes.
 
     Args:
         scratch: becomes the working folder, HOME and TMPDIR; without symbolic links.

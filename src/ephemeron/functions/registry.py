@@ -1,4 +1,4 @@
-"""The clouds by name. Their modules are imported when asked for."""
+"""Clouds by name. Their modules are imported on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLOUDS = {
     "lithops": "ephemeron.functions.lithops.provider:Lithops",
 }
 CLOUDS = tuple(_CLOUDS)
-"""Platforms on which functions go on without any process of this machine."""
+"""Platforms whose functions do not depend on a process of this machine."""
 
 
 def cloud(name: str) -> Provider[Any]:

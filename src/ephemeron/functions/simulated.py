@@ -1,7 +1,7 @@
 """Functions in virtual time: the same worker code, with modelled compute, network, starts, lifetimes and faults.
 
-Real gradients are computed if the trainer computes them; only the clock is imagined. Nothing is random but what is
-drawn from seeds, so the same run gives the same events to the last digit. Memory is not measured here.
+Gradients are real if the trainer computes them; only the clock is simulated. All randomness is drawn from seeds,
+so the same run gives identical events. Memory is not measured.
 
 Run everything inside `ephemeron.functions.simulation.run`.
 """
@@ -46,7 +46,7 @@ def simulated_limits(world: Simulation) -> Limits:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Keeps PyTorch to one thread meanwhile: with several, steps take as long as the machine is busy."""
+    """Limits PyTorch to one thread meanwhile: with several, steps depend on the load of the machine."""
     torch = sys.modules.get("torch")
     if torch is None:  # synthetic trainers need none
         yield
@@ -64,8 +64,8 @@ class SimulatedPlatform(Platform):
 
     Args:
         world: latencies, bandwidth, start times, compute.
-        entry: what a function runs.
-        limits: what the cloud allows.
+        entry: code of a function.
+        limits: of the cloud.
         seed: of stragglers.
         log: file to which events are appended as JSON lines.
     """
@@ -161,7 +161,7 @@ class SimulatedPlatform(Platform):
 
 
 class SimulatedInvocation(Invocation):
-    """One task that lives as long as a function would."""
+    """One task, which ends when a function would."""
 
     def __init__(self, platform: SimulatedPlatform, id: str, call: Call) -> None:
         self.id, self.call = id, call
@@ -194,7 +194,7 @@ class SimulatedInvocation(Invocation):
         if self._why is None:
             self._body = loop.create_task(self._run(cold=not warm))
             await asyncio.wait([self._body])
-        outcome = self._why or self._judge(self._body)
+        outcome = self._why or self._outcome(self._body)
         billed = math.ceil((loop.time() - accepted) * 1000 - 1e-6) / 1000
         final = Outcome(
             status=outcome.status, value=outcome.value, error=outcome.error, billed_s=billed,
@@ -203,7 +203,7 @@ class SimulatedInvocation(Invocation):
         platform.ended(self, final, reusable=final.status == "ok")
         return final
 
-    def _judge(self, body: asyncio.Task[Mapping[str, object]] | None) -> Outcome:
+    def _outcome(self, body: asyncio.Task[Mapping[str, object]] | None) -> Outcome:
         if body is None or body.cancelled():
             return Outcome(status="cancelled")
         error = body.exception()
@@ -232,7 +232,7 @@ class SimulatedInvocation(Invocation):
 
 
 class SimulatedCompute:
-    """Runs the work now and lets the clock pass by what the model says it would have taken."""
+    """Runs the work at once and advances the clock by the time of the model."""
 
     def __init__(self, world: Simulation, call: Call, limits: Limits, *, seed: str) -> None:
         self._world, self._memory_mb = world, call.memory_mb

@@ -1,4 +1,4 @@
-"""This package's own code, as a function needs it, and what has to be installed beside it."""
+"""This package's source for functions, and its requirements there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ REQUIREMENTS = (
     "numpy>=1.26", "obstore>=0.6", "psutil>=5.9", "safetensors>=0.4.3", "xxhash>=3.4", "click>=8.1", "rich>=13.7",
     "redis>=5.0", "hiredis>=2.3",
 )  # fmt: skip
-"""Of every function: the core, and channels in a cache."""
+"""Requirements of every function: the core, and channels in a cache."""
 TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3")
-"""Of one that trains: the framework, and what data flows decode with."""
+"""Requirements of a function that trains: the framework, and decoders of data flows."""
 _UNNEEDED = (
     ("cli",),
     ("testing",),
@@ -22,7 +22,7 @@ _UNNEEDED = (
     ("partition", "report"),
     ("training", "report"),
 )
-"""Packages that no function imports."""
+"""Packages that functions do not import."""
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -35,7 +35,7 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 
 def digest() -> str:
-    """Of the code that is deployed: client and function have to be of the same release."""
+    """Digest of the deployed code: client and function must be of the same release."""
     hashed = xxhash.xxh3_64()
     for name, path in sources():
         hashed.update(name.encode() + b"\0")

@@ -1,4 +1,4 @@
-"""The limits that a single call can break, checked alike by whoever sends it and whoever receives it."""
+"""Checks of a single call against the limits, the same for sender and receiver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ephemeron.functions.base import Call, Limits
 
 
 def check_call(call: Call, limits: Limits) -> None:
-    """Concurrency, which only the platform can count, is not among what is checked.
+    """Checks memory, time limit and size. Concurrency is counted by the platform.
 
     Raises:
         InvocationRefused: names the value and the limit.

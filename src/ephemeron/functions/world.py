@@ -1,4 +1,4 @@
-"""The world that simulated functions run in, as a frozen value."""
+"""Parameters of the simulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ephemeron.config.typed import Typed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Typed):
-    """The world that `--platform simulated` imitates. Defaults: AWS Lambda with S3, roughly."""
+    """Latencies, bandwidth and compute of `--platform simulated`. Defaults: approximately AWS Lambda with S3."""
 
     latency_s: float = 0.03
     """Seconds per channel request before its first byte."""

@@ -4,7 +4,7 @@
         async def open(self) -> Channel:
             return MyChannel(...)
 
-Each test opens the channel in an event loop of its own, works below a prefix nobody else has, and removes what it
+Each test opens the channel in an event loop of its own, works below a unique prefix, and removes the objects that it
 put. Nothing asserts a duration: where time matters, the order of events is checked. Fixtures can be used by
 overriding `open` in a class with an autouse fixture that stores what it needs on `self`.
 """
@@ -35,9 +35,9 @@ class ChannelContract:
     readers: int = 50
     """Concurrent readers, and concurrent writers, where a test wants many."""
     rewrites: int = 40
-    """Overwrites in the test that looks for half an object."""
+    """Overwrites in the test for torn objects."""
     cancel_turns: int = 40
-    """After how many turns of the event loop, at most, a waiting `get` is cancelled."""
+    """Most turns of the event loop before a waiting `get` is cancelled."""
     test_timeout_s: float = 120.0
     """A test that takes longer has hung."""
 

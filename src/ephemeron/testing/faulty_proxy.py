@@ -39,7 +39,7 @@ def seeded(seed: int | str, *, rate: float, troubles: tuple[Trouble, ...]) -> Ca
 
 
 def scripted(troubles: Iterable[Trouble | None]) -> Callable[[], Trouble | None]:
-    """The first requests fail as the script says."""
+    """The first requests fail by a script."""
     left = iter(troubles)
     return lambda: next(left, None)
 
@@ -49,7 +49,7 @@ class FaultyProxy:
 
     Args:
         port: of the store, on loopback.
-        http: whether it speaks HTTP.
+        http: whether the store's protocol is HTTP.
         decide: asked for each request what happens to it.
     """
 

@@ -3,7 +3,7 @@
     flaky = FlakyChannel(store, seeded(7, rate=0.1))
     flaky = FlakyChannel(store, lambda operation, key: "unavailable" if 5 < loop.time() < 65 else None)
 
-A *lost answer* is the one that hurts: the request was served, and nobody knows.
+A *lost answer* is the hardest case: the request was served, and the client does not know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 Failure = Literal["throttled", "unavailable", "lost-answer", "refused"]
 Decide = Callable[[str, str], Failure | None]
-"""From operation (put, create, fetch, get, delete, list, reduce, accumulate) and key to how the request fails."""
+"""From operation (put, create, fetch, get, delete, list, reduce, accumulate) and key to the fault of the request."""
 
 FAILURES: tuple[Failure, ...] = ("throttled", "unavailable", "lost-answer")
 """Those that pass."""

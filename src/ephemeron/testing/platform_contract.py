@@ -6,10 +6,10 @@
             yield MyPlatform(entry=dispatch, limits=limits)
 
 The platform runs `ephemeron.testing.platform_entries.dispatch`, an async function from `Context` to a dict, which
-finds what to do in the call's request. Nothing here asserts a duration beyond what the bill itself promises, and
+finds what to do in the call's request. No test asserts a duration beyond the bill itself, and
 nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
 
-What a platform cannot show is skipped with the reason that it gives in `cannot`; what its provider does to it
+Tests that a platform cannot run are skipped with its reason in `cannot`; faults of its provider
 (throttling, delivering a call twice) is shown where the test class knows how to make the provider do so.
 """
 
@@ -38,7 +38,7 @@ class PlatformContract:
     """Base class of a pytest class; subclasses say how to open the platform."""
 
     limits = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=4)
-    """What the platform under test is opened with."""
+    """Limits of the platform under test."""
     memory_mb = 256
     """Quota of most calls."""
     channel = "folder"
@@ -50,11 +50,11 @@ class PlatformContract:
 
     def throttle(self, requests: int) -> None:
         """Makes the provider refuse the next requests to start a function, for a moment."""
-        pytest.skip("nobody throttles this platform")
+        pytest.skip("this platform is never throttled")
 
     def deliver_twice(self) -> None:
         """Makes the provider run the next call twice."""
-        pytest.skip("nobody delivers this platform's calls twice")
+        pytest.skip("this platform never delivers a call twice")
 
     def needs(self, case: str) -> None:
         """Skips the test if the platform cannot show this."""

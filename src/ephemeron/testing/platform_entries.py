@@ -58,7 +58,7 @@ async def dispatch(context: Context) -> Mapping[str, object]:
 
 
 async def echo(context: Context) -> Mapping[str, object]:
-    """Says what it was given."""
+    """Returns its argument."""
     said = _request(context).say
     return {"outcome": "finished", "rank": context.call.rank, "said": said, "cold": context.cold}
 
@@ -69,7 +69,7 @@ async def fail(context: Context) -> Mapping[str, object]:
 
 
 async def timed(context: Context) -> Mapping[str, object]:
-    """Takes a while, and says how long and how much time it had."""
+    """Takes some time, and returns its `TimedResult`."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     await asyncio.sleep(0.05)
@@ -78,7 +78,7 @@ async def timed(context: Context) -> Mapping[str, object]:
 
 
 async def forever(context: Context) -> Mapping[str, object]:
-    """Says that it lives, and does not end by itself."""
+    """Emits an event, and does not end by itself."""
     context.emit(Note(t=0.0, text="alive"))
     await asyncio.sleep(NEVER_S)
     return {}
@@ -92,13 +92,13 @@ async def talk(context: Context) -> Mapping[str, object]:
 
 
 async def vanish(context: Context) -> Mapping[str, object]:
-    """Dies as an injected fault does, after a last word."""
+    """Dies by an injected fault, after a last event."""
     context.emit(Note(t=0.0, text="last word"))
     context.die()
 
 
 async def killed(context: Context) -> Mapping[str, object]:
-    """Dies as if somebody had killed its process."""
+    """Dies by SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 

@@ -1,4 +1,4 @@
-"""Promise 2 on a platform, sampled: whatever dies, comes twice or is lost, the weights are those of a run undisturbed.
+"""A sample of the kill matrix on a platform: after any death, duplicate or loss, the weights are those of an undisturbed run.
 
     @pytest.fixture(scope="module")
     def world(...) -> Iterator[TrainingWorld]: ...
@@ -38,7 +38,7 @@ class Case:
     duplicates: int = 0
     """Calls that are delivered twice."""
     relays: bool = False
-    """In lives so short that every rank hands over once or more."""
+    """With a time limit so short that every rank hands over at least once."""
 
 
 CASES = (
@@ -87,14 +87,16 @@ class TrainingMatrix:
         how: dict[str, Any] = {"function_timeout_s": world.relay_lifetime_s} if case.relays else {}
         faults = case.faults + (world.relay_faults if case.relays else ())
         if case.drops:
-            how["peer_timeout_s"] = world.peer_timeout_s  # whoever misses what was lost waits for that long
+            how["peer_timeout_s"] = world.peer_timeout_s  # a rank that misses a lost object waits for that long
         result, events = world.go(faults=faults, **how)
         world.check_same(result)
         fired = [e.fault for e in of(events, FaultFired)]
         assert len(fired) == case.deaths + case.drops, fired
         ends, reasons = of(events, Ended), [e.reason for e in of(events, Invoked)]
         assert [e.status for e in ends].count("lost") == case.deaths
-        assert reasons.count("replacement") >= case.deaths - case.relays, "a successor is replaced by whoever misses it"
+        assert reasons.count("replacement") >= case.deaths - case.relays, (
+            "a successor is replaced by a rank that misses it"
+        )
         assert reasons.count("duplicate") == case.duplicates
         if case.relays:
             handed_over = {e.rank for e in of(events, Invoked) if e.reason == "relay"}

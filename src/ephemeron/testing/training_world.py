@@ -4,8 +4,8 @@
     result, events = world.go(faults=("kill:rank=0,iteration=7,phase=upload",))
     world.check_same(result)          # the weights of the run in which nothing happened
 
-Runs lie in the home folder that EPHEMERON_HOME names at that moment; the undisturbed run is made once, when it is first
-asked for, in a home of its own.
+Runs are stored in the home folder that EPHEMERON_HOME names at that moment; the undisturbed run is made once, on first
+use, in a home of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SHAPE: Mapping[str, Any] = {"workers": 3, "aggregators": 2, "batch_size": 48, "c
 
 @dataclass(kw_only=True)
 class TrainingWorld:
-    """One platform, with whatever it needs up and running."""
+    """One platform, with its services running."""
 
     platform: str
     job: Job
     folder: Path
-    """For the home of the undisturbed run."""
+    """Home folder of the undisturbed run."""
     memory_mb: int | None = None
     """Quota of a function; None: the platform's own."""
     settings: Any = None
@@ -44,7 +44,7 @@ class TrainingWorld:
     """Addresses by name; the first is used where a test names none. None: the platform's default."""
     shape: Mapping[str, Any] = field(default_factory=lambda: dict(SHAPE))
     relay_lifetime_s: float = 5.0
-    """A short life, which is still longer than a cold start and a first iteration, which takes ten times as long as others:
+    """A short time limit, still longer than a cold start and a first iteration, which takes ten times as long as others:
     the run passes it with `relay_faults`."""
     relay_faults: tuple[str, ...] = ("delay:rank=1,factor=40",)
     peer_timeout_s: float = 8.0
@@ -90,7 +90,7 @@ class TrainingWorld:
         return result, events
 
     def configured(self, channel: str = "") -> dict[str, Any]:
-        """What `configure` is told: of this world, through a channel."""
+        """Arguments of `configure` for this world."""
         address = self.channels.get(channel, channel) if channel else next(iter(self.channels.values()))
         return {**self.shape, "platform": self.platform, "memory_mb": self.memory_mb, "channel": address}
 

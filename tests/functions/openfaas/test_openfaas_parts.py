@@ -14,7 +14,7 @@ from ephemeron.functions.async_invoke.call_tracker import DEATH_S, CallTracker
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
 from ephemeron.functions.async_invoke.records import parse
 from ephemeron.functions.base import Call
-from ephemeron.functions.openfaas.callbacks import heard
+from ephemeron.functions.openfaas.callbacks import reports_of
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, duration, gateway_values, spec_of
 from ephemeron.functions.openfaas.handler import SECRETS, secrets_in
 from ephemeron.functions.openfaas.replica import out_of_memory_kills, told_by
@@ -24,7 +24,7 @@ from ephemeron.testing.openfaas_gateway.functions import cores, quantity, second
 
 @given(st.integers(100, 599), st.floats(0, 1e5), st.binary(max_size=50))
 def test_a_call_back_tells_of_an_end_only_where_the_function_could_not(status: int, took_s: float, body: bytes) -> None:
-    told = heard(
+    told = reports_of(
         {"x-call-id": "c", "x-function-status": str(status), "x-duration-seconds": f"{took_s:f}"}, body
     )  # fmt: skip
     deaths = [t for t in told if isinstance(t, Death)]
@@ -41,7 +41,7 @@ def test_a_call_back_tells_of_an_end_only_where_the_function_could_not(status: i
 @pytest.mark.parametrize("headers", [{}, {"x-call-id": "c"}, {"x-call-id": "c", "x-function-status": "no"},
                                      {"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "nan"}])  # fmt: skip
 def test_what_is_no_call_back_tells_nothing(headers: dict[str, str]) -> None:
-    assert heard(headers, b"") == []
+    assert reports_of(headers, b"") == []
 
 
 def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> None:
@@ -50,8 +50,10 @@ def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> N
                 "lifetime_s": 60.0, "origin": 0.0, "at": 0.0, "copies": 1, "by": ""}), now=0.0)  # fmt: skip
     calls.feed(parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor",
                 "at": 0.0}), now=1.0)  # fmt: skip
-    for said in heard({"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"):
-        calls.hear(said, now=8.0)
+    for said in reports_of(
+        {"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"
+    ):
+        calls.feed_log(said, now=8.0)
     assert calls.due(now=8.0) == [], "an outcome may still be in the store"
     (end,) = calls.due(now=8.0 + DEATH_S)
     assert (end.outcome.status, end.outcome.billed_s, end.outcome.gb_seconds) == ("lost", 7.25, 3.625)
@@ -67,8 +69,8 @@ def test_a_supervisors_bill_is_final_and_no_other_is_waited_for() -> None:
                 "at": 0.0}), now=1.0)  # fmt: skip
     calls.feed(parse({"record": "outcome", "id": "0.0.a", "delivery": 0, "status": "out_of_memory", "error": "", "value": {},
                 "took_s": 2.0001, "peak_mb": 1024.0, "traffic": {}}), now=3.0)  # fmt: skip
-    for said in heard({"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "9"}, b""):
-        calls.hear(said, now=3.0)
+    for said in reports_of({"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "9"}, b""):
+        calls.feed_log(said, now=3.0)
     (end,) = calls.due(now=3.0)
     assert (end.billed_by, end.outcome.billed_s, end.outcome.peak_memory_mb) == ("supervisor", 2.001, 1024.0)
 

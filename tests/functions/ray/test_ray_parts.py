@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.functions.ray.cluster import ClusterNode, cpus_of, ray_module, room
-from ephemeron.functions.ray.preflight import check_channel, judge
+from ephemeron.functions.ray.preflight import check_channel, check_node
 from ephemeron.functions.ray.settings import RaySettings
 from ephemeron.functions.source_bundle import digest
 
@@ -59,8 +59,8 @@ def test_reserved_is_the_share_at_least_and_what_ray_can_count(memory_mb: int, m
 )
 def test_a_node_that_cannot_take_functions_is_named(answer: object, said: str) -> None:
     with pytest.raises(JobError, match=rf"node a \(01234567\).*{said}"):
-        judge(NODE, answer, "mark", "s3://b/p")
-    judge(NODE, {"code": digest(), "found": "mark", "error": ""}, "mark", "s3://b/p")
+        check_node(NODE, answer, "mark", "s3://b/p")
+    check_node(NODE, {"code": digest(), "found": "mark", "error": ""}, "mark", "s3://b/p")
 
 
 def test_channels_that_nodes_could_not_be_told_of() -> None:

@@ -1,4 +1,4 @@
-"""One contiguous view of what a caller hands over, with at most one copy."""
+"""One contiguous view of a caller's buffers, with at most one copy."""
 
 from __future__ import annotations
 

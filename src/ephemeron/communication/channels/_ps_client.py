@@ -60,7 +60,7 @@ _ANSWER_S = 60.0
 
 
 class ParameterServerChannel(Channel, SupportsReduction):
-    """A channel over one or several parameter servers; a key lives on the one that its hash names.
+    """A channel over one or several parameter servers; a key is stored on the one that its hash selects.
 
     Args:
         url: `ps://host:port,host:port`. All functions must list the servers in the same order.

@@ -1,4 +1,4 @@
-"""Channels by address: one string in a job says where functions exchange what they have.
+"""Channels by address: one string in a job names the store through which functions exchange objects.
 
 Backends are imported only when their address is opened, since each costs import time at every cold start.
 """
@@ -19,7 +19,7 @@ ADDRESSES = (
 
 
 def open_channel(address: str, *, base: Path | None = None) -> Channel:
-    """Opens the channel at `address`. Cheap: servers are first spoken to when something is put or read.
+    """Opens the channel at `address`. Cheap: servers are connected to on the first operation.
 
     Args:
         address: see `ADDRESSES`.

@@ -26,10 +26,10 @@ Service = Literal["memory", "objects", "cache", "server"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a planner and a meter must know of a channel."""
+    """Properties of a channel for planner and meter."""
 
     service: Service
-    """Which price list applies."""
+    """Price list that applies."""
     waits: bool
     """`get` blocks inside the store, so that waiting costs no polls."""
     shared: bool
@@ -41,7 +41,7 @@ class Traits:
 
 
 class Received(NamedTuple):
-    """What `get` brings back."""
+    """Result of `get`."""
 
     data: memoryview
     """Read-only use is safe until the next event-loop turn of the owner; copy to keep and change."""
@@ -93,7 +93,7 @@ class Channel(ABC):
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         """Waits until `key` is there and returns it.
 
-        This default polls. A store that can wait by itself overrides it and says so in `traits.waits`.
+        This default polls. A store that can wait itself overrides it and sets `traits.waits`.
 
         Args:
             key: the object.

@@ -199,7 +199,7 @@ def _connect(host: str, port: int, database: int, secrets: dict[str, str], tls: 
 
 
 def _secured(kind: Any) -> dict[str, Any]:
-    """How a pool makes connections that verify whom they speak to.
+    """Options of a pool whose connections verify the server.
 
     Args:
         kind: redis-py's connection over TLS.
@@ -217,7 +217,7 @@ def _secured(kind: Any) -> dict[str, Any]:
             super().__init__(**options)
             self.ssl_context.context = shared
 
-    # Said in full, should a release not look at the context: some verify no host names unless they are told to.
+    # In full, in case a release ignores the context: some verify no host names by default.
     return {
         "connection_class": Verified, "ssl_cert_reqs": "required", "ssl_check_hostname": True, "ssl_ca_data": authorities,
         "ssl_min_version": ssl.TLSVersion.TLSv1_2,
@@ -233,7 +233,7 @@ def _database(url: str) -> int:
 
 
 def _error_of(e: Exception, text: str) -> type[ChannelUnreachable]:
-    """Which class of errors a failure is of; see `channels.retry`."""
+    """Error class of a failure; see `channels.retry`."""
     import redis.exceptions as errors
 
     if isinstance(e, errors.OutOfMemoryError) or "maxmemory" in text or text.startswith("OOM"):
@@ -266,7 +266,7 @@ def _explain(e: Exception, text: str, *, tls: bool) -> str:
             "; if the port is not one for TLS, write redis://" if tls else ""
         )
     if isinstance(e, errors.InvalidResponse) or "Connection closed by server" in text:
-        # What a server that wants TLS does to a stranger in plain text: an alert, or nothing at all.
+        # A server with TLS answers plain text with an alert, or not at all.
         return "the connection was closed" + (
             "; check that the server runs" if tls else "; check that the server runs; if it wants TLS, write rediss://"
         )

@@ -1,6 +1,6 @@
 """A dictionary with waiting readers: the channel of the simulator and of tests.
 
-Lives in one process and one event loop, so it cannot join real functions: `traits.shared` is False.
+It is limited to one process and one event loop, so it cannot connect real functions: `traits.shared` is False.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MemoryChannel(Channel):
         self.publish(key, first if isinstance(first, bytes) else b"".join(buffers))
 
     def publish(self, key: str, data: bytes) -> None:
-        """Makes the object visible now and wakes whoever waits for it."""
+        """Makes the object visible now and wakes its waiters."""
         self.objects[key] = data
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():

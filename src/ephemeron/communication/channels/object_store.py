@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _FAILURES = (BaseError, OSError)
 _SETTLE_S = 0.05
-"""obstore's threads let go of a request a moment later than we hear of its end."""
+"""Time by which obstore's threads release a request after its end is reported."""
 
 
 class ObjectsChannel(Channel, SupportsSizes):
@@ -61,7 +61,7 @@ class ObjectsChannel(Channel, SupportsSizes):
 
         A folder is created if need be; a bucket is not, and is first asked for when something is put or read.
         Credentials, region and endpoint come from each cloud's usual environment variables, among them
-        `AWS_ENDPOINT_URL_S3` and `AWS_ENDPOINT_URL` for stores that speak S3 elsewhere.
+        `AWS_ENDPOINT_URL_S3` and `AWS_ENDPOINT_URL` for other stores with the S3 protocol.
 
         Raises:
             JobError: no URL of these kinds.
@@ -133,7 +133,7 @@ class ObjectsChannel(Channel, SupportsSizes):
         return list(await self.sizes(prefix))
 
     async def sizes(self, prefix: str) -> dict[str, int]:
-        # Stores list by whole parts of a key (and a folder in no order); ours may end anywhere.
+        # Stores list by whole parts of a key (and a folder in no order); prefixes here may end anywhere.
         folder = prefix.rpartition("/")[0]
         self._used = not self._local
         if self._local:

@@ -103,8 +103,8 @@ class MemoryParameterServer(MemoryChannel, SupportsReduction):
         self.publish_view(key, joined(sealed([memoryview(vector.data).cast("B") if vector.size else b""], key=key)))
 
     def publish_view(self, key: str, data: Buffer) -> None:
-        """`publish` without a copy, of memory that nobody changes any more."""
-        # The dictionary says bytes, but only ever makes a memoryview of what it holds.
+        """`publish` without a copy, for memory that no longer changes."""
+        # The dictionary is typed as bytes, but its values are only read through a memoryview.
         self.publish(key, cast("bytes", memoryview(data).cast("B") if memoryview(data).nbytes else b""))
 
 

@@ -1,8 +1,8 @@
-"""Channels that can add: what a parameter server does beside keeping bytes.
+"""Channels that can add: the arithmetic of parameter servers.
 
 With a store, W workers that average their gradients read each other's vectors (W reads of everything); with a
-server that adds, each sends one and reads one. `SupportsReduction` declares the power, `LocalReduction` is the
-arithmetic behind it, without I/O, so that a live server and the simulator give the same bits.
+server that adds, each sends one and reads one. `SupportsReduction` declares the operation, `LocalReduction` is its
+arithmetic, without I/O, so that a live server and the simulator give the same bits.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class SupportsReduction(ABC):
 
     @abstractmethod
     async def accumulate(self, key: str, *, rank: int, iteration: int, delta: Vector) -> Vector:
-        """Adds `delta` to the vector at `key` and returns the sum, with whatever others added meanwhile.
+        """Adds `delta` to the vector at `key` and returns the sum, with the contributions of others so far.
 
         The vector starts as what `put` stored there (framed, as it is again after each sum), or as zeros. Each rank's iterations must grow: one that is
         not above the rank's last is taken for a repeat, and changes nothing.
 
         Raises:
-            ChannelError: shape or dtype differ from what is there.
+            ChannelError: shape or dtype differ from the stored vector.
             ChannelUnreachable: the server does not answer.
         """
 
@@ -60,7 +60,7 @@ class SupportsReduction(ABC):
     async def heard(self, key: str) -> dict[int, int]:
         """Ranks that have contributed to the sum at `key`, each with its latest iteration; 0 where a mean is not complete.
 
-        Empty when nobody has, or the mean is complete. For whoever has waited in vain.
+        Empty when no rank has, or the mean is complete. For ranks whose wait has timed out.
 
         Raises:
             ChannelUnreachable: the server does not answer.

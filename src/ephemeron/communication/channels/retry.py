@@ -1,16 +1,16 @@
-"""One retry policy for every store: which failures pass, and how long to wait before the next request.
+"""One retry policy for all stores: which failures are transient, and the pause before the next request.
 
-Stores say no in three ways. *Throttled* (503 SlowDown, 429, a cache out of memory): the request was understood, and more of
+There are three classes of failures. *Throttled* (503 SlowDown, 429, a cache out of memory): the request was understood, and more of
 them make it worse, so pauses begin long. *Unavailable* (refused, reset, cut short, timed out, 500, a server that starts):
-nothing is known, most such failures are over at once, so the first pause is short. *Refused* (403, no such bucket, a wrong
-password, an untrusted certificate): no request will ever succeed, so none is made. Errors say which they are by their class.
+the result is unknown, and most such failures are short, so the first pause is short. *Refused* (403, no such bucket, a wrong
+password, an untrusted certificate): no request will ever succeed, so none is made. The class of an error tells its kind.
 
 Pauses double from the first to the longest, each drawn from its upper half, so that hundreds of functions that failed
-together do not come back together (a full draw would let some of them hammer; a fixed pause keeps them in step). After
+together do not retry together (a full draw would give some of them very short pauses; a fixed pause keeps them in step). After
 `total_s` of failures without an answer the last error is raised, with the number of requests that it cost.
 
 Repeating is safe by operation: `put`, `delete`, `reduce` and `accumulate` are idempotent by contract, reads change
-nothing, and a create-only put whose answer was lost is resolved by reading what is there (`channels.retrying`).
+nothing, and a create-only put whose answer was lost is resolved by reading the stored object (`channels.retrying`).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class RetryBackoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a failed request is repeated."""
+    """Pauses and limits of repeated requests."""
 
     total_s: float = CHANNEL_RETRY_S
-    """Seconds of failures, by the loop's clock, after which an operation gives up; 0: at once."""
+    """Seconds of failures, by the loop's clock, after which an operation fails; 0: at once."""
     unavailable: RetryBackoff = field(default_factory=lambda: RetryBackoff(first_s=0.05, most_s=10.0))
     throttled: RetryBackoff = field(default_factory=lambda: RetryBackoff(first_s=0.4, most_s=20.0))
 
     def pause_s(self, error: ChannelUnreachable, *, tries: int, failing_s: float, rng: random.Random) -> float | None:
-        """Seconds until the next request; None: give up.
+        """Seconds until the next request; None: there is none.
 
         Args:
             error: of the latest request.
@@ -63,4 +63,4 @@ class RetryPolicy:
 
 
 BRIEF = RetryPolicy(total_s=3.0)
-"""For whoever a person waits for: a wrong address has to be told at once."""
+"""Policy of interactive commands: a wrong address must fail at once."""

@@ -43,7 +43,7 @@ class RunChannel(Framed):
         try:
             return await super().get(key, deadline=deadline, expected_at=expected_at)
         except ChannelTimeout as e:
-            # Whoever waits in vain looks whether there is a run at all, before it suspects anybody.
+            # A rank whose wait has timed out first checks that the run exists, before it suspects a peer.
             spec = Keys(self._run).spec
             if self._run and key != spec and await self.fetch(spec) is None:
                 raise ChannelEmptied(
@@ -60,7 +60,7 @@ class RunChannel(Framed):
 
     @property
     def outages_s(self) -> float:
-        """Seconds so far in which the store did not answer: nobody's own slowness."""
+        """Seconds so far in which the store did not answer: not the slowness of a rank."""
         return self.retrying.outages_s
 
     @property

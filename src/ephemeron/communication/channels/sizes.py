@@ -1,4 +1,4 @@
-"""Channels that know how large their objects are without reading them: for whoever looks what is left, never for workers."""
+"""Sizes of objects without reading them, for tools that report leftovers, never for workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SupportsSizes(ABC):
     async def sizes(self, prefix: str) -> dict[str, int]:
         """Bytes of each object whose key begins with `prefix`, by key in order.
 
-        A cache counts what the server keeps for it, which is a little more than what was put.
+        A cache counts the server's memory for an object, which is a little more than its size.
 
         Raises:
             ChannelUnreachable: the store does not answer.

@@ -84,7 +84,7 @@ def is_missing_bucket(e: Exception) -> bool:
 
 
 def error_of(e: Exception, *, local: bool) -> type[ChannelUnreachable]:
-    """Which class of errors a failure is of; see `channels.retry`.
+    """Error class of a failure; see `channels.retry`.
 
     Args:
         local: the store is a folder, where few errors are transient.
@@ -106,7 +106,7 @@ def error_of(e: Exception, *, local: bool) -> type[ChannelUnreachable]:
 
 
 def is_conflict(e: Exception) -> bool:
-    """Whether a create-only put met another one under way (409), which does not say that the key is taken."""
+    """Whether a create-only put met a concurrent one (409), which does not mean that the key is taken."""
     return "status code: 409" in str(e)
 
 

@@ -1,13 +1,13 @@
-"""Whom TLS connections of channels trust, and what their failures mean in one line.
+"""Authorities that TLS connections of channels trust, and their failures in one line.
 
 Certificates are always verified: the chain, the dates and the host name. There is no switch that turns it off; a server
-with a certificate of one's own authority is trusted by naming that authority:
+with a certificate of a private authority is trusted by naming that authority:
 
     EPHEMERON_CHANNEL_CA    a PEM file, or its text: trusted for caches (rediss://) beside the system's authorities
     SSL_CERT_FILE           a PEM file, for caches and object stores: trusted instead of the system's
 
-The text form is for functions, which have an environment and no files of ours: `deploy` reads the file and hands over
-its text. Certificates are no secrets.
+The text form is for functions, which have environment variables and no files of the client: `deploy` reads the file and
+passes its text. Certificates are not secret.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def for_functions() -> dict[str, str]:
 
 
 def is_refused(e: BaseException) -> bool:
-    """Whether TLS says that the next connection would fail like this one: a certificate, or a server without TLS."""
+    """Whether the next connection would fail like this one: by the certificate, or by a server without TLS."""
     seen = _tls_error(e)
     return isinstance(seen, ssl.SSLCertVerificationError) or getattr(seen, "reason", "") in _NOT_TLS
 
@@ -79,7 +79,7 @@ def _tls_error(e: BaseException) -> ssl.SSLError | ssl.CertificateError | None:
 
 
 def explain_tls(e: BaseException) -> str | None:
-    """What a failure of TLS means and what to do, in one line; None where TLS had no part in it.
+    """Problem and remedy of a failure of TLS, in one line; None: TLS is not the cause.
 
     Args:
         e: as it was caught; what it came from is looked at, too.

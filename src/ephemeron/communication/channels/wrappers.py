@@ -1,7 +1,7 @@
 """Behaviour added to any channel by wrapping it: metering, throttling, faults.
 
-Order matters and is always `Framed(Retrying(Metered(Faulty(Throttled(channel)))))` (`run_channel`): what a fault swallows, and what
-is repeated, was still paid for.
+Order matters and is always `Framed(Retrying(Metered(Faulty(Throttled(channel)))))` (`run_channel`): requests that a fault
+swallows, and repeated ones, are billed all the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def size_of(buffers: Sequence[Buffer]) -> int:
 
 
 class Metered(Wrapper):
-    """Counts what a bill will count."""
+    """Counts the billed operations."""
 
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner)
@@ -56,7 +56,7 @@ class Metered(Wrapper):
         return data
 
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
-        if not self.traits.waits:  # the polling loop calls our `fetch`, which counts
+        if not self.traits.waits:  # the polling loop calls this `fetch`, which counts
             return await super().get(key, deadline=deadline, expected_at=expected_at)
         try:
             received = await self.inner.get(key, deadline=deadline, expected_at=expected_at)
@@ -106,7 +106,7 @@ class _MeteredReduction(SupportsReduction):
 
 
 class LinkModel:
-    """One direction of one function's network: transfers queue behind one another."""
+    """One direction of a function's network: transfers are served one after the other."""
 
     __slots__ = ("free_at", "rate")
 
@@ -124,7 +124,7 @@ class Throttled(Wrapper):
     """A function's network: latency per request, and a bandwidth for each direction at once.
 
     Works on real channels too: the inner operation's own time counts towards the modelled one, so a round
-    takes what the model says unless the machine is slower than the model.
+    takes the time of the model, unless the machine is slower.
     """
 
     def __init__(self, inner: Channel, *, latency_s: float, bandwidth_mb_s: float) -> None:
@@ -168,7 +168,7 @@ class Throttled(Wrapper):
         return await self.inner.list(prefix)
 
     async def _latency(self) -> float:
-        """Waits until a request has arrived, and says when that was."""
+        """Waits until a request has arrived; returns the time of its arrival."""
         loop = asyncio.get_running_loop()
         await _sleep_until(loop.time() + self.latency_s)
         return loop.time()

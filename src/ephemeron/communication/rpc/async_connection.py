@@ -72,7 +72,7 @@ class AsyncConnection:
             raise
 
     async def read(self, asked: Callable[[Frame], None]) -> None:
-        """Receives until the connection is lost, and says why in `session.lost`. Requests are given to `asked`."""
+        """Receives until the connection is lost; `session.lost` has the reason. Requests are passed to `asked`."""
         try:
             while True:
                 for _ in range(_FAIR):

@@ -39,11 +39,11 @@ def handshake(token: str, *, client: bool, offer: Offer, nonce: bytes) -> Genera
     """The first words on a connection: yields bytes to send, or how many to receive, and is sent those.
 
     Returns:
-        What the other end offers.
+        Offer of the other end.
 
     Raises:
         TokenRefused: the other end has another token.
-        ProtocolError: the other end speaks something else.
+        ProtocolError: the other end has another protocol.
     """
     yield HELLO + nonce
     hello = yield len(HELLO) + NONCE_BYTES

@@ -1,4 +1,4 @@
-"""The calling end for threads: `BlockingClient`, which speaks the same frames as `Client`.
+"""Client for threads: `BlockingClient`, with the same frames as `Client`.
 
 Where bytes per second count most: an echo of 2.5 MB takes less time than on asyncio (`benchmarks/README.md`).
 """
@@ -113,7 +113,7 @@ class BlockingClient:
         timeout_s: float | None = None,
         receive: Receive = Receive.COPIES,
     ) -> Any:
-        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
+        """Like `call`, for anything that can be pickled; see `objects.loads` for the types of the result."""
         request = CallRequest(method, {}, value=value, is_object=True)
         return object_of(self._ask(request, receive, timeout_s), receive)
 
@@ -151,7 +151,7 @@ class BlockingClient:
                 self._give_up(id, answer)
 
     def _give_up(self, id: int, answer: PendingCall) -> None:
-        # The call counts until the other end knows. If it cannot be told now, it has the deadline, too.
+        # The call counts until the other end knows of its end. If that cannot be sent now, the other end has the deadline, too.
         try:
             if answer.begun and self._session.lost is None:
                 cancel = message(Kind.CANCEL, id, {}, limits=self._link.wire.limits)

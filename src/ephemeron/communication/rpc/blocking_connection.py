@@ -24,7 +24,7 @@ from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError
 
 _FLUSH_S = 5.0
 _PATIENCE_S = 1.0
-"""How long a thread stays in one system call at most, where it has no earlier deadline."""
+"""Longest time of a thread in one system call, unless its deadline is earlier."""
 
 
 class BlockingConnection:
@@ -92,7 +92,7 @@ class BlockingConnection:
                 done = ready() or self.session.lost is not None
                 if done or (deadline is not None and time.monotonic() >= deadline):
                     if not self._reader.locked():
-                        self._wake_one()  # it may have been our turn to read
+                        self._wake_one()  # this thread may have been the next reader
                     return done
                 waiter = None
                 if not self._reader.acquire(blocking=False):
@@ -106,7 +106,7 @@ class BlockingConnection:
                         self._waiters.remove(waiter)
 
     def fail(self, cause: Exception) -> None:
-        """Breaks the connection; whatever waits fails."""
+        """Breaks the connection; all waits fail."""
         with self.mutex:
             self.session.fail(cause)
             self.wire.interrupt()
@@ -114,12 +114,12 @@ class BlockingConnection:
                 self._wake_one()
 
     def nudge(self) -> None:
-        """Wakes whoever has become ready by what was done here."""
+        """Wakes threads that have become ready by a change of the session."""
         with self.mutex:
             self._wake_ready()
 
     def close(self, why: str) -> None:
-        """Breaks the connection, and closes the socket when nobody is in it any more."""
+        """Breaks the connection, and closes the socket when no thread uses it any more."""
         if os.getpid() == self._process:
             self.fail(ConnectionAbortedError(why))
             with self._sender, self._reader:

@@ -1,4 +1,4 @@
-"""The answering end for threads: `BlockingServer`, which speaks the same frames as `Server`."""
+"""Server for threads: `BlockingServer`, with the same frames as `Server`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _here = threading.local()
 
 
 def cancelled() -> bool:
-    """Whether nobody wants the answer any more that this thread's handler works on: cancelled, too late, or gone."""
+    """Whether the call of this thread's handler has ended: it was cancelled, is over its deadline, or its client is gone."""
     call: _Call | None = getattr(_here, "call", None)
     return call is not None and call.over
 
@@ -43,7 +43,7 @@ def cancelled() -> bool:
 class BlockingServer:
     """Answers calls of clients that know the token, each in a thread.
 
-    A handler cannot be stopped from outside: long ones ask `cancelled()` now and then. What a handler raises is sent
+    A handler cannot be stopped from outside: long ones check `cancelled()` regularly. An exception of a handler is sent
     back as a type name and a text.
 
     Args:
@@ -90,11 +90,11 @@ class BlockingServer:
         return len(self._crews)
 
     def close(self) -> None:
-        """Stops listening and closes all connections. Handlers that run are told by `cancelled()`, not waited for."""
+        """Stops listening and closes all connections. Running handlers see it by `cancelled()` and are not waited for."""
         self._closed = True
         for sock, remove in self._listening:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
             sock.close()
             remove()
         self._listening.clear()
@@ -160,7 +160,7 @@ class _Call:
 
 
 class _Crew:
-    """The threads of one connection. One reads, one more stands by, the others are with their handlers."""
+    """Threads of one connection. One reads, one more waits, the others run handlers."""
 
     def __init__(self, server: BlockingServer, wire: FrameSocket, theirs: Offer) -> None:
         self.link = BlockingConnection(wire, server.options.session(theirs, client=False), self._asked)
@@ -208,7 +208,7 @@ class _Crew:
         try:
             self._answer(call)
         except ConnectionLost:
-            pass  # whoever reads notices, too, and ends this
+            pass  # the reading thread notices, too, and ends the connection
         finally:
             _here.call = None
 
@@ -216,7 +216,7 @@ class _Crew:
         frame = call.frame
         try:
             answer = self._reply(frame)
-        except BaseException as e:  # noqa: BLE001 - whatever the handler raised belongs to the caller
+        except BaseException as e:  # noqa: BLE001 - any exception of the handler is sent to the caller
             error = CallTimedOut(f"no reply to {frame.tag['m']!r} in time") if call.over else e
             answer = message(Kind.ERROR, frame.id, fault(error), limits=self.link.wire.limits)
         with self.link.mutex:

@@ -1,4 +1,4 @@
-"""The calling end on asyncio: many calls and streams at once over one connection."""
+"""Client on asyncio: many concurrent calls over one connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Client:
         """Connects and proves the token.
 
         Raises:
-            ConnectionError: nobody answers, or not in time.
+            ConnectionError: no answer, or none in time.
             TokenRefused: the two ends do not share the token.
             ProtocolError: something else listens there.
         """
@@ -131,7 +131,7 @@ class Client:
         Raises:
             RemoteError: the handler raised.
             CallTimedOut: no reply in time.
-            ConnectionLost: the connection was lost; says whether the handler can have run.
+            ConnectionLost: the connection was lost; `may_repeat` tells whether the handler cannot have run.
             ProtocolError: request too large.
         """
         frame = await self._ask(CallRequest(method, params or {}, buffers), receive, timeout_s)
@@ -145,7 +145,7 @@ class Client:
         timeout_s: float | None = None,
         receive: Receive = Receive.COPIES,
     ) -> Any:
-        """Like `call`, for anything that can be pickled; `objects.loads` says which types come back."""
+        """Like `call`, for anything that can be pickled; see `objects.loads` for the types of the result."""
         request = CallRequest(method, {}, value=value, is_object=True)
         return object_of(await self._ask(request, receive, timeout_s), receive)
 
@@ -186,7 +186,7 @@ class Client:
             raise self._session.loss(may_repeat=True)
 
     async def _cancel(self, id: int) -> None:
-        # The call counts until the other end knows, or that would be told of one too many.
+        # The call counts until the other end knows of its end, or a further call could exceed `max_calls` there.
         try:
             await self._peer.send(
                 message(Kind.CANCEL, id, {}, limits=self._peer.wire.limits), SendState(), flush_s=_FLUSH_S

@@ -1,7 +1,7 @@
-"""When to compress what is sent: only where the link, as measured, is slower than the codec (DPFlow section 4.3.1).
+"""Compression of sent data, only where the link, as measured, is slower than the codec (DPFlow section 4.3.1).
 
 DPFlow compresses always (Snappy), and so pays for it on loopback and for JPEG. Here the receiver measures how fast
-large data sections arrive and says so in the heads of its own frames; the sender measures its codec on the data
+large data sections arrive and reports the rate in the heads of its own frames; the sender measures its codec on the data
 itself. With a link of `l` bytes/s, a codec of `c` bytes/s and compressed size over size `r`, compressing first
 takes n/c + r·n/l instead of n/l, which is less exactly when (1 - r)·c > l. Data that does not shrink is left alone
 for a while. Decompression is several times as fast and neglected.
@@ -31,7 +31,7 @@ class FrameCodec:
     name: str
     compress: Callable[[memoryview], bytes]
     decompress: Callable[[memoryview, int], bytes]
-    """`(data, nbytes)`: little more than `nbytes` bytes at most, whatever the data claims."""
+    """`(data, nbytes)`: at most little more than `nbytes` bytes, also for damaged data."""
 
 
 @cache
@@ -49,7 +49,7 @@ def codec(id: int) -> FrameCodec:
     """The codec of a frame's table.
 
     Raises:
-        ProtocolError: there is none, or it is not installed.
+        ProtocolError: an unknown codec, or one that is not installed.
     """
     names = {number: name for name, number in _IDS.items()}
     if id not in names or names[id] not in offered():

@@ -26,11 +26,11 @@ from ephemeron.errors import ProtocolError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_FRAME = 2 << 30
-"""Bytes of all buffers of one frame, unless told otherwise."""
+"""Bytes of all buffers of one frame, by default."""
 ALIGN = 64
 """Every buffer of a data section begins at a multiple of this."""
 OBJECT = 1
-"""Flag: buffer 0 is a pickle, the others stand out of it."""
+"""Flag: buffer 0 is a pickle, the others are its out-of-band buffers."""
 NEW_SEGMENT = 2
 """Flag: the handle of the frame's segment comes with its first byte."""
 

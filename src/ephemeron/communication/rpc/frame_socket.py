@@ -1,12 +1,12 @@
 """Frames through a socket, step by step.
 
-What sends or receives is a generator that yields whenever it would block and goes on when resumed, so the same code
-serves a blocking socket (which then waits inside the system, for the whole data section in one call) and asyncio's
-non-blocking ones, and a reader that gives up at its deadline leaves a frame half read for the next one. Sockets are
+Sending and receiving are generators that yield when they would block and go on when resumed. So the same code
+serves a blocking socket (which waits in the kernel, for the whole data section in one call) and asyncio's
+non-blocking ones, and a reader that ends at its deadline leaves a half-read frame to the next one. Sockets are
 used directly because asyncio's streams copy every byte twice.
 
-Sending is vectored (`sendmsg`): caller's memory to socket, nothing in between. Receiving goes to pooled memory, or
-straight into real `bytes` where those are wanted. Where both ends share memory, large data sections take that way.
+Sending is vectored (`sendmsg`), from the caller's memory to the socket. Data is received into pooled memory, or
+directly into real `bytes` where those are wanted. Where both ends share memory, large data sections use it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SHARE_BYTES = 16 << 10
 _OWN_BYTES = 16 << 10
 """From this mean size on, a system call per buffer costs less than copying it."""
 _TELLING_BYTES = 64 << 10
-"""From this size on, the time that a data section takes says something about the link."""
+"""From this size on, the time that a data section takes is a measure of the link."""
 
 
 class FrameSocket:
@@ -68,7 +68,7 @@ class FrameSocket:
 
     Args:
         sock: connected; owned from now on.
-        limits: what is accepted.
+        limits: of received frames.
         pool: memory for what arrives.
         clock: seconds; measures the link.
         shared_bytes: of memory to share with the other end at most, where that is possible.
@@ -85,7 +85,7 @@ class FrameSocket:
         self.midway = False
         """Whether part of a frame has left: only its rest may follow."""
         self.link_bps: float | None = None
-        """How fast our large data sections arrive, as the other end says."""
+        """Rate at which large data sections arrive at the other end, as it reports."""
         self._sock = sock
         self._blocking = sock.getblocking()
         self._pool = pool
@@ -99,7 +99,7 @@ class FrameSocket:
 
     @property
     def sock(self) -> socket.socket:
-        """To wait for; not to read from."""
+        """For waiting, not for reading."""
         return self._sock
 
     @property
@@ -145,7 +145,7 @@ class FrameSocket:
 
         Raises:
             ConnectionError: the other end is gone.
-            ProtocolError: these bytes are no frame of ours.
+            ProtocolError: the bytes are not a frame.
         """
         raw = bytearray(HEAD_BYTES)
         yield from self._fill(memoryview(raw), handles=True)
@@ -162,7 +162,7 @@ class FrameSocket:
         begun = self._clock()
         buffers = yield from self._data(head, entries, copies)
         if head.data >= _TELLING_BYTES and not head.segment:
-            # The fastest of late counts: a receiver that was kept waiting for a core says nothing about the link.
+            # The fastest recent rate counts: a receiver that waited for a core does not measure the link.
             self._arrival_bps = max(head.data / max(self._clock() - begun, 1e-9), 0.9 * self._arrival_bps)
         cost = HEAD_BYTES + head.tag_bytes + ENTRY_BYTES * head.buffers + sum([entry.nbytes for entry in entries])
         marks = [entry.mark for entry in entries]
@@ -198,7 +198,7 @@ class FrameSocket:
                 self._segments.forget(number)
 
     def patience(self, seconds: float, *, writing: bool) -> None:
-        """How long a blocking socket waits before a step yields."""
+        """Sets the time for which a blocking socket waits before a step yields."""
         option = socket.SO_SNDTIMEO if writing else socket.SO_RCVTIMEO
         if self._patience.get(option) != seconds:
             self._patience[option] = seconds
@@ -207,14 +207,14 @@ class FrameSocket:
             self._sock.setsockopt(socket.SOL_SOCKET, option, parts)
 
     def interrupt(self) -> None:
-        """Makes whoever sends or receives fail with `ConnectionError`."""
+        """Makes pending sends and receives fail with `ConnectionError`."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def close(self) -> None:
-        """Closes at once, and gives shared memory back that nobody looks at. Nobody may be sending or receiving."""
+        """Closes at once, and releases unused shared memory. No send or receive may be pending."""
         self._sock.close()
         if self._mappings is not None:
             self._mappings.close()
@@ -316,7 +316,7 @@ class FrameSocket:
                 raise ConnectionResetError(_GONE)
             view = view[got:]
             if view and self._blocking:
-                yield  # its patience is at an end, though something came
+                yield  # its timeout has passed, though data came
 
     def _give(self, parts: list[memoryview], handle: int | None) -> Steps[None]:
         at = 0

@@ -1,4 +1,4 @@
-"""As much of HTTP/1.1 as a function's handler and the clouds of the tests need: kept-alive connections, whole bodies, one
+"""The part of HTTP/1.1 that a function's handler and the emulated clouds need: kept-alive connections, whole bodies, one
 handler, and requests to others of its kind.
 
 A server of the standard library would write header and body apart, and an answer would then wait for a delayed
@@ -22,7 +22,7 @@ _MOST_HEADERS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """One request, whole."""
+    """A complete request."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class HttpRequest:
     """Names in lower case."""
     body: bytes = b""
     query: str = ""
-    """What followed `?`, as it came."""
+    """Text after `?`, undecoded."""
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty where there is none.
@@ -46,7 +46,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One answer, whole."""
+    """A complete answer."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Listener:
                 if request.headers.get("connection", "").lower() == "close":
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
-            pass  # gone, no HTTP, or we close: there is nobody to tell
+            pass  # the client is gone, sent no HTTP, or the listener closes: no answer is possible
         finally:
             self._connections.discard(task)
             writer.close()
@@ -167,7 +167,7 @@ async def ask(
         The answer, with names of headers in lower case.
 
     Raises:
-        OSError: nobody listens, or the connection is lost.
+        OSError: no listener, or the connection is lost.
         asyncio.IncompleteReadError, ValueError: what came is no answer of HTTP.
     """
     reader, writer = await asyncio.open_connection(host, port, limit=_LINE)

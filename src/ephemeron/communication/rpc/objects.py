@@ -1,10 +1,10 @@
 """Objects as a pickle and the large memory it refers to (DPFlow section 4.3.1, PyPickleData and figure 4-5).
 
-Pickle's protocol 5 leaves arrays out of the pickle, but copies `bytes` into it, which is what a data loader sends
-most. So `bytes`, `bytearray` and `memoryview` of 4 KiB and more are left out as well, as persistent ids. One that
-occurs twice travels once. Unpickling runs what the sender chose: only for peers that proved the token.
+Pickle's protocol 5 leaves arrays out of the pickle, but copies `bytes` into it, which are most of the data of a
+loader. So `bytes`, `bytearray` and `memoryview` of 4 KiB and more are left out as well, as persistent ids. One that
+occurs twice is sent once. Unpickling runs code that the sender chooses: only for peers that proved the token.
 
-Only `bytes` that stand in lists, tuples and dicts ever come back as views: those within other objects belong to the
+Only `bytes` in lists, tuples and dicts are received as views: those within other objects belong to the
 objects' state, and many insist on `bytes` there.
 """
 
@@ -33,10 +33,10 @@ _MARKS: dict[type, FrameMark] = {bytes: FrameMark.BYTES, bytearray: FrameMark.BY
 
 
 def dumps(value: Any, *, max_buffers: int) -> tuple[list[Buffer], list[FrameMark]]:
-    """The pickle, then what stands out of it, and what each was.
+    """The pickle and its out-of-band buffers, with their types.
 
     Args:
-        value: anything that can be pickled. Not copied where it stands out: do not change it before it has left.
+        value: anything that can be pickled. Out-of-band buffers are not copied: do not change them before they are sent.
         max_buffers: when so many are used, the rest goes into the pickle.
     """
     buffers: list[Buffer] = [b""]
@@ -64,7 +64,7 @@ def loads(buffers: Sequence[Any], marks: Sequence[FrameMark], receive: Receive) 
     """The object again.
 
     Under `VIEWS`, what was `bytes` of 4 KiB and more in a list, tuple or dict, or a `memoryview`, is a read-only
-    `memoryview`; under `COPIES` it is `bytes`. Arrays stand upon the memory received, which under `COPIES` is theirs.
+    `memoryview`; under `COPIES` it is `bytes`. Arrays refer to the received memory, which under `COPIES` is their own.
     """
     outside: list[Any] = []
     for buffer, mark in zip(buffers, marks, strict=True):

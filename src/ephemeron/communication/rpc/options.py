@@ -52,7 +52,7 @@ class Options:
         return FrameSocket(sock, limits=self.limits, pool=self.pool, clock=self.clock, shared_bytes=self.shared_bytes)
 
     def offer(self, *, shared: bool) -> Offer:
-        """What to say after the proof."""
+        """Offer to the other end."""
         codecs = compression.offered() if self.compress else ()
         ready = shared and self.shared and shared_memory.available()
         return Offer(max_calls=self.max_calls, codecs=codecs, shared=ready)

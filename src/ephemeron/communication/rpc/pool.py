@@ -1,12 +1,12 @@
-"""Memory for what arrives, used again once nothing refers to it.
+"""Pooled memory for received data, used again once nothing refers to it.
 
 Fresh memory costs more than the copy into it: the system must first provide and clear its pages (1.2 ms/MB where
-this was measured). So large data sections are received into memory that was used before. What is lent is a
+this was measured). So large data sections are received into memory that was used before. The pool lends a
 `memoryview` whose owner is a fresh object; every view, slice and array made from it keeps that owner alive, and
-only its end, seen by a weak reference, brings the memory back. A view that is kept is therefore never written over,
-however long it is kept; nobody has to say that he is done with it.
+a weak reference returns the memory when the owner is gone. So a kept view is never overwritten, and no explicit release is
+needed.
 
-Up to 1/8 of the memory lent is waste of rounding. Small requests are not pooled. A forked child has copies of its
+Up to 1/8 of the lent memory is rounding. Small requests are not pooled. A forked child has copies of its
 own (private memory), and views in them stay valid.
 """
 
@@ -27,7 +27,7 @@ class BufferPool:
     """Lends memory. May be used by any number of threads.
 
     Args:
-        idle_limit_bytes: how much memory that nobody uses is kept.
+        idle_limit_bytes: unused memory that is kept.
     """
 
     def __init__(self, *, idle_limit_bytes: int = 64 << 20) -> None:

@@ -147,7 +147,7 @@ class Server:
                 else:
                     reply, plain = await self._handler(method, frame.tag.get("p", {}), frame.buffers)
                     answer = message(Kind.REPLY, id, {"p": dict(reply)}, plain, limits=limits)
-        except Exception as e:  # noqa: BLE001 - whatever the handler raised belongs to the caller
+        except Exception as e:  # noqa: BLE001 - any exception of the handler is sent to the caller
             answer = message(Kind.ERROR, id, fault(e), limits=limits)
         # From here on a cancel must not reach this task: half a frame would ruin the connection.
         if peer.session.running.pop(id, None) is None:

@@ -1,10 +1,10 @@
 """Data sections in memory that two processes share (DPFlow section 4.3.1: IPC).
 
-A sender owns segments: anonymous files of which the receiver is given the handle over their Unix socket. It copies
-a data section into a free one and names it in the frame; the receiver's views stand directly upon it. The first
-byte of a segment says that it is in use: the sender sets it, and the receiver clears it when nothing refers to the
-views any more, so a kept view is never written over. Nothing has a name: when both processes are gone, in whatever
-way, so is the memory.
+A sender owns segments: anonymous files whose descriptors the receiver gets over their Unix socket. The sender copies
+a data section into a free one and names it in the frame; the receiver's views refer directly to it. The first
+byte of a segment marks it as in use: the sender sets it, and the receiver clears it when no view is left,
+so a kept view is never overwritten. The files have no names: the memory is freed when both processes are gone, however
+they ended.
 
 A segment can be neither shrunk nor grown (sealed), or a receiver could be killed by touching it. A forked child
 shares the parent's segments: it must copy views that it wants to keep beyond the parent's use.
@@ -64,11 +64,11 @@ class Segments:
         return number, handle
 
     def forget(self, number: int) -> None:
-        """Gives up a segment of which the receiver was not told after all."""
+        """Releases a segment whose frame was not sent."""
         del self._maps[number]
 
     def close(self) -> None:
-        """Forgets everything. The other end's views keep what they stand upon."""
+        """Forgets all segments. The other end's views keep their memory."""
         self._maps.clear()
 
     def _find(self, nbytes: int) -> tuple[int, int | None]:
@@ -115,7 +115,7 @@ class Mappings:
         """Maps the segment whose handle has come.
 
         Raises:
-            ProtocolError: no handle has come, or it is no segment of ours, or one too many or too large.
+            ProtocolError: no handle has come, or it is not a segment, or one too many or too large.
         """
         if not self._handles:
             raise ProtocolError("a new segment comes without its handle")
@@ -145,7 +145,7 @@ class Mappings:
         return owner.data
 
     def close(self) -> None:
-        """Forgets everything. Views keep what they stand upon."""
+        """Forgets all segments. Views keep their memory."""
         self._maps.clear()
         while self._handles:
             os.close(self._handles.pop())

@@ -1,4 +1,4 @@
-"""Sockets to listen on, beyond this machine only where that was said; and what becomes of sockets in a fork.
+"""Listening sockets, beyond this machine only if permitted, and sockets in forked children.
 
 A forked child inherits every socket. While it lives, its copies would keep a dead parent's port taken and its
 connections open, so the other ends would wait for ever. Therefore a child closes its copies first of all.

@@ -99,7 +99,7 @@ class CallResult:
     request: str
     stream: str
     billed_by: str
-    """`report`, `handler`, `nobody` (the cost is unknown), or what measures it on platforms other than AWS."""
+    """`report`, `handler`, `nobody` (the cost is unknown), or `supervisor` on platforms other than AWS."""
     traffic: Traffic
     """Of its reporter."""
 
@@ -154,7 +154,7 @@ class CallTracker:
                 self._final(sent, record, now)
         return []
 
-    def hear(self, said: LogReport | Death, *, now: float) -> None:
+    def feed_log(self, said: LogReport | Death, *, now: float) -> None:
         """Takes in a log line."""
         self._heard.setdefault(said.request, []).append((said, now))
         if len(self._heard) > _REMEMBERED:

@@ -28,7 +28,7 @@ from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.errors import ChannelError
 from ephemeron.events import Ended, Note, Traffic, from_json, to_json
 from ephemeron.functions.async_invoke.call_tracker import NOT_BEGUN_S, CallResult, CallTracker
-from ephemeron.functions.async_invoke.log_source import Witness
+from ephemeron.functions.async_invoke.log_source import LogSource
 from ephemeron.functions.async_invoke.records import (
     CancelledRecord,
     FinalRecord,
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    voice: str
+    writer: str
     delivery: int
     number: int
     key: str
@@ -69,7 +69,7 @@ class Collector:
 
     Args:
         run_dir: the run's folder.
-        channel: the run's; one's own connection.
+        channel: of the run, by a connection of the collector's own.
         names: of the records.
         logs: log source; None: logs are not read.
         every_s: seconds between two rounds.
@@ -77,7 +77,7 @@ class Collector:
     """
 
     def __init__(
-        self, run_dir: Path, channel: Channel, names: RecordKeys, logs: Witness | None, *, every_s: float,
+        self, run_dir: Path, channel: Channel, names: RecordKeys, logs: LogSource | None, *, every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.calls = CallTracker()
@@ -141,7 +141,7 @@ class Collector:
             self._complain(f"what functions report cannot be read: {e}")
         if self._logs is not None and self.calls.open:
             for said in await self._logs.poll():
-                self.calls.hear(said, now=self._clock())
+                self.calls.feed_log(said, now=self._clock())
             if self._logs.problem:
                 self._complain(f"logs cannot be read, so bills are as functions measured them: {self._logs.problem}")
         for final in self.calls.due(now=self._clock()):
@@ -153,7 +153,7 @@ class Collector:
         found, stale = [], []
         for key in await self._channel.list(self._names.all):
             if key == self._names.cancel:
-                await self._hear_cancellation()
+                await self._read_cancellation()
             elif (at := self._names.parse(key)) is not None:
                 if not self._is_known_claim(at):
                     found.append((at, key))
@@ -169,31 +169,31 @@ class Collector:
         if done or stale:
             await self._channel.delete([*done, *stale])
 
-    async def _segment(self, voice: str, delivery: int, number: int, key: str) -> _Segment:
+    async def _segment(self, writer: str, delivery: int, number: int, key: str) -> _Segment:
         async with self._fetching:
             data = await self._channel.fetch(key)
         return _Segment(
-            voice=voice, delivery=delivery, number=number, key=key, lines=() if data is None else decode(data)
+            writer=writer, delivery=delivery, number=number, key=key, lines=() if data is None else decode(data)
         )
 
     def _is_known_claim(self, at: tuple[str, int, int]) -> bool:
         """Whether it is the `BegunRecord` of a known delivery: it stays, so that the next delivery finds it."""
-        voice, delivery, number = at
-        sent = self.calls.sent.get(voice)
+        writer, delivery, number = at
+        sent = self.calls.sent.get(writer)
         return number == 0 and sent is not None and delivery in sent.deliveries
 
-    def _is_old(self, voice: str) -> bool:
+    def _is_old(self, writer: str) -> bool:
         """Whether a call has ended, and the cloud would not deliver it again."""
-        sent = self.calls.sent[voice]
+        sent = self.calls.sent[writer]
         return not sent.open and self._clock() > sent.seen_at + NOT_BEGUN_S
 
     def _digest(self, segment: _Segment) -> bool:
         """Takes in a segment if it is the next one of a known writer; returns whether it may be deleted."""
-        ours = segment.voice.startswith(CLIENT)
-        if not (ours or segment.voice in self.calls.sent):
+        ours = segment.writer.startswith(CLIENT)
+        if not (ours or segment.writer in self.calls.sent):
             return False
-        voice = segment.voice, segment.delivery
-        number = self._next.get(voice, segment.number)
+        writer = segment.writer, segment.delivery
+        number = self._next.get(writer, segment.number)
         if number < segment.number:
             return False
         if number == segment.number:
@@ -203,7 +203,7 @@ class Collector:
                     self._events.append(line)
                 elif not isinstance(record, SendingRecord):
                     self._take(record, line)
-            self._next[voice] = number + 1
+            self._next[writer] = number + 1
         return ours or segment.number > 0
 
     def _take(self, record: Record, line: str) -> None:
@@ -214,7 +214,7 @@ class Collector:
                 self._invoked.add(event.invocation)
                 self._events.append(to_json(event))
 
-    async def _hear_cancellation(self) -> None:
+    async def _read_cancellation(self) -> None:
         # `EVERYTHING` is for deliveries after the end of the run, which no client waits for.
         for id in cancelled_ids(await self._channel.fetch(self._names.cancel)):
             sent = self.calls.sent.get(id)

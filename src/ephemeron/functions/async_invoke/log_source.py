@@ -29,7 +29,7 @@ class Death:
     text: str
 
 
-class Witness(Protocol):
+class LogSource(Protocol):
     """Source of bills and deaths. On AWS Lambda, its logs."""
 
     problem: str

@@ -23,7 +23,7 @@ from ephemeron.events import Event, to_json
 from ephemeron.functions.async_invoke.call_tracker import CallTracker
 from ephemeron.functions.async_invoke.collector import CALLS_FILE, CLIENT, EVENTS_FILE, Collector, collecting
 from ephemeron.functions.async_invoke.invoker import RecordedSender
-from ephemeron.functions.async_invoke.log_source import Witness
+from ephemeron.functions.async_invoke.log_source import LogSource
 from ephemeron.functions.async_invoke.records import (
     EVERYTHING,
     FinalRecord,
@@ -65,7 +65,7 @@ class RecordedInvocation(Invocation):
         return await self._platform.outcome(self.id)
 
     async def cancel(self) -> None:
-        """Tells it to end; the function looks every few seconds. Returns when it has ended."""
+        """Flags the call as cancelled, which its function sees within seconds. Returns when it has ended."""
         await self._platform.cancel([self.id])
 
 
@@ -74,8 +74,8 @@ class AsyncInvokePlatform(Platform):
 
     Args:
         run_dir: folder of the run, for `events.jsonl`, `calls.jsonl` and `logs/`.
-        limits: what the cloud allows.
-        channel: the run's, one's own connection; the platform closes it.
+        limits: of the cloud.
+        channel: of the run, by a connection of the platform's own, which the platform closes.
         names: of the records.
         every_s: seconds between reports of functions, and between rounds of the collector.
     """
@@ -89,9 +89,9 @@ class AsyncInvokePlatform(Platform):
         """Calls of this client without a record yet."""
         self._outcomes: dict[str, Outcome] = {}
         self._changed = asyncio.Condition()
-        self._voice = f"{CLIENT}{secrets.token_hex(4)}"
+        self._writer = f"{CLIENT}{secrets.token_hex(4)}"
         self._names, self._every_s = names, every_s
-        self._channel: Channel = Retrying(channel, policy=RetryPolicy(), rng=random.Random(self._voice))
+        self._channel: Channel = Retrying(channel, policy=RetryPolicy(), rng=random.Random(self._writer))
         self._number = 0
         self._offset = 0
         self._reopened = False
@@ -106,19 +106,19 @@ class AsyncInvokePlatform(Platform):
     def sender(self) -> RecordedSender:
         """This client's sender."""
 
-    async def hold(self, channel: str, witness: Witness | None) -> None:
+    async def hold(self, channel: str, log_source: LogSource | None) -> None:
         """Starts to collect and to follow the records; returns when all present ones are known.
 
         Args:
             channel: address of the run's channel.
-            witness: a further log source.
+            log_source: a further log source.
 
         Raises:
             JobError: no channel at that address.
-            MissingExtra: what the channel needs.
+            MissingExtra: a library of the channel is absent.
         """
         own = await self._stack.enter_async_context(open_channel(channel))
-        collector = Collector(self.run_dir, own, self._names, witness, every_s=self._every_s)
+        collector = Collector(self.run_dir, own, self._names, log_source, every_s=self._every_s)
         self._collector = await self._stack.enter_async_context(collecting(collector))
         await self._collector.looked.wait()
         await self._read_on()
@@ -155,7 +155,7 @@ class AsyncInvokePlatform(Platform):
             raise PlatformError(f"cannot write to {self.run_dir / EVENTS_FILE}: {self._journal.problem}")
 
     async def outcome(self, id: str) -> Outcome:
-        """How a call's first delivery has ended; waits for it.
+        """Outcome of a call's first delivery; waits for it.
 
         Raises:
             PlatformError: the platform was closed meanwhile.
@@ -223,7 +223,7 @@ class AsyncInvokePlatform(Platform):
     async def _announce(self, record: Record) -> None:
         """Puts a record of this client into the store, because another process may be the collector."""
         async with self._telling:
-            key = self._names.segment(self._voice, 0, self._number)
+            key = self._names.segment(self._writer, 0, self._number)
             await self._channel.put(key, [encode([line_of(record)])])
             self._number += 1
 

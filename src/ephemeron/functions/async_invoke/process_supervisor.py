@@ -70,8 +70,8 @@ class ProcessSupervisor(ABC):
         """A process for a function, not started; `n` counts them."""
 
     @abstractmethod
-    def sender(self, callback: str, **voice: Any) -> RecordedSender:
-        """Sender for the successors of a call; `voice` goes to `RecordedSender`."""
+    def sender(self, callback: str, **sender: Any) -> RecordedSender:
+        """Sender for the successors of a call; `sender` goes to `RecordedSender`."""
 
     @property
     def busy(self) -> bool:
@@ -133,7 +133,7 @@ class ProcessSupervisor(ABC):
             self.idle.set()
 
     def between(self) -> None:
-        """After a call: gets ready for the next one."""
+        """Prepares for the next call."""
         self.prepare()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One cloud, as whoever starts runs takes hold of it: what it is called, what it refuses, how a run's calls are opened."""
+"""The port `Provider`: name and limits of a cloud, its checks, and access to the calls of a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ephemeron.functions.base import Limits
 
 
 class Settings(Protocol):
-    """Where functions are. A dataclass without secrets, that is kept in the run's record."""
+    """Location of functions: a dataclass without secrets, kept in the run's record."""
 
     def located(self) -> Self:
-        """With everything filled in that is left open.
+        """The settings with all open values filled in.
 
         Raises:
-            JobError: it cannot be, or a value is out of its range.
+            JobError: a value cannot be found, or is out of its range.
             MissingExtra: a library is absent.
         """
 
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRequest:
-    """How many functions of which size a run asks for."""
+    """Number and size of the functions that a run requests."""
 
     workers: int
     memory_mb: int
@@ -42,7 +42,7 @@ class CapacityRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHandle:
-    """Which run's calls are opened."""
+    """Run whose calls are opened."""
 
     run: str
     run_dir: Path
@@ -53,7 +53,7 @@ class RunHandle:
     since: float
     """Unix time of the run's beginning."""
     starting: bool
-    """Functions are to be started, so the function has to be what the run was admitted to."""
+    """Functions are to be started, so the deployed function must still be the admitted one."""
 
 
 class Provider(ABC, Generic[S]):
@@ -61,59 +61,59 @@ class Provider(ABC, Generic[S]):
 
     name: str
     title: str
-    """For people."""
+    """Name in messages."""
     settings: type[S]
     cold_start_s: float
-    """Until a function with PyTorch runs its code: the lead that successors get."""
+    """Time until a function with PyTorch runs its code: the lead of successors."""
     needs: str
-    """What has to be there besides what `extra` installs."""
+    """Prerequisites beside the extra."""
     extra: str = ""
-    """Of this package."""
+    """Extra of this package that the provider needs; empty: none."""
     module: str = ""
-    """That the extra brings."""
+    """Module of the extra."""
     limits_from: str
-    """Whose `limits` are."""
+    """Origin of `limits`."""
 
     @property
     @abstractmethod
     def limits(self) -> Limits:
-        """Before anybody has been asked."""
+        """Limits before the cloud has been asked."""
 
     @abstractmethod
     def inspect(self, settings: S, channel: str, secrets: dict[str, str]) -> Iterator[str]:
-        """Asks step by step, starting nothing and paying nothing, for what every run needs; each step says what it found.
+        """Checks the prerequisites of a run step by step, without starting a function or a cost; yields one line per step.
 
         Args:
             settings: located.
-            channel: address without credentials; empty: nothing is asked about it.
-            secrets: that the channel's address held.
+            channel: address without credentials; empty: it is not checked.
+            secrets: from the channel's address.
 
         Raises:
-            JobError, MissingExtra: at the first step that fails; names it, and what to do.
+            JobError, MissingExtra: a step has failed; names the problem and the remedy.
         """
 
     @abstractmethod
     def logs(self, settings: S) -> str:
-        """Where a person reads what functions have printed: a command."""
+        """Command that prints the output of functions."""
 
     @abstractmethod
     def admit(self, c: CapacityRequest, settings: S, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
-        """Asks what there is, and refuses what does not fit it. Memory and lifetime default to the function's own.
+        """Asks the cloud, and refuses a request that does not fit. Memory and time limit default to the function's own.
 
         Args:
-            c: what the run asks for.
+            c: request of the run.
             settings: located.
-            secrets: that the channel's address held.
+            secrets: from the channel's address.
 
         Raises:
-            JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
+            JobError, PlanInfeasible, MissingExtra: one line each; no function was started.
         """
 
     @abstractmethod
     async def open(self, hold: RunHandle, settings: S) -> AsyncInvokePlatform:
-        """Takes hold of a run's calls, earlier ones included.
+        """Opens the calls of a run, earlier ones included.
 
         Raises:
-            JobError: the function has become another one since.
-            PlatformError: it cannot be had.
+            JobError: the function has changed since the run was admitted.
+            PlatformError: the cloud cannot be reached.
         """

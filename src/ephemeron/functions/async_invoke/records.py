@@ -80,7 +80,7 @@ class BegunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeRecord:
-    """A delivery of a call has ended, as its handler tells."""
+    """A delivery of a call has ended, by its handler."""
 
     id: str
     delivery: _Number
@@ -154,11 +154,11 @@ class RecordKeys:
     def payload(self, id: str) -> str:
         return f"{self.calls}/payload.{id}"
 
-    def segment(self, voice: str, delivery: int, number: int) -> str:
-        return f"{self.calls}/{voice}/{delivery}/{number:06d}"
+    def segment(self, writer: str, delivery: int, number: int) -> str:
+        return f"{self.calls}/{writer}/{delivery}/{number:06d}"
 
     def parse(self, key: str) -> tuple[str, int, int] | None:
-        """Voice, delivery and number of a segment; None for other keys."""
+        """Writer, delivery and number of a segment; None for other keys."""
         parts = key.removeprefix(self.all).split("/")
         if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
             return None
@@ -166,7 +166,7 @@ class RecordKeys:
 
 
 def calls_prefix(run: str) -> str:
-    """Beside `RUN/`, because that is cleared by the run itself."""
+    """Prefix beside `RUN/`, which the run itself clears."""
     return f"{run}.calls"
 
 

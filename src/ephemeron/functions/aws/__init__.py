@@ -4,13 +4,13 @@
                                                └────── Invoke ──▶ the successor, by the same Sender
     CloudWatch Logs ──REPORT, "timed out", "exited"──▶ LogReader ──▶ Collector
 
-An asynchronous invocation answers 202 and nothing more. Lambda is told to drop calls that are a minute old, so one that
-has not begun by then never will. Billed is what the REPORT line says.
+An asynchronous invocation is answered with 202 and no result. Lambda is configured to drop calls that are a minute old, so a
+call that has not begun by then never will. The bill is that of the REPORT line.
 
 Lambda may deliver a call twice, and cannot end a running function: duplicates are fenced off, cancelling is a flag. It
 stops chains of functions that invoke each other after 16 links: `deploy` allows recursion for this function, since a
-run of many hours is such a chain. Retries are set to zero: the run replaces what is lost, from where it stood.
+run of many hours is such a chain. Retries are set to zero: the run replaces a lost function from its checkpoint.
 
-`boto3` (extra `aws`) is imported when something is first sent. Credentials come from its usual chain and go nowhere
-else: no record, event or payload holds one.
+`boto3` (extra `aws`) is imported on first use. Credentials come from its usual chain; no record, event or payload
+contains one.
 """

@@ -134,7 +134,7 @@ async def _run(
         reporter.say(to_json(event))
 
     def die() -> NoReturn:
-        reporter.flush()  # what was emitted before an injected death happened before it
+        reporter.flush()  # events before an injected death must be in the store
         os.kill(os.getpid(), 9)
         raise AssertionError("unreachable")
 

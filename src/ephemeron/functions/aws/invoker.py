@@ -1,4 +1,4 @@
-"""Sends calls to Lambda: patient where throttled. The same for a client and for a function that invokes its successor."""
+"""Sender of calls to Lambda, with retries. The same for a client and for a function that invokes its successor."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Sender(RecordedSender):
     """Sends to AWS Lambda.
 
     Args:
-        settings: which function.
+        settings: of the function.
         client: makes the boto3 client; called once, in a thread.
         rng: of the pauses.
         inline_bytes: larger events go through the store.
-        voice: see `RecordedSender`.
+        sender: further arguments of `RecordedSender`.
     """
 
     def __init__(
         self, settings: AwsSettings, client: Callable[[], Any], *, rng: random.Random | None = None,
-        inline_bytes: int = INLINE_BYTES, **voice: Any,
+        inline_bytes: int = INLINE_BYTES, **sender: Any,
     ) -> None:  # fmt: skip
-        super().__init__(every_s=settings.every_s, inline_bytes=inline_bytes, **voice)
+        super().__init__(every_s=settings.every_s, inline_bytes=inline_bytes, **sender)
         self._settings, self._make_client, self._rng = settings, client, rng or random.Random()
         self._client: Any = None
         self._first = asyncio.Lock()
@@ -46,7 +46,7 @@ class Sender(RecordedSender):
                 )
                 return str(answer["ResponseMetadata"]["RequestId"])
             except Exception as e:
-                # A request that was heard although nobody answered starts the call twice, which does no harm.
+                # A request that was served although its answer was lost starts the call twice, which is harmless.
                 pause = next(waits, None) if code_of(e) in THROTTLED | UNANSWERED else None
                 if pause is None:
                     problem, remedy = explain(e, self._settings, doing="lambda:InvokeFunction")

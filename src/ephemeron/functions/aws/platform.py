@@ -1,4 +1,4 @@
-"""The platform itself: one client's hold on the calls of one run. See the package for how it works."""
+"""Platform of AWS Lambda: one client's access to the calls of one run. See `async_invoke`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.base import Limits
 
 LIMITS = Limits(payload_bytes=16_000_000)
-"""Of Lambda: 128 to 10,240 MB, 15 minutes. Calls of more than 1 MB go through the store."""
+"""Limits of Lambda: 128 to 10,240 MB, 15 minutes. Calls of more than 1 MB go through the store."""
 
 
 class AwsPlatform(AsyncInvokePlatform):
@@ -24,9 +24,9 @@ class AwsPlatform(AsyncInvokePlatform):
 
     Args:
         run_dir: folder of the run, for `events.jsonl`, `calls.jsonl` and `logs/`.
-        settings: which function; located.
-        limits: what it allows; its memory is what every call has to ask for.
-        channel: the run's, one's own connection; the platform closes it.
+        settings: of the function; located.
+        limits: of the function; every call has its memory.
+        channel: of the run, by a connection of the platform's own, which the platform closes.
         names: of the records.
     """
 
@@ -53,7 +53,7 @@ class AwsPlatform(AsyncInvokePlatform):
         cls, run_dir: Path, settings: AwsSettings, *, channel: str, run: str, limits: Limits = LIMITS,
         inline_bytes: int = INLINE_BYTES, logs_since: float | None = None,
     ) -> AwsPlatform:  # fmt: skip
-        """Takes hold of a run's calls, earlier ones included.
+        """Opens the calls of a run, earlier ones included.
 
         Args:
             run_dir: made when missing.
@@ -66,7 +66,7 @@ class AwsPlatform(AsyncInvokePlatform):
 
         Raises:
             JobError: no region, or no channel at that address.
-            MissingExtra: boto3, or what the channel needs.
+            MissingExtra: boto3 or a library of the channel is absent.
         """
         settings = settings.located()
         run_dir.mkdir(parents=True, exist_ok=True)

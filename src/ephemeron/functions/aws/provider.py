@@ -1,4 +1,4 @@
-"""AWS Lambda, as runs take hold of it."""
+"""Provider for AWS Lambda."""
 
 from __future__ import annotations
 

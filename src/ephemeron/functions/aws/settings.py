@@ -1,4 +1,4 @@
-"""Which function, where: and the clients that speak to it, with their errors in one line."""
+"""Settings of the Lambda function, the clients of AWS, and their errors in one line."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ THROTTLED = frozenset({
 })  # fmt: skip
 """Error codes after which the same request may succeed."""
 UNANSWERED = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"})
-"""Nobody knows whether such a request was heard."""
+"""Errors after which it is unknown whether the request was served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsSettings:
-    """Where the function is. Without secrets: those come from the usual chain of AWS clients."""
+    """Location of the function. Without secrets: those come from the usual chain of AWS clients."""
 
     function: str = FUNCTION
     region: str | None = None
-    """None: AWS_REGION, AWS_DEFAULT_REGION, or what `~/.aws/config` says."""
+    """None: AWS_REGION, AWS_DEFAULT_REGION, or that of `~/.aws/config`."""
     endpoint: str | None = None
-    """Of the Lambda and Logs APIs, for a service elsewhere; None: AWS, or AWS_ENDPOINT_URL_LAMBDA."""
+    """Endpoint of the Lambda and Logs APIs of another service; None: AWS, or AWS_ENDPOINT_URL_LAMBDA."""
     every_s: float = 5.0
-    """How often functions report, and clients look."""
+    """Seconds between reports of functions, and between rounds of the collector."""
 
     def located(self) -> AwsSettings:
-        """With the region that is meant.
+        """The settings with their region filled in.
 
         Raises:
             JobError: there is none, or AWS knows no such region.
@@ -53,12 +53,12 @@ class AwsSettings:
 
     @property
     def log_group(self) -> str:
-        """Where Lambda writes what the function says."""
+        """Log group of the function."""
         return f"/aws/lambda/{self.function}"
 
 
 def identity(settings: AwsSettings) -> str:
-    """Which credentials are used: the end of the key's id, and where the usual chain has found it. Asks nobody.
+    """Used credentials: the end of the key's id, and its source in the usual chain. Makes no request.
 
     Raises:
         JobError: there are none, or they cannot be had.
@@ -110,7 +110,7 @@ def code_of(e: BaseException) -> str:
 
 
 def explain(e: Exception, settings: AwsSettings, *, doing: str) -> tuple[str, str]:
-    """What went wrong and what to do about it, each in a few words.
+    """Problem and remedy, each in a few words.
 
     Args:
         e: of botocore.

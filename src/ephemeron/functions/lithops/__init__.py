@@ -1,4 +1,4 @@
-"""Lithops: functions on whatever its executors reach, launched by it and by nothing else of it.
+"""Lithops: functions on the backends of its executors. Only its launching is used.
 
     client ── sending ──▶ channel       LithopsPlatform, through LithopsSender: the record before the call
       └── FunctionExecutor.call_async ──▶ backend ── run_call ──▶ supervisor ── starts ──▶ the function's process
@@ -12,5 +12,5 @@ suit short tasks; those that would break long ones are overridden in `settings.o
 Every call is a job of its own, with one task: Lithops' `map` would start a gang with one request, but the run is not a
 gang, since functions are replaced and succeeded one by one. On localhost a call costs about a second of start.
 
-When not to use it: where there is a platform of ours. There, deaths are told by the cloud, and starts take one request.
+When not to use it: where this package has a platform of its own. There, the cloud reports deaths, and a start is one request.
 """

@@ -56,5 +56,5 @@ class BackendSupervisor(OneShotSupervisor):
         )
         self._executor = Executor(settings, run_call)
 
-    def sender(self, callback: str, **voice: Any) -> LithopsSender:
-        return LithopsSender(self._executor, started=lambda request, future: None, **voice)
+    def sender(self, callback: str, **sender: Any) -> LithopsSender:
+        return LithopsSender(self._executor, started=lambda request, future: None, **sender)

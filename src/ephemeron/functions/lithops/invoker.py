@@ -1,4 +1,4 @@
-"""Sends calls with an executor; the same for a client and for a function that invokes its successor."""
+"""Sender of calls by an executor. The same for a client and for a function that invokes its successor."""
 
 from __future__ import annotations
 
@@ -84,16 +84,16 @@ class Executor:
 
 
 class LithopsSender(RecordedSender):
-    """One call of Lithops for each call of ours.
+    """Sends each call as one call of Lithops.
 
     Args:
         executor: to call with.
         started: called with each request and its future.
-        voice: see `RecordedSender`.
+        sender: further arguments of `RecordedSender`.
     """
 
-    def __init__(self, executor: Executor, *, started: Callable[[str, Any], None], **voice: Any) -> None:
-        super().__init__(inline_bytes=INLINE_BYTES, **voice)
+    def __init__(self, executor: Executor, *, started: Callable[[str, Any], None], **sender: Any) -> None:
+        super().__init__(inline_bytes=INLINE_BYTES, **sender)
         self._executor, self._started = executor, started
 
     async def request(self, event: bytes, call: Call) -> str:

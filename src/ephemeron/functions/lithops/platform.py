@@ -1,4 +1,4 @@
-"""The platform itself: one client's hold on the calls of one run. See the package for how it works."""
+"""Platform of Lithops: one client's access to the calls of one run. See `async_invoke`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ephemeron.functions.lithops.settings import LOCALHOST, LithopsSettings, lit
 
 
 def limits_of(settings: LithopsSettings) -> Limits:
-    """What calls are held to."""
+    """Limits of calls."""
     return Limits(lifetime_s=settings.lifetime_s, concurrency=settings.places, payload_bytes=16_000_000,
                   mb_per_vcpu=settings.mb_per_vcpu)  # fmt: skip
 
 
 class FutureWatch:
-    """A `Witness`: of the calls that this client has sent, Lithops tells when they have ended without a word to us.
+    """A log source: ends of this client's calls, by their futures in Lithops.
 
     Args:
         executor: whose futures they are.
@@ -51,7 +51,7 @@ class FutureWatch:
         try:
             await asyncio.to_thread(self._executor.look, [future for future, _ in self._open.values()])
             self.problem = ""
-        except Exception as e:  # noqa: BLE001 - whatever Lithops or its storage raises; it is asked again
+        except Exception as e:  # noqa: BLE001 - any error of Lithops or its storage; the next round asks again
             self.problem = f"{type(e).__name__}: {e}"
             return []
         out: list[LogReport | Death] = []
@@ -76,7 +76,7 @@ class LithopsPlatform(AsyncInvokePlatform):
         run_dir: folder of the run, for `events.jsonl` and `calls.jsonl`.
         settings: which backend.
         limits: what it allows.
-        channel: the run's, one's own connection; the platform closes it.
+        channel: of the run, by a connection of the platform's own, which the platform closes.
         names: of the records.
     """
 
@@ -110,7 +110,7 @@ class LithopsPlatform(AsyncInvokePlatform):
     async def open(
         cls, run_dir: Path, settings: LithopsSettings, *, channel: str, run: str, limits: Limits | None = None
     ) -> LithopsPlatform:
-        """Takes hold of a run's calls, earlier ones included.
+        """Opens the calls of a run, earlier ones included.
 
         Args:
             run_dir: made when missing.
@@ -121,7 +121,7 @@ class LithopsPlatform(AsyncInvokePlatform):
 
         Raises:
             JobError: a setting is out of range, or there is no channel at that address.
-            MissingExtra: Lithops, or what the channel needs.
+            MissingExtra: Lithops or a library of the channel is absent.
         """
         settings = settings.located()
         lithops_module()
@@ -139,5 +139,5 @@ class LithopsPlatform(AsyncInvokePlatform):
     async def shutdown(self) -> None:
         """Ends all functions, removes what calls have left in Lithops' storage, and detaches. Nothing once closed."""
         await super().shutdown()
-        with contextlib.suppress(Exception):  # what is left there is small, and of no use to anybody
+        with contextlib.suppress(Exception):  # objects that stay there are small and unused
             await asyncio.to_thread(self._executor.clean)

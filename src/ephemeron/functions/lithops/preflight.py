@@ -1,4 +1,4 @@
-"""What can be refused before Lithops is asked for a function, each in one line."""
+"""Checks before Lithops is asked for a function; each refusal is one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def check_channel(channel: str, settings: LithopsSettings, secrets: dict[str, str]) -> None:
-    """Whether functions can reach it, as far as its address tells.
+    """Checks by its address that functions can reach the channel.
 
     Raises:
         JobError: it is on this machine and the functions are not, it has no address, or it needs credentials that

@@ -1,4 +1,4 @@
-"""Lithops, as runs take hold of it."""
+"""Provider for Lithops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ephemeron.functions.lithops.settings import LOCALHOST, LithopsSettings, lit
 class Lithops(Provider[LithopsSettings]):
     name, title, settings = "lithops", "Lithops", LithopsSettings
     cold_start_s = 15.0
-    """Lithops' storage, its runtime, then ours with PyTorch."""
+    """Lithops' storage and runtime, then the function's process with PyTorch."""
     extra, module = "lithops", "lithops"
     needs = "a backend in Lithops' configuration, or localhost"
     limits_from = "our defaults; AWS Lambda's lifetime"

@@ -1,4 +1,4 @@
-"""Which of Lithops' backends, and what has to be changed of what Lithops would do with long functions."""
+"""Settings of a backend of Lithops, and overrides of Lithops' configuration for long functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ephemeron.errors import JobError, MissingExtra
 
 LOCALHOST = "localhost"
 MARGIN_S = 30.0
-"""What Lithops needs of its own before and after a function: imports, fetching the call, writing its status."""
+"""Time of Lithops itself before and after a function: imports, fetching the call, writing its status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LithopsSettings:
-    """Where functions run. Without secrets: those stay in Lithops' own configuration."""
+    """Location of functions. Without secrets: those stay in Lithops' own configuration."""
 
     backend: str = LOCALHOST
     storage: str = ""
@@ -27,12 +27,12 @@ class LithopsSettings:
     runtime: str = ""
     """Image or interpreter in which ephemeron is installed; empty: on localhost this interpreter, else as configured."""
     timeout_s: float = 900.0
-    """Longest life of a function on the backend (AWS Lambda: 900), Lithops' part included."""
+    """Time limit of a function on the backend (AWS Lambda: 900), Lithops' part included."""
     places: int = 64
     """Functions at once."""
     mb_per_vcpu: float = 1769.0
     every_s: float = 5.0
-    """How often functions report, and clients look."""
+    """Seconds between reports of functions, and between rounds of the collector."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables for functions. No secrets: Lithops stores them."""
 
@@ -51,7 +51,7 @@ class LithopsSettings:
 
     @property
     def lifetime_s(self) -> float:
-        """Longest life of a call."""
+        """Time limit of a call."""
         return self.timeout_s - MARGIN_S
 
 
@@ -78,11 +78,11 @@ def overridden(config: Mapping[str, Any], settings: LithopsSettings) -> Mapping[
         common["storage"] = settings.storage or LOCALHOST
     # A client that leaves would take the calls of functions that are still to read theirs: they outlive it here.
     common["data_cleaner"] = False
-    # Queues would be one more service that functions have to reach; futures are a second witness only.
+    # Queues would be one more service that functions have to reach; futures are a second log source only.
     common["monitoring"] = "storage"
     common["monitoring_interval"] = max(1, math.ceil(settings.every_s))
     common["telemetry"] = False
-    # An hour on localhost, and on other backends whatever their runtime allows: ours is the one that counts.
+    # By default an hour on localhost, and elsewhere the limit of the runtime.
     common["execution_timeout"] = math.ceil(settings.timeout_s)
     if settings.backend == LOCALHOST:
         backend["runtime"] = settings.runtime or sys.executable

@@ -1,8 +1,8 @@
-"""Hears from the queue-worker how calls ended, where this machine can be reached: deaths of which no handler could tell.
+"""Log source for machines that the queue-worker can reach: it reports deaths that no handler can report.
 
 The queue-worker posts to X-Callback-Url when a call has ended, or has been given up: X-Call-Id, X-Function-Status,
-X-Duration-Seconds. 2xx tells nothing that the store does not; anything else says that there may be no
-outcome in the store. The path holds a token of this listener's own, so that nobody else can tell of deaths.
+X-Duration-Seconds. 2xx adds nothing to the store; after any other status there may be no
+outcome in the store. The path contains a random token of the listener, so that no other sender can report deaths.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ephemeron.functions.async_invoke.log_source import Death, LogReport
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 
 NOT_RUN = frozenset({429, 503})
-"""Busy, or no replica: what says that a call has not been run."""
+"""Busy, or no replica: the call has not been run."""
 _SAID = 200
 
 
 class Callbacks:
-    """A listener for one client. A `Witness`; open it with `open`.
+    """A listener for one client, and a log source. `open` starts it.
 
     Args:
         settings: `callback` is where the queue-worker finds it.
@@ -37,7 +37,7 @@ class Callbacks:
 
     @property
     def url(self) -> str:
-        """What X-Callback-Url is to say."""
+        """Value of X-Callback-Url."""
         return f"{self._base}/{self._token}"
 
     async def open(self) -> None:
@@ -58,7 +58,7 @@ class Callbacks:
             await self._listener.close()
 
     async def poll(self) -> list[LogReport | Death]:
-        """What is new."""
+        """New reports and deaths."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -69,16 +69,16 @@ class Callbacks:
     async def _answer(self, request: HttpRequest) -> Response:
         if request.path.strip("/").rpartition("/")[2] != self._token:
             return Response(status=404)
-        self._heard += heard(request.headers, request.body)
+        self._heard += reports_of(request.headers, request.body)
         return Response()
 
 
-def heard(headers: Mapping[str, str], body: bytes) -> list[LogReport | Death]:
-    """What a call-back tells; nothing if the call ended well, or if it is no call-back.
+def reports_of(headers: Mapping[str, str], body: bytes) -> list[LogReport | Death]:
+    """Reports of a call-back; none if the call ended well, or if it is not a call-back.
 
     Args:
         headers: names in lower case.
-        body: what the function, or whoever answered instead of it, said.
+        body: answer of the function, or of the gateway in its place.
     """
     try:
         request, status = headers["x-call-id"], int(headers["x-function-status"])

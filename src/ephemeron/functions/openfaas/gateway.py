@@ -1,6 +1,6 @@
-"""A client of the gateway's documented API (openfaas/faas, `api-docs/spec.openapi.yml`), on the standard library.
+"""Client of the gateway's documented API (openfaas/faas, `api-docs/spec.openapi.yml`), on the standard library.
 
-Requests block; asyncio callers use threads. Nothing is tried again here: whoever asks knows what that would mean.
+Requests block; asyncio callers use threads. Requests are not repeated here: only the caller knows whether that is safe.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ TIMEOUT_S = 30.0
 THROTTLED = frozenset({429, 502, 503, 504})
 """After these the same request may succeed."""
 UNREACHABLE = 0
-"""Instead of a status: nobody answered."""
+"""In place of a status: no answer came."""
 _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayReply:
-    """One answer."""
+    """Answer of the gateway."""
 
     status: int
     headers: Mapping[str, str]
@@ -36,7 +36,7 @@ class GatewayReply:
 
     @property
     def call_id(self) -> str:
-        """X-Call-Id, by which the gateway tells calls apart."""
+        """X-Call-Id, the gateway's id of a call."""
         return self.headers.get("x-call-id", "")
 
     def text(self) -> str:
@@ -46,13 +46,13 @@ class GatewayReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec:
-    """What is deployed: `FunctionDeployment` of the API, as far as it is needed here."""
+    """Deployment of a function: the used part of the API's `FunctionDeployment`."""
 
     service: str
     image: str
     namespace: str = ""
     process: str = ""
-    """`envProcess`: what of-watchdog starts; empty: what the image says."""
+    """`envProcess`: command of of-watchdog; empty: that of the image."""
     variables: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class FunctionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionStatus:
-    """A function as the gateway has it."""
+    """State of a function at the gateway."""
 
     name: str
     image: str
@@ -172,10 +172,10 @@ class Gateway:
     def invoke(
         self, body: bytes, *, path: str = "", method: str = "POST", headers: Mapping[str, str] | None = None
     ) -> GatewayReply:
-        """/function/NAME: waits for the function; whatever status it answers is an answer.
+        """/function/NAME: waits for the function, and returns its answer with any status.
 
         Raises:
-            GatewayError: nobody answered.
+            GatewayError: no answer came.
         """
         return self.request(method, f"/function/{self.settings.path_name}{path}", body, headers or {})
 
@@ -198,10 +198,10 @@ class Gateway:
     def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> GatewayReply:
-        """One request, one answer. Redirections are answers, proxies are not used.
+        """One request. Redirections are returned, proxies are not used.
 
         Raises:
-            GatewayError: nobody answered.
+            GatewayError: no answer came.
         """
         connection = self._connection()
         try:
@@ -250,12 +250,12 @@ class Gateway:
 
 
 def explain(e: GatewayError, settings: OpenFaasSettings, *, doing: str) -> tuple[str, str]:
-    """What went wrong and what to do about it, each in a few words.
+    """Problem and remedy, each in a few words.
 
     Args:
-        e: what the gateway answered.
+        e: error of the gateway.
         settings: where.
-        doing: what was asked for, such as `deploying`.
+        doing: the action, such as `deploying`.
     """
     where = f"function {settings.function!r} at {settings.gateway}"
     said = f": {e.text}" if e.text else ""
@@ -280,6 +280,6 @@ def explain(e: GatewayError, settings: OpenFaasSettings, *, doing: str) -> tuple
 
 
 def refused(e: GatewayError, settings: OpenFaasSettings, *, doing: str) -> JobError:
-    """The error to raise where nothing has been started yet."""
+    """The error before a function was started."""
     problem, remedy = explain(e, settings, doing=doing)
     return JobError(problem, remedy=remedy)

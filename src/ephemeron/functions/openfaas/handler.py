@@ -5,7 +5,7 @@
     GET  /about    which release, memory and lifetime this is: how a client knows a wrong image
 
 Answers 200 to what ended well or was cancelled, 500 to what failed, 504 to what reached its lifetime, 429 while busy, 400
-to what is no call of ours. The truth about a call is in the store, not in the answer: a gateway that gives up waiting
+to a request that is not a call. The state of a call is in the store, not in the answer: a gateway that stops waiting
 changes nothing, and the call goes on to its own end.
 
 On SIGTERM (the replica is to go) the running call is finished, if the cluster grants it the time. Credentials of the
@@ -32,7 +32,7 @@ from ephemeron.functions.openfaas.replica import FunctionReplica, ReplicaSetting
 
 PORT = 5000
 UPSTREAM = "http_upstream_url"
-"""Variable of of-watchdog that says where it sends calls: here."""
+"""Variable of of-watchdog with the address of this handler."""
 SECRETS: Mapping[str, str] = {
     "ephemeron-channel-user": "EPHEMERON_CHANNEL_USER",
     "ephemeron-channel-password": "EPHEMERON_CHANNEL_PASSWORD",
@@ -73,7 +73,7 @@ async def serve(told: ReplicaSettings, port: int) -> None:
 
 
 def answering(replica: FunctionReplica, told: ReplicaSettings) -> Handler:
-    """What the handler answers."""
+    """Answers of the handler."""
 
     async def answer(request: HttpRequest) -> Response:
         if request.method == "GET":
@@ -88,7 +88,7 @@ def answering(replica: FunctionReplica, told: ReplicaSettings) -> Handler:
             f"ephemeron: run {envelope.run}, rank {envelope.rank}, attempt {envelope.attempt}: {envelope.id}\n"
         )
         sys.stdout.flush()
-        # Not ended by whoever hangs up: the call is on record, and whoever waits for it looks there.
+        # A closed connection does not end the call: its outcome is read from the store.
         running = asyncio.ensure_future(_run(replica, envelope, request.headers))
         return await asyncio.shield(running)
 
@@ -119,7 +119,7 @@ def _look(path: str, told: ReplicaSettings) -> Response:
 
 
 def secrets_in(folder: Path) -> dict[str, str]:
-    """The variables that secrets stand for."""
+    """Variables from the files of secrets."""
     found = {}
     for name, variable in SECRETS.items():
         try:

@@ -1,4 +1,4 @@
-"""Sends calls through the gateway's queue; the same for a client and for a function that invokes its successor."""
+"""Sender of calls through the gateway's queue. The same for a client and for a function that invokes its successor."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class GatewaySender(RecordedSender):
 
     Args:
         gateway: as this sender reaches it.
-        callback: URL that hears how calls ended; empty: nobody.
+        callback: URL that is notified of the ends of calls; empty: none.
         rng: of the pauses.
-        voice: see `RecordedSender`.
+        sender: further arguments of `RecordedSender`.
     """
 
-    def __init__(self, gateway: Gateway, *, callback: str = "", rng: random.Random | None = None, **voice: Any) -> None:
-        super().__init__(inline_bytes=INLINE_BYTES, **voice)
+    def __init__(
+        self, gateway: Gateway, *, callback: str = "", rng: random.Random | None = None, **sender: Any
+    ) -> None:
+        super().__init__(inline_bytes=INLINE_BYTES, **sender)
         self._gateway, self._callback, self._rng = gateway, callback, rng or random.Random()
 
     async def request(self, event: bytes, call: Call) -> str:
@@ -35,7 +37,7 @@ class GatewaySender(RecordedSender):
             try:
                 return await asyncio.to_thread(self._gateway.invoke_async, event, callback=self._callback)
             except GatewayError as e:
-                # A request that was heard although nobody answered starts the call twice, which does no harm.
+                # A request that was served although its answer was lost starts the call twice, which is harmless.
                 pause = next(waits, None) if e.status in THROTTLED or e.status == UNREACHABLE else None
                 if pause is None:
                     problem, remedy = explain(e, self._gateway.settings, doing="calling")

@@ -28,9 +28,9 @@ class OpenFaasPlatform(AsyncInvokePlatform):
         run_dir: folder of the run, for `events.jsonl` and `calls.jsonl`.
         settings: which function; located.
         limits: what it allows; its memory is what every call has to ask for.
-        channel: the run's, one's own connection; the platform closes it.
+        channel: of the run, by a connection of the platform's own, which the platform closes.
         names: of the records.
-        callbacks: who hears how calls end; None: nobody.
+        callbacks: listener for the ends of calls; None: there is none.
     """
 
     name = "openfaas"
@@ -58,7 +58,7 @@ class OpenFaasPlatform(AsyncInvokePlatform):
     async def open(
         cls, run_dir: Path, settings: OpenFaasSettings, *, channel: str, run: str, limits: Limits = LIMITS
     ) -> OpenFaasPlatform:
-        """Takes hold of a run's calls, earlier ones included.
+        """Opens the calls of a run, earlier ones included.
 
         Args:
             run_dir: made when missing.
@@ -69,7 +69,7 @@ class OpenFaasPlatform(AsyncInvokePlatform):
 
         Raises:
             JobError: no URL, no channel at that address, or the port of the call-back is taken.
-            MissingExtra: what the channel needs.
+            MissingExtra: a library of the channel is absent.
         """
         settings = settings.located()
         run_dir.mkdir(parents=True, exist_ok=True)

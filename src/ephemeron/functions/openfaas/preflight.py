@@ -1,4 +1,4 @@
-"""Everything about the gateway and the function that can be refused before a run begins, each in one line."""
+"""Checks of the gateway and the function before a run begins; each refusal is one line."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
 MEMORY, LIFETIME, REPLICAS, CODE, VCPUS = (
     "ephemeron.memory-mb", "ephemeron.lifetime-s", "ephemeron.replicas", "ephemeron.code", "ephemeron.vcpus",
 )  # fmt: skip
-"""Annotations by which `deploy` says what the function is."""
+"""Annotations in which `deploy` describes the function."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SETTLE_S, _POLL_S = 180.0, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedFunction:
-    """The function as it is."""
+    """The deployed function."""
 
     image: str
     memory_mb: int
     vcpus: float
     lifetime_s: float
     replicas: int
-    """As many as it may have: calls that can run at once."""
+    """Maximum: concurrent calls."""
     running: int
     """Replicas wanted at this moment."""
     available: int
@@ -40,7 +40,7 @@ class DeployedFunction:
 
     @property
     def limits(self) -> Limits:
-        """What calls are held to."""
+        """Limits of calls."""
         return dataclasses.replace(
             LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, lifetime_s=self.lifetime_s,
             mb_per_vcpu=self.memory_mb / self.vcpus, concurrency=self.replicas,
@@ -53,14 +53,14 @@ def gateway_of(settings: OpenFaasSettings) -> Gateway:
 
 
 def inspect(settings: OpenFaasSettings) -> DeployedFunction:
-    """Asks the gateway, without starting anything.
+    """Asks the gateway; starts no function.
 
     Args:
         settings: located.
 
     Raises:
         JobError: the gateway cannot be reached, refuses the password, does not know the function, or the function is not
-            one of ours. Names what, and what to do.
+            of this package. Names the problem and the remedy.
     """
     gateway = gateway_of(settings)
     try:
@@ -93,7 +93,7 @@ def check_fit(
     """Whether a run fits the function: memory, time limit and replicas are the function's, not a call's.
 
     Raises:
-        JobError: other memory, a longer life, or code of another release.
+        JobError: other memory, a longer time limit, or code of another release.
         PlanInfeasible: binding is `concurrency`.
     """
     name = settings.function
@@ -146,7 +146,7 @@ def make_ready(
     settings: OpenFaasSettings, deployed: DeployedFunction, *, replicas: int, limit_s: float = _SETTLE_S,
     clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep,
 ) -> None:  # fmt: skip
-    """Scales up to what a run needs, waits until all are there, and looks whether they are ours.
+    """Scales up to the replicas of a run, waits for them, and checks their handler.
 
     Args:
         deployed: as `inspect` found it.
@@ -154,7 +154,7 @@ def make_ready(
         limit_s: longest wait.
 
     Raises:
-        JobError: replicas do not come up (the image is wrong, or the cluster is full), or what answers is not our handler.
+        JobError: replicas do not come up (the image is wrong, or the cluster is full), or the answer is not of this handler.
     """
     gateway = gateway_of(settings)
     wanted = min(replicas, deployed.replicas)
@@ -192,7 +192,7 @@ def _check_about(gateway: Gateway, settings: OpenFaasSettings, deployed: Deploye
     except ValueError:
         about = None
     if reply.status == 429:
-        return  # busy with a call of ours, as only our handler is: somebody else trains here
+        return  # busy with a call, which only this handler answers so: another run trains here
     if not isinstance(about, dict) or about.get("ephemeron") != 1:
         raise JobError(
             f"image {deployed.image} of function {settings.function!r} does not hold ephemeron's handler: it answers "

@@ -1,4 +1,4 @@
-"""OpenFaaS, as runs take hold of it."""
+"""Provider for OpenFaaS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPARE = 1
 class OpenFaas(Provider[OpenFaasSettings]):
     name, title, settings = "openfaas", "OpenFaaS", OpenFaasSettings
     cold_start_s = 5.0
-    """Replicas wait with their imports made; what the queue takes to try again is in it."""
+    """Replicas wait with their imports made; the time includes a retry of the queue."""
     needs = "a cluster; then: ephemeron deploy openfaas"
     limits_from = "only against mistakes; the deployed function's hold"
 

@@ -41,7 +41,7 @@ class ReplicaSettings:
     vcpus: float
     lifetime_s: float
     gateway: OpenFaasSettings
-    """As functions reach it, and this function's name."""
+    """Address of the gateway for functions, and this function's name."""
     digest: str = ""
 
 
@@ -77,8 +77,8 @@ class FunctionReplica(ProcessSupervisor):
         _pass_output_on(self._folder, n)
         return Resident(n, memory_mb=self._told.memory_mb, vcpus=self._told.vcpus, folder=self._folder)
 
-    def sender(self, callback: str, **voice: Any) -> GatewaySender:
-        return GatewaySender(Gateway(self._told.gateway), callback=callback, **voice)
+    def sender(self, callback: str, **sender: Any) -> GatewaySender:
+        return GatewaySender(Gateway(self._told.gateway), callback=callback, **sender)
 
 
 def out_of_memory_kills(own: Path = Path("/proc/self/cgroup")) -> int:

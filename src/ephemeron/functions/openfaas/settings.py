@@ -1,4 +1,4 @@
-"""Which function behind which gateway, and the credentials for asking about it."""
+"""Settings of the function behind a gateway, and the credentials of the gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ephemeron.errors import JobError
 
 FUNCTION = "ephemeron"
 GATEWAY = "http://127.0.0.1:8080"
-"""Where `kubectl port-forward` puts it."""
+"""Usual address of `kubectl port-forward`."""
 INSIDE = "http://gateway.openfaas.svc.cluster.local:8080"
 """The gateway, as functions reach it in the usual cluster."""
 GATEWAY_ENV, USER_ENV, PASSWORD_ENV = "OPENFAAS_URL", "EPHEMERON_OPENFAAS_USER", "EPHEMERON_OPENFAAS_PASSWORD"
@@ -21,7 +21,7 @@ GATEWAY_ENV, USER_ENV, PASSWORD_ENV = "OPENFAAS_URL", "EPHEMERON_OPENFAAS_USER",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFaasSettings:
-    """Where the function is. Without secrets."""
+    """Location of the function. Without secrets."""
 
     gateway: str = ""
     """URL; empty: OPENFAAS_URL, or the usual port of this machine."""
@@ -29,16 +29,16 @@ class OpenFaasSettings:
     namespace: str = ""
     """Empty: the gateway's default."""
     every_s: float = 5.0
-    """How often functions report, and clients look."""
+    """Seconds between reports of functions, and between rounds of the collector."""
     callback: str = ""
     """URL of this machine, `http://HOST:PORT`, at which the queue-worker reaches it; empty: deaths of whole replicas are
     noticed by silence."""
 
     def located(self) -> OpenFaasSettings:
-        """With the gateway that is meant.
+        """The settings with their gateway filled in.
 
         Raises:
-            JobError: one of the URLs is none.
+            JobError: one of the values is not a URL.
         """
         gateway = (self.gateway or os.environ.get(GATEWAY_ENV) or GATEWAY).rstrip("/")
         check_url(gateway, "--openfaas-gateway")

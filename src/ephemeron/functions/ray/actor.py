@@ -1,8 +1,7 @@
-"""What runs on a node: an actor that supervises one delivery of one call, and then ends itself.
+"""Actor that supervises one delivery of one call on a node, and then ends itself.
 
 Its class is imported by the nodes by name, so they need this package in the client's release (`preflight` asks them).
-The call is handed over with the constructor: Ray's head starts the actor from what it has been given, also when
-whoever sent it is gone by then.
+The call is an argument of the constructor: Ray's head starts the actor even if its sender is gone by then.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class NodeSupervisor(OneShotSupervisor):
     """Runs one call in a process beside the actor's.
 
     Args:
-        told: what calls on this cluster need to know.
+        told: settings of calls on this cluster.
         memory_mb: quota of this call.
         folder: its own.
     """
@@ -36,8 +35,8 @@ class NodeSupervisor(OneShotSupervisor):
         super().__init__(folder, memory_mb=memory_mb, vcpus=memory_mb / told.mb_per_vcpu, variables=told.variables)
         self._told = told
 
-    def sender(self, callback: str, **voice: Any) -> RaySender:
-        return RaySender(self._told, Actor, **voice)
+    def sender(self, callback: str, **sender: Any) -> RaySender:
+        return RaySender(self._told, Actor, **sender)
 
 
 class Actor:
@@ -56,7 +55,7 @@ class Actor:
         threading.Thread(target=self._live, name="supervisor", daemon=True).start()
 
     async def ended(self) -> None:
-        """Never answers: whoever has asked is told by Ray that this actor has ended, and how."""
+        """Never returns: Ray ends the caller's wait when this actor has ended, with the reason."""
         await asyncio.Event().wait()
 
     def _live(self) -> None:
@@ -76,9 +75,9 @@ class Actor:
 
 
 def _leave() -> None:
-    """Gives the node's resources back: what is to be known of the call is in the channel."""
+    """Releases the node's resources: the state of the call is in the channel."""
     import ray
 
     sys.stdout.flush()
-    threading.Timer(_LEAVE_S, os._exit, (0,)).start()  # in case nobody listens any more
+    threading.Timer(_LEAVE_S, os._exit, (0,)).start()  # in case Ray no longer answers
     ray.kill(ray.get_runtime_context().current_actor)

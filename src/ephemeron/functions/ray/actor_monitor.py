@@ -1,7 +1,7 @@
-"""Hears from Ray which actors have ended: deaths of nodes and of supervisors, of which nobody is left to tell.
+"""Log source for Ray: ends of actors, so also deaths of nodes and of supervisors, which they cannot report.
 
-Of every actor one question stays open (`Actor.ended`), which Ray answers when the actor, or its node, is gone. An actor
-that ended well has its outcome in the channel by then, which counts before anything that is told here.
+One call of each actor stays open (`Actor.ended`), which Ray ends when the actor, or its node, is gone. An actor
+that ended well has its outcome in the channel by then, which takes precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Watched:
 
 
 class ActorWatch:
-    """A `Witness` for one run.
+    """A log source for one run.
 
     Args:
         namespace: in which its actors have their names.
@@ -50,7 +50,7 @@ class ActorWatch:
         try:
             found = await asyncio.to_thread(self._look)
             self.problem = ""
-        except Exception as e:  # noqa: BLE001 - whatever Ray raises while it has no head; it is asked again
+        except Exception as e:  # noqa: BLE001 - any error of Ray while it has no head; the next round asks again
             self.problem = f"{type(e).__name__}: {_line(e)}"
             return []
         return found
@@ -67,7 +67,7 @@ class ActorWatch:
             if why is not None:
                 del self._watched[name]
                 self._over.add(name)
-                # Ray keeps no bill: seconds since it was asked for are the upper bound that we have.
+                # Ray keeps no bill: the time since the request is an upper bound.
                 billed_s = math.ceil((self._clock() - watched.since) * 1000) / 1000
                 out.append(LogReport(request=name, stream="", billed_s=billed_s, size_mb=1.0, used_mb=0.0))
                 out.append(Death(request=name, stream="", timed_out=False, text=why))
@@ -94,7 +94,7 @@ class ActorWatch:
 
 
 def _line(e: BaseException) -> str:
-    """The sentence of Ray's that says why, without the lines of names and addresses."""
+    """The reason in an error of Ray, without its lines of names and addresses."""
     lines = [" ".join(line.split()) for line in str(e).splitlines()]
     said = [line for line in lines if line and ":" not in line.partition(" ")[0] and not line.startswith("class_name")]
     telling = [line for line in said if "node" in line.lower() or "killed" in line.lower() or "died" in line.lower()]

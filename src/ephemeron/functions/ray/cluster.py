@@ -1,6 +1,6 @@
-"""The cluster as Ray describes it: connecting, nodes, and how many functions of a size fit at once.
+"""A Ray cluster: connection, nodes, and the number of functions that fit at once.
 
-`ray` is imported here, and only when something is asked of it. One process has one connection: whoever made it ends it.
+`ray` is imported here, and only on first use. A process has one connection, ended by the module that has made it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ClusterNode:
     host: str
     cpus: float
     memory_mb: float
-    """What Ray may promise: by default 70 % of the machine, without the object store."""
+    """Memory that Ray can reserve: by default 70 % of the machine, without the object store."""
 
 
 def ray_module() -> Any:
@@ -54,7 +54,7 @@ def connect(address: str, namespace: str) -> None:
         namespace: default of this client; calls of a run name their own.
 
     Raises:
-        JobError: nobody answers there, or the cluster's Ray or Python is another version.
+        JobError: no cluster answers, or its Ray or Python is another version.
         MissingExtra: no Ray.
     """
     global _users, _ours
@@ -64,7 +64,7 @@ def connect(address: str, namespace: str) -> None:
             _check_same(ray, address)
         else:
             try:
-                # `log_to_driver`: what functions print belongs into their nodes' logs, not between our lines.
+                # `log_to_driver`: the output of functions belongs in the logs of their nodes.
                 ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as e:
                 raise JobError(

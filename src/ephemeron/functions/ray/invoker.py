@@ -1,4 +1,4 @@
-"""Sends calls as actors; the same for a client and for a function that invokes its successor."""
+"""Sender of calls as actors. The same for a client and for a function that invokes its successor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INLINE_BYTES = 64_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What calls on a cluster need to know beside themselves. Pickled by Ray, and without secrets."""
+    """Settings of calls on a cluster. Pickled by Ray, and without secrets."""
 
     namespace: str
     """Of the run's actors."""
@@ -28,7 +28,7 @@ class WorkerSettings:
 
 
 def namespace_of(run: str) -> str:
-    """The namespace in which all actors of a run, and nobody else's, have their names."""
+    """Namespace of the actors of a run."""
     return f"ephemeron.{run}"
 
 
@@ -38,11 +38,11 @@ class RaySender(RecordedSender):
     Args:
         told: of the cluster.
         actor: `ray.actor.Actor`, the class of the actors.
-        voice: see `RecordedSender`.
+        sender: further arguments of `RecordedSender`.
     """
 
-    def __init__(self, told: WorkerSettings, actor: type[object], **voice: Any) -> None:
-        super().__init__(inline_bytes=INLINE_BYTES, **voice)
+    def __init__(self, told: WorkerSettings, actor: type[object], **sender: Any) -> None:
+        super().__init__(inline_bytes=INLINE_BYTES, **sender)
         self._told, self._actor = told, actor
 
     async def request(self, event: bytes, call: Call) -> str:

@@ -1,4 +1,4 @@
-"""The platform itself: one client's hold on the calls of one run. See the package for how it works."""
+"""Platform of Ray: one client's access to the calls of one run. See `async_invoke`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ephemeron.functions.ray.invoker import RaySender, WorkerSettings, namespace
 from ephemeron.functions.ray.settings import RaySettings
 
 LIMITS = Limits(memory_max_mb=1_048_576, lifetime_s=604_800.0, payload_bytes=16_000_000)
-"""Ray has none of its own: these only keep mistakes out; `preflight.inspect` knows what the cluster has."""
+"""Ray has no limits of its own: these only refuse mistakes. `preflight.inspect` finds those of the cluster."""
 
 
 class RayPlatform(AsyncInvokePlatform):
@@ -29,7 +29,7 @@ class RayPlatform(AsyncInvokePlatform):
         run_dir: folder of the run, for `events.jsonl` and `calls.jsonl`.
         settings: which cluster; located.
         limits: what it allows.
-        channel: the run's, one's own connection; the platform closes it.
+        channel: of the run, by a connection of the platform's own, which the platform closes.
         run: its name.
     """
 
@@ -57,7 +57,7 @@ class RayPlatform(AsyncInvokePlatform):
     async def open(
         cls, run_dir: Path, settings: RaySettings, *, channel: str, run: str, limits: Limits = LIMITS
     ) -> RayPlatform:
-        """Takes hold of a run's calls, earlier ones included.
+        """Opens the calls of a run, earlier ones included.
 
         Args:
             run_dir: made when missing.
@@ -68,7 +68,7 @@ class RayPlatform(AsyncInvokePlatform):
 
         Raises:
             JobError: no cluster, or no channel at that address.
-            MissingExtra: Ray, or what the channel needs.
+            MissingExtra: Ray or a library of the channel is absent.
         """
         settings = settings.located()
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class RayPlatform(AsyncInvokePlatform):
         return self
 
     async def shutdown(self) -> None:
-        """Ends all functions, also those that no node has had room for yet, and detaches. Nothing once closed."""
+        """Ends all functions, also those that wait for a node, and detaches. Nothing once closed."""
         if self._closed:
             return
         try:

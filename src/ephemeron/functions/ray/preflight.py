@@ -1,4 +1,4 @@
-"""Everything about a cluster that can be refused before a run begins, each in one line.
+"""Checks of a cluster before a run begins; each refusal is one line.
 
 Every node is asked by a task of its own: does it have this package, in this release, and does it find in the channel
 what the client has put there? So an address that looks right and means another folder there is found out before
@@ -52,7 +52,7 @@ def inspect(settings: RaySettings, channel: str, *, probe: bool = True) -> list[
 
 
 def limits_of(found: Sequence[ClusterNode], settings: RaySettings, *, memory_mb: int) -> Limits:
-    """What calls are held to: a function has to fit on one node, and all of them on the cluster."""
+    """Limits of calls: a function has to fit on one node, and all of them on the cluster."""
     largest = int(max(min(node.memory_mb, node.cpus * settings.mb_per_vcpu) for node in found))
     fits = room(found, memory_mb=memory_mb, cpus=cpus_of(memory_mb, settings.mb_per_vcpu))
     # A successor waits in Ray's queue where there is no room, so it must not be refused: twice, not once.
@@ -85,7 +85,7 @@ def check_fit(found: Sequence[ClusterNode], settings: RaySettings, *, workers: i
 
 
 def check_channel(channel: str, secrets: dict[str, str]) -> None:
-    """Whether the nodes could be told of it.
+    """Checks that the channel has an address that is valid on all nodes.
 
     Raises:
         JobError: it has no address that means the same everywhere, or needs credentials that nodes do not have.
@@ -107,7 +107,7 @@ def _probe_nodes(found: Sequence[ClusterNode], settings: RaySettings, channel: s
     blocking.run(lambda _: _put(channel, key, mark.encode()))
     try:
         for node, answer in zip(found, _answers(found, channel, key, settings), strict=True):
-            judge(node, answer, mark, channel)
+            check_node(node, answer, mark, channel)
     finally:
         blocking.run(lambda _: _forget(channel, key))
 
@@ -127,7 +127,7 @@ def _answers(found: Sequence[ClusterNode], channel: str, key: str, settings: Ray
     for ref in asked:
         try:
             out.append(ray.get(ref, timeout=_PROBE_S))
-        except Exception as e:  # noqa: BLE001 - Ray's errors of all kinds are what is wanted here
+        except Exception as e:  # noqa: BLE001 - any error of Ray is the node's answer
             out.append(e)
     return out
 
@@ -146,15 +146,15 @@ def answer_of_node(channel: str, key: str) -> dict[str, str]:
         return {"code": digest(), "found": "", "error": str(e)}
 
 
-def judge(node: ClusterNode, answer: Any, mark: str, channel: str) -> None:
-    """Whether a node can take functions of ours.
+def check_node(node: ClusterNode, answer: Any, mark: str, channel: str) -> None:
+    """Checks the answer of a node.
 
     Args:
         answer: of `answer_of_node`, or the exception that came instead.
-        mark: what the client has put into the channel.
+        mark: object that the client has put into the channel.
 
     Raises:
-        JobError: it cannot; says which node, and why.
+        JobError: the node cannot run functions; names the node and the reason.
     """
     place = f"node {node.host} ({node.id[:8]})"
     if isinstance(answer, BaseException):

@@ -1,4 +1,4 @@
-"""A Ray cluster, as runs take hold of it."""
+"""Provider for Ray."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ephemeron.functions.ray.platform import LIMITS, RayPlatform
 from ephemeron.functions.ray.settings import RaySettings
 
 LIFETIME_S = 3600.0
-"""Of one invocation, where nobody says: Ray has no limit, and a hand-over now and then keeps work movable."""
+"""Default time limit of an invocation: Ray has none, and hand-offs keep work movable."""
 
 
 class Ray(Provider[RaySettings]):
     name, title, settings = "ray", "Ray", RaySettings
     cold_start_s = 6.0
-    """Ray's process, then ours with PyTorch."""
+    """Ray's process, then the function's with PyTorch."""
     extra, module = "ray", "ray"
     needs = "a cluster (ray start --head)"
     limits_from = "only against mistakes; the nodes' resources hold"

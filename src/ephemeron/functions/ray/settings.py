@@ -1,4 +1,4 @@
-"""Which cluster, and what the functions on it are told."""
+"""Settings of a Ray cluster and of the functions on it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ MB_PER_VCPU = 1769.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Where the cluster is. Without secrets."""
+    """Location of the cluster. Without secrets."""
 
     address: str = ""
     """`HOST:PORT` of the head, `ray://HOST:PORT` of a Ray Client server, or `auto`; empty: RAY_ADDRESS, or `auto`."""
     mb_per_vcpu: float = MB_PER_VCPU
     """Memory quota that reserves one CPU."""
     every_s: float = 5.0
-    """How often functions report, and clients look."""
+    """Seconds between reports of functions, and between rounds of the collector."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables for functions, beside those of their node. No secrets: Ray keeps and shows them."""
 
     def located(self) -> RaySettings:
-        """With the address that is meant.
+        """The settings with their address filled in.
 
         Raises:
             JobError: a number is out of its range, or the address names a new cluster.

@@ -1,4 +1,4 @@
-"""Virtual time, and what stands for reality in it."""
+"""Virtual time for simulated functions."""
 
 from ephemeron.errors import SimulationDeadlock
 from ephemeron.functions.simulation.virtual_time import VirtualTimeLoop, run

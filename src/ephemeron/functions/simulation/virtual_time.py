@@ -59,7 +59,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        handle._scheduled = True  # type: ignore[attr-defined]  # or its cancellation would not be told to us
+        handle._scheduled = True  # type: ignore[attr-defined]  # or the loop would not learn of its cancellation
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, handle))
         return handle
@@ -73,7 +73,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._cancelled = 0
 
     def _run_once(self) -> None:
-        """Runs what is ready; where nothing is, moves the clock to the next timer that still matters."""
+        """Runs ready callbacks; if none is ready, moves the clock to the next timer that is not cancelled."""
         ready = self._ready
         if not ready:
             self._advance()

@@ -1,4 +1,4 @@
-"""AWS Lambda on loopback: the real runtime client in real processes, behind the API that `boto3` speaks.
+"""AWS Lambda on loopback: the real runtime client in real processes, behind the API of `boto3`.
 
 Nothing of Amazon's runs here but the two ends: `boto3` before it, with `endpoint_url`, and `awslambdaric` in every
 function's process. Between them, as AWS documents it:
@@ -9,8 +9,8 @@ function's process. Between them, as AWS documents it:
                        ▼                           ▼
                  CreateFunction …            CloudWatch Logs: START, output, END, REPORT
 
-Functions run from the ZIP they were deployed with; what is not in it is found in this interpreter, as if it were a
-layer. The service binds to loopback only, lives in a thread of its owner and ends with it.
+Functions run from their deployed ZIP; other modules are found in this interpreter, as in a
+layer. The service binds to loopback only, runs in a thread of its owner and ends with it.
 
     with LambdaService(concurrency=10) as service:
         client = boto3.client("lambda", endpoint_url=service.url, region_name="us-east-1")

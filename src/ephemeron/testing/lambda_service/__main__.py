@@ -1,4 +1,4 @@
-"""`python -m ephemeron.testing.lambda_service`: a service of one's own to try things with, until Ctrl-C."""
+"""`python -m ephemeron.testing.lambda_service`: an emulated Lambda service for experiments, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ephemeron.testing.lambda_service.service import LambdaService
 PASSED_ON = (
     "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_USER", "EPHEMERON_CHANNEL_CA",
 )  # fmt: skip
-"""Variables that functions get from whoever starts the service: where their stores are."""
+"""Variables of this process that functions get: addresses of their stores."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One execution environment: a process that runs the real runtime client, and the Runtime API that it speaks to.
+"""One execution environment: a process that runs the real runtime client, and the Runtime API for it.
 
     next      the client asks for work; until there is some the process is frozen, as on AWS
     response  the value of an invocation
@@ -46,7 +46,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One invocation, to be handed over."""
+    """One invocation for the runtime client."""
 
     request_id: str
     payload: bytes
@@ -56,11 +56,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvocationDone:
-    """How an invocation ended."""
+    """End of an invocation."""
 
     payload: bytes
     error: str = ""
-    """Empty, or what the header X-Amz-Function-Error says."""
+    """Value of the header X-Amz-Function-Error; empty: none."""
 
 
 class LambdaEnvironment:
@@ -70,7 +70,7 @@ class LambdaEnvironment:
         function: what it runs; later changes do not matter to it.
         enforcement: how limits are imposed on this machine.
         variables: of the service, for every function; the function's own come after them.
-        region: what the function is told.
+        region: of the function.
         folder: for its temporary files; removed in the end.
         log: takes its lines.
         stream: name of its log stream.

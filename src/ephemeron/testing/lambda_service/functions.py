@@ -27,14 +27,14 @@ RETRIES = 2
 
 
 class LambdaApiError(Exception):
-    """What the service answers instead: status, error type, sentence."""
+    """Error answer of the service: status, type and text."""
 
     def __init__(self, status: int, kind: str, text: str) -> None:
         super().__init__(text)
         self.status, self.kind = status, kind
 
     def response(self) -> Response:
-        """As every Lambda API says it."""
+        """The answer in the format of the Lambda API."""
         body = {
             "__type": self.kind,
             "Type": "User" if self.status < 500 else "Service",
@@ -60,11 +60,11 @@ class LambdaFunction:
     timeout_s: int = 3
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None
-    """Where the code lies, unzipped."""
+    """Folder with the unzipped code."""
     code_size: int = 0
     code_sha256: str = ""
     revision: int = 0
-    """Grows with every change; environments of older revisions are given up."""
+    """Grows with every change; environments of older revisions are ended."""
     retries: int = RETRIES
     event_age_s: float = EVENT_AGE_S
     events_configured: bool = False
@@ -72,7 +72,7 @@ class LambdaFunction:
     recursion: str = "Terminate"
     modified: float = field(default_factory=time.time)
     extras: dict[str, object] = field(default_factory=dict)
-    """Settings that are kept and said back, and mean nothing here."""
+    """Settings that are stored and returned without effect."""
 
     @property
     def log_group(self) -> str:
@@ -109,7 +109,7 @@ class Functions:
         """A function by name or ARN.
 
         Raises:
-            Refusal: there is none.
+            LambdaApiError: there is none.
         """
         short = name.split(":function:")[-1].split(":")[0]
         if short not in self._all:
@@ -120,7 +120,7 @@ class Functions:
         """CreateFunction.
 
         Raises:
-            Refusal: it exists, or a value is out of range.
+            LambdaApiError: it exists, or a value is out of range.
         """
         name = str(wanted["FunctionName"])
         if name in self._all:

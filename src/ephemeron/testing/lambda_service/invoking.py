@@ -43,8 +43,8 @@ class Invoker:
         make: a new environment of a function; not started.
         concurrency: of the account.
         retry_after_s: see `RETRY_AFTER_S`.
-        queue_pause_s: first pause of a queued call that finds no room; doubled from one to the next.
-        idle_s: after which an environment is given up.
+        queue_pause_s: first pause of a queued call without a free environment; it doubles.
+        idle_s: time after which an idle environment is ended.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Invoker:
         self.concurrency = concurrency
         self.faults = FaultConfig()
         self.dropped: list[str] = []
-        """Why queued calls were given up, one line for each."""
+        """Reasons why queued calls were dropped, one line for each."""
         self._make, self._retry_after_s = make, tuple(retry_after_s)
         self._queue_pause_s, self._idle_s = queue_pause_s, idle_s
         self._idle: dict[str, list[LambdaEnvironment]] = defaultdict(list)
@@ -76,7 +76,7 @@ class Invoker:
             find: the function as it is by then, for queued calls.
 
         Raises:
-            Refusal: payload, throttling, no JSON.
+            LambdaApiError: payload, throttling, no JSON.
         """
         kind = request.headers.get("x-amz-invocation-type", "RequestResponse")
         limit = ASYNCHRONOUS_BYTES if kind == "Event" else SYNCHRONOUS_BYTES
@@ -115,7 +115,7 @@ class Invoker:
     async def expire(
         self, *, everything: bool = False, keep: Callable[[LambdaEnvironment], bool] = lambda e: True
     ) -> None:
-        """Gives up environments that are dead, out of date, or have been idle for too long."""
+        """Ends environments that are dead, out of date, or have been idle for too long."""
         now = time.monotonic()
         for idle in list(self._idle.values()):
             for e in list(idle):
@@ -194,7 +194,7 @@ class Invoker:
 
 
 def _trace(function: LambdaFunction, request: HttpRequest) -> str:
-    """The trace header of the new invocation; says how many functions have invoked each other so far."""
+    """Trace header of the new invocation, with the number of functions that have invoked each other so far."""
     links = _links(request.headers.get("x-amzn-trace-id", "")) + 1
     root = f"1-{int(time.time()):08x}-{uuid.uuid4().hex[:24]}"
     with contextlib.suppress(StopIteration):

@@ -1,6 +1,6 @@
 """Log groups in memory, and the part of CloudWatch Logs that reads them.
 
-Filter patterns are spoken as far as they are used: words and "quoted phrases" that all must occur, and those with a
+Of filter patterns the used part is supported: words and "quoted phrases" that all must occur, and those with a
 leading `?` of which one must.
 """
 

@@ -1,7 +1,7 @@
-"""OpenFaaS on loopback: a gateway, its queue and of-watchdog, in front of our own handler in real processes.
+"""OpenFaaS on loopback: a gateway, its queue and of-watchdog, in front of real handler processes.
 
 Written from the public documents of openfaas/faas (`api-docs/spec.openapi.yml`), of-watchdog and the queue-worker; no code of theirs
-runs here, and none of ours pretends to: what a replica runs is what its image's recipe says.
+runs here. A replica runs the command of its image's recipe.
 
     client ──/system/…──▶ routes, basic authentication ──▶ functions, secrets, replicas
       ├──/function/NAME──▶ a replica, whichever ──▶ Watchdog: max_inflight 429, exec_timeout 504 ──HTTP──▶ the handler
@@ -14,7 +14,7 @@ quota and a CPU share by control groups where there are any, and is started agai
     with OpenFaasGateway(password="secret") as gateway:
         gateway.add_image("example/ephemeron:1", folder)
 
-It binds to loopback only, lives in a thread of its owner and ends with it. What it is not: there are no containers and
+It binds to loopback only, runs in a thread of its owner and ends with it. Limitations: there are no containers and
 no network between them, no autoscaler, one namespace, and start-up takes what this machine takes.
 """
 

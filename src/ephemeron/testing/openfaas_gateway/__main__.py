@@ -1,4 +1,4 @@
-"""`python -m ephemeron.testing.openfaas_gateway IMAGE=FOLDER…`: a gateway to try things with, until Ctrl-C."""
+"""`python -m ephemeron.testing.openfaas_gateway IMAGE=FOLDER…`: an emulated gateway for experiments, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ephemeron.functions.openfaas.settings import PASSWORD_ENV
 from ephemeron.testing.openfaas_gateway.service import OpenFaasGateway
 
 PASSED_ON = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
-"""Variables that functions get from whoever starts the gateway: where their stores are."""
+"""Variables of this process that functions get: addresses of their stores."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Which replicas there are, and which of them gets a request."""
+"""Replicas of all functions, and the choice of one for a request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fleet:
         return [replica for replicas in self._replicas.values() for replica in replicas]
 
     def available(self, name: str) -> int:
-        """How many are ready."""
+        """Number of ready replicas."""
         return sum(replica.ready for replica in self._replicas[name])
 
     def settle(self, function: GatewayFunction) -> None:
@@ -77,7 +77,7 @@ class Fleet:
             self._let_go(replica, replica.dispose())
 
     async def deliver(self, function: GatewayFunction, request: HttpRequest) -> Response:
-        """Hands a request to a replica, whichever; from none, one is started first."""
+        """Passes a request to any ready replica; if there is none at all, one is started first."""
         if function.replicas == 0:
             function.replicas = 1
             self.settle(function)
@@ -113,7 +113,7 @@ def find(functions: dict[str, GatewayFunction], name: str) -> GatewayFunction:
     """A function by its name, a namespace after it is passed over.
 
     Raises:
-        Refusal: 404.
+        GatewayApiError: 404.
     """
     function = functions.get(name) or functions.get(name.rpartition(".")[0])
     if function is None:

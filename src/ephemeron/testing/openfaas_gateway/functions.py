@@ -1,4 +1,4 @@
-"""What is deployed: functions as the API describes them, images as folders, and the quantities of Kubernetes."""
+"""Deployed functions, images as folders, and the quantities of Kubernetes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GatewayApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What a container would be made from."""
+    """Image of a container."""
 
     folder: Path
     variables: Mapping[str, str]
@@ -96,7 +96,7 @@ def parse(value: Mapping[str, Any], *, known_secrets: frozenset[str]) -> Gateway
     """A `FunctionDeployment`.
 
     Raises:
-        Refusal: 400, and what is wrong.
+        GatewayApiError: 400, with the reason.
     """
     name, image = str(value.get("service") or ""), str(value.get("image") or "")
     if not _NAME.fullmatch(name):

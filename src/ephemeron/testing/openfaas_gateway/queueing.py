@@ -64,7 +64,7 @@ class Queue:
         """Queues a call.
 
         Raises:
-            Refusal: 429 or 500, and nothing was queued.
+            GatewayApiError: 429 or 500, and nothing was queued.
         """
         if self.faults.take("throttle"):
             raise GatewayApiError(429, "too many requests")

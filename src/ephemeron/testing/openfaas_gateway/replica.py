@@ -1,4 +1,4 @@
-"""One replica: the function's process under its limits, and in front of it what of-watchdog does in HTTP mode.
+"""One replica: the function's process under its limits, behind an emulated of-watchdog in HTTP mode.
 
 max_inflight     more requests at once: 429
 exec_timeout     no answer by then: 504 with X-OpenFaaS-Internal; the process is left as it is
@@ -76,14 +76,14 @@ class Replica:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to live."""
+        """Starts the replica."""
         self._task = asyncio.create_task(self._live())
 
     async def handle(self, request: HttpRequest) -> Response:
-        """What of-watchdog answers.
+        """Answer of of-watchdog.
 
         Raises:
-            Gone: nobody does.
+            Gone: none came.
         """
         if self._max_inflight and len(self.serving) >= self._max_inflight:
             text = f"Concurrent request limit exceeded. Max concurrent requests: {self._max_inflight}\n"
@@ -149,7 +149,7 @@ class Replica:
         if self._process is not None:
             self._process.kill()
 
-    # -- its life -------------------------------------------------------------------------------------------
+    # -- the process ----------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
         while not self.leaving:
@@ -187,7 +187,7 @@ class Replica:
         }  # fmt: skip
 
     async def _probe(self) -> None:
-        """As the kubelet does; often until it is ready for the first time, then as often as the function says."""
+        """Probes like the kubelet: often until the first success, then at the period of the function."""
         while True:
             if self._max_inflight and len(self.serving) >= self._max_inflight:
                 self.ready = self.ready and not self._probed

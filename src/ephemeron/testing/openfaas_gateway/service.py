@@ -33,7 +33,7 @@ _Answer = Callable[[HttpRequest], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningGateway:
-    """One replica, as `OpenFaasGateway.replicas` shows it."""
+    """State of one replica."""
 
     pid: int
     """Of its first process."""
@@ -97,7 +97,7 @@ class OpenFaasGateway(EmulatedService):
         return self._do(look())
 
     def log(self, function: str) -> list[str]:
-        """What its replicas have printed."""
+        """Output of its replicas."""
         return [line for replica in self._fleet.of(function) for _, line in replica.log]
 
     def lose(self, calls: int = 1) -> None:

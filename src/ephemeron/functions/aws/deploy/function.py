@@ -1,4 +1,4 @@
-"""Creates or updates the function, and sets what a run of hours needs of it: no retries, young events, recursion."""
+"""Deployment of the function, with the settings of long runs: no retries, short event age, recursion."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ephemeron.functions.aws.deploy.package import HANDLER, PYTHON
 from ephemeron.functions.aws.settings import AwsSettings, code_of, refused
 
 DIGEST = "EPHEMERON_CODE"
-"""Variable of the function that says which code it runs."""
+"""Variable of the function with the digest of its code."""
 VARIABLES_BYTES = 4096
-"""AWS Lambda takes so much environment, names and values together."""
+"""Limit of AWS Lambda for names and values of all variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LambdaSpec:
-    """The function as it is to be."""
+    """The function to deploy."""
 
     role: str
     """ARN of the role that it runs as."""
@@ -30,10 +30,10 @@ class LambdaSpec:
     zipped: bytes = b""
     layers: tuple[str, ...] = ()
     subnets: tuple[str, ...] = ()
-    """Of a VPC, where a cache lives; none: no VPC."""
+    """Subnets of a VPC with a cache; none: no VPC."""
     security_groups: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment, encrypted at rest by AWS. Where a cache's password goes, and nowhere else."""
+    """Environment variables, encrypted at rest by AWS. The only place for a cache's password."""
     digest: str = ""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is put into a cluster: an image and one function. Only `cli` uses it.
+"""Deployment to a cluster: an image and one function. Only `cli` uses it.
 
-The image's recipe is written to a folder first, so that it can be read before it is built. Nothing is pushed from here.
+The recipe of the image is first written to a folder for review. The user builds and pushes it.
 """

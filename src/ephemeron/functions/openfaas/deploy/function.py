@@ -1,14 +1,14 @@
-"""The function as a run needs it: its memory, its timeouts, its replicas, and retries of what has not been run.
+"""Deployment of the function: its memory, timeouts, replicas, and retries of calls that have not been run.
 
-Timeouts, from the inside out; each has to be longer than the one before, or somebody gives up on a call that goes on:
+Timeouts, from the inside out; each has to be longer than the one before, or a component gives up on a call that goes on:
 
     lifetime_s      the handler kills the call's process                         wanted
     exec_timeout    of-watchdog answers 504, and frees the replica for others    lifetime + LAST_WORD_S
     write_timeout   of-watchdog cuts the connection; grace when a replica goes   exec_timeout + 5 s
-    upstream_timeout, write_timeout of the gateway, upstreamTimeout of the queue-worker   not ours to set: `gateway_values` says to what
+    upstream_timeout, write_timeout of the gateway, upstreamTimeout of the queue-worker   set by the cluster: see `gateway_values`
 
-Retries: a call that failed has ended, and the run replaces it from where it stood; started again by the queue it would
-only be told that it is a duplicate. What is retried is 429 (busy) and 503 (no replica), which say that a call has not been run.
+Retries: a call that failed has ended, and the run replaces it from its checkpoint; a second start by the queue would
+only be a duplicate. Retried are 429 (busy) and 503 (no replica), after which a call has not been run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ephemeron.functions.openfaas.preflight import CODE, LIFETIME, MEMORY, REPLI
 from ephemeron.functions.openfaas.settings import INSIDE, OpenFaasSettings
 
 LAST_WORD_S = 30.0
-"""For an outcome to reach a slow store."""
+"""Time for an outcome to reach a slow store."""
 _THEN_S = 5.0
 _RETRY = {
     "com.openfaas.retry.attempts": "100", "com.openfaas.retry.codes": "429,503", "com.openfaas.retry.min_wait": "1s",
@@ -35,7 +35,7 @@ _READY = {"com.openfaas.ready.http.path": "/_/ready", "com.openfaas.ready.http.p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSpec:
-    """The function as it is to be."""
+    """The function to deploy."""
 
     image: str
     memory_mb: int
@@ -50,7 +50,7 @@ class DeploymentSpec:
     secrets: Sequence[str] = ()
     """Names of OpenFaaS secrets, of those that the handler knows."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """More of its environment. Nothing secret: a gateway shows it to whoever asks."""
+    """More environment variables. Nothing secret: the gateway shows them."""
     digest: str = ""
 
     def __post_init__(self) -> None:
@@ -72,12 +72,12 @@ class DeploymentSpec:
 
     @property
     def exec_timeout_s(self) -> float:
-        """After which of-watchdog gives a call up."""
+        """Time after which of-watchdog ends a call."""
         return self.lifetime_s + LAST_WORD_S
 
 
 def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
-    """What the gateway is told."""
+    """Request to the gateway."""
     exec_s = wanted.exec_timeout_s
     told = {
         "EPHEMERON_MEMORY_MB": str(wanted.memory_mb), "EPHEMERON_VCPUS": f"{wanted.vcpus:g}",
@@ -102,7 +102,7 @@ def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
 
 
 def gateway_values(wanted: DeploymentSpec) -> str:
-    """Values of the OpenFaaS chart under which such a call is not given up on before its end."""
+    """Values of the OpenFaaS chart whose timeouts exceed those of the function."""
     upstream = wanted.exec_timeout_s + _THEN_S
     outer = duration(upstream + _THEN_S)
     return (
@@ -112,5 +112,5 @@ def gateway_values(wanted: DeploymentSpec) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As Go writes it: whole seconds, rounded up."""
+    """A duration for Go: whole seconds, rounded up."""
     return f"{math.ceil(seconds)}s"

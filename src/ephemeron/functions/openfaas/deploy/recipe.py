@@ -1,6 +1,6 @@
-"""The image's recipe: of-watchdog in front of our handler, PyTorch for the CPU, and this release of ephemeron.
+"""Recipe of the image: of-watchdog in front of the handler, PyTorch for the CPU, and this release of ephemeron.
 
-of-watchdog runs in HTTP mode: one handler process for the life of the replica. `max_inflight=1` makes it answer 429 while a call
+of-watchdog runs in HTTP mode: one handler process per replica. `max_inflight=1` makes it answer 429 while a call
 runs, and its `/_/ready` not ready, so that a cluster that probes for readiness sends no second call there.
 """
 
