@@ -1,1 +1,1 @@
-"""Pages and pictures: SVG elements, tables, and a self-contained HTML page. Text in, text out."""
+"""Pages and pictures: SVG elements, tables, and a self-contained HTML page. Text in, markup out."""

@@ -1,33 +1,50 @@
-"""One HTML page that needs nothing else: style, script and pictures are inside, and its own security policy forbids it to fetch
-anything."""
+"""Self-contained HTML pages from the templates in `templates/`: style, script and pictures are inside, and the page's own security
+policy forbids it to fetch anything.
+
+Templates escape every value that is not `Markup`, so text from a job, a profile or an error can be passed as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from ephemeron.rendering.palette import BAD, LINE_COLOURS, PHASE_COLOURS
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def document(title: str, parts: Iterable[str], *, script: bool = False) -> str:
-    """A page in the style of all of them.
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(loader=PackageLoader("ephemeron.rendering"), autoescape=True, undefined=StrictUndefined)
+
+
+def render(template: str, **values: object) -> Markup:
+    """A file of `templates/` with values, which are escaped unless they are `Markup`."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def document(title: str, parts: Iterable[Markup], *, script: bool = False) -> str:
+    """A whole page.
 
     Args:
-        title: plain text.
-        parts: markup, see `card`.
-        script: the timeline needs it; nothing else does.
+        title: of the browser window.
+        parts: sections, see `card`.
+        script: whether to include the script, which only the timeline needs.
     """
-    ending = f"<script>{_asset('report.js')}</script>" if script else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{escape(title)}</title><style>{_colours()}{_asset('report.css')}</style></head><body><main>"
-        f"{''.join(parts)}</main>{ending}</body></html>\n"
-    )
+    return render(
+        "document.html", policy=_POLICY, title=title, style=Markup(_colours() + _asset("report.css")), parts=parts,
+        script=Markup(_asset("report.js")) if script else "",
+    ) + "\n"  # fmt: skip
 
 
 def _asset(name: str) -> str:
@@ -39,15 +56,58 @@ def _colours() -> str:
     return ":root{" + "".join(f"--{name}:{colour};" for name, colour in both) + "}\n"
 
 
-def tiled(tiles: Iterable[tuple[str, str, str]]) -> str:
-    """Key figures: what, how much, and a word below it. Plain text."""
-    cells = [
-        f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd><dd class='sub'>{escape(c)}</dd></div>" for a, b, c in tiles
-    ]
-    return f'<dl class="tiles">{"".join(cells)}</dl>'
+def header(
+    over: str, title: str, summary: str, *, pill: str = "", pill_style: str = "", code: str = "", place: str = "",
+    caption: str = "", causes: Sequence[str] = (),
+) -> Markup:  # fmt: skip
+    """The head of a page.
+
+    Args:
+        over: kind of page, above the title.
+        title, summary: of the page.
+        pill, pill_style: status beside the title, and its CSS class.
+        code, place: identifier and place below the title.
+        caption: a remark below the summary.
+        causes: error texts.
+    """
+    return render(
+        "header.html", over=over, title=title, summary=summary, pill=pill, pill_style=pill_style, code=code, place=place,
+        caption=caption, causes=causes,
+    )  # fmt: skip
 
 
-def card(title: str, body: str, words: str = "") -> str:
-    """A section. `body` is markup; title and words are plain text."""
-    said = f'<p class="caption">{escape(words)}</p>' if words else ""
-    return f"<section><h2>{escape(title)}</h2>{body}{said}</section>"
+def tiled(tiles: Iterable[tuple[str, str, str]]) -> Markup:
+    """Key figures: name, value, and a remark below it."""
+    return render("tiles.html", tiles=tiles)
+
+
+def card(title: str, body: Markup, words: str = "") -> Markup:
+    """A section with a caption."""
+    return render("card.html", title=title, body=body, words=words)
+
+
+def side_by_side(*cards: Markup) -> Markup:
+    """Sections in two columns, where there is room."""
+    return render("side_by_side.html", cards=cards)
+
+
+def items(texts: Iterable[str]) -> Markup:
+    """A list."""
+    return render("items.html", items=texts)
+
+
+def legend(keys: Iterable[tuple[Markup, str]]) -> Markup:
+    """Swatches and their names."""
+    return render("legend.html", keys=keys)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1, style: str = "") -> Markup:
+    """A table.
+
+    Args:
+        head: names of the columns; empty: none.
+        rows: cells, escaped unless they are `Markup`.
+        words: number of columns of text at the left; the others are aligned as numbers.
+        style: CSS class.
+    """
+    return render("table.html", head=head, rows=rows, words=words, style=style)

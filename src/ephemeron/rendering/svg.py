@@ -1,4 +1,4 @@
-"""The few pieces of SVG that the page needs: elements, scales, ticks. Text in, text out.
+"""SVG elements, scales and ticks. Text from outside is escaped; see `page`.
 
 Own helpers instead of a plotting library keep the page small, styleable by CSS (light, dark, print) and free of
 anything to fetch.
@@ -9,24 +9,42 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 Tick = tuple[float, str]
 
 
-def el(tag: str, *children: str, **attributes: str | float | None) -> str:
-    """One element. Children are markup; attributes are escaped; `class_` is `class`, `_` is `-`, None is left out."""
+def el(tag: str, *children: str, **attributes: str | float | None) -> Markup:
+    """One element.
+
+    Args:
+        tag: its name.
+        children: escaped unless they are `Markup`.
+        attributes: escaped; `class_` is `class`, `_` is `-`, None is left out.
+    """
     text = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{num(v) if isinstance(v, int | float) else escape(v)}"'
         for name, v in attributes.items()
         if v is not None
     )
-    return f"<{tag}{text}>{''.join(children)}</{tag}>" if children else f"<{tag}{text}/>"
+    inside = "".join(map(escape, children))
+    return Markup(f"<{tag}{text}>{inside}</{tag}>" if children else f"<{tag}{text}/>")
 
 
-def text(x: float, y: float, words: str, **attributes: str | float | None) -> str:
-    """A text element; the words are escaped."""
-    return el("text", escape(words), x=x, y=y, **attributes)
+def nothing(words: str) -> Markup:
+    """A paragraph in place of a picture or table that has nothing to show."""
+    return el("p", words, class_="nothing")
+
+
+def joined(parts: Iterable[str]) -> Markup:
+    """Parts one after another, escaped unless they are `Markup`."""
+    return Markup("").join(parts)
+
+
+def text(x: float, y: float, words: str, **attributes: str | float | None) -> Markup:
+    """A text element."""
+    return el("text", words, x=x, y=y, **attributes)
 
 
 def num(x: float) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from ephemeron.partition.schedule_simulator.replay import Replay, ReplaySpan
-from ephemeron.rendering.svg import Scale, el, num, text, ticks
+from ephemeron.rendering.svg import Scale, el, joined, num, text, ticks
 from ephemeron.units import exact_seconds, human_bytes
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1160, 150, 14, 34, 40
@@ -82,7 +83,7 @@ def bars(spans: Sequence[ReplaySpan], *, few: int = FEW) -> tuple[Bar, ...]:
     return tuple(made)
 
 
-def gantt(done: Replay, *, few: int = FEW, nbytes: Mapping[str, tuple[int, int]] | None = None) -> str:
+def gantt(done: Replay, *, few: int = FEW, nbytes: Mapping[str, tuple[int, int]] | None = None) -> Markup:
     """SVG of a simulated iteration.
 
     Args:
@@ -123,27 +124,27 @@ def _height(lane: str | tuple[str, str]) -> int:
     return TALL if isinstance(lane, str) else LOW
 
 
-def _label(lane: str | tuple[str, str], y: float, done: Replay) -> str:
+def _label(lane: str | tuple[str, str], y: float, done: Replay) -> Markup:
     height = _height(lane)
     words = lane if isinstance(lane, str) else " → ".join(lane)
     busy = done.busy_s[lane] / done.iteration_s if done.iteration_s else 0.0
     short = words if len(words) <= 21 else words[:20] + "…"
-    title = el("title", escape(f"{words}: busy {busy:.0%} of the time"))
+    title = el("title", f"{words}: busy {busy:.0%} of the time")
     label = el(
-        "text", title, escape(short), x=LEFT - 8, y=y + height / 2 + 4, text_anchor="end", fill=_SOFT,
+        "text", title, short, x=LEFT - 8, y=y + height / 2 + 4, text_anchor="end", fill=_SOFT,
         font_size=12 if isinstance(lane, str) else 11,
     )  # fmt: skip
     ground = el("rect", x=LEFT, y=y, width=WIDTH - LEFT - RIGHT, height=height, fill="#8a929c", fill_opacity=0.1)
     return ground + label
 
 
-def _bar(b: Bar, y: float, scale: Scale, nbytes: Mapping[str, tuple[int, int]], *, several: bool) -> str:
+def _bar(b: Bar, y: float, scale: Scale, nbytes: Mapping[str, tuple[int, int]], *, several: bool) -> Markup:
     x0, x1 = scale(b.start_s), scale(b.end_s)
     height = _height(b.resource)
     width = max(x1 - x0, 0.4)
     # neighbours of one colour are distinguishable: odd micro-batches are paler, and wide bars have an outline
     rect = el(
-        "rect", el("title", escape(_said(b, nbytes, several=several))), x=x0, y=y, width=width, height=height,
+        "rect", el("title", _said(b, nbytes, several=several)), x=x0, y=y, width=width, height=height,
         fill=COLOURS[b.kind], fill_opacity=0.8 if b.micro_batch % 2 else 1.0,
         stroke="#ffffff" if width > 3 else None, stroke_width=0.7 if width > 3 else None,
     )  # fmt: skip
@@ -169,7 +170,7 @@ def _said(b: Bar, nbytes: Mapping[str, tuple[int, int]], *, several: bool) -> st
     return f"{where}: {WORDS[b.kind]}, {what}{which}{size}\n{exact_seconds(b.start_s)} to {exact_seconds(b.end_s)}, {exact_seconds(b.end_s - b.start_s)}"
 
 
-def _grid(scale: Scale, floor: float) -> str:
+def _grid(scale: Scale, floor: float) -> Markup:
     size, unit = (1.0, "s") if scale.hi >= 1 else (1e-3, "ms") if scale.hi >= 1e-3 else (1e-6, "µs")
     out = []
     for value, name in ticks(0.0, scale.hi / size, 8, lambda v: f"{v:g} {unit}" if v else "0"):
@@ -178,13 +179,13 @@ def _grid(scale: Scale, floor: float) -> str:
         out.append(text(x, floor + 16, name, text_anchor="middle", fill=_SOFT))
     out.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=floor, y2=floor, stroke=_SOFT))
     out.append(text((LEFT + WIDTH - RIGHT) / 2, floor + 33, "time", text_anchor="middle", fill=_SOFT))
-    return "".join(out)
+    return joined(out)
 
 
-def _legend() -> str:
+def _legend() -> Markup:
     out, x = [], float(LEFT)
     for kind, words in WORDS.items():
         out.append(el("rect", x=x, y=8, width=14, height=12, rx=2, fill=COLOURS[kind]))
         out.append(text(x + 20, 18, words, fill=_SOFT))
         x += 46 + 7.0 * len(words)
-    return "".join(out)
+    return joined(out)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from ephemeron.partition.graph.graph import Graph, Node
-from ephemeron.rendering.svg import el, num, text
+from ephemeron.rendering.svg import el, joined, num, text
 from ephemeron.units import human_bytes
 
 MOST = 80
@@ -75,7 +76,7 @@ def drawing(graph: Graph, placement: Mapping[str, str], *, most: int = MOST) -> 
     return Drawing(boxes=boxes, edges=edges, rows=_rows(first, edges))
 
 
-def operators_svg(graph: Graph, placement: Mapping[str, str], devices: Sequence[str], *, most: int = MOST) -> str:
+def operators_svg(graph: Graph, placement: Mapping[str, str], devices: Sequence[str], *, most: int = MOST) -> Markup:
     """SVG of the operators. Arguments as for `drawing`; devices in the order of their colours."""
     made = drawing(graph, placement, most=most)
     colours = {d: PALETTE[k % len(PALETTE)] for k, d in enumerate(devices)}
@@ -169,7 +170,7 @@ def _rows(first: Sequence[int], edges: Mapping[tuple[int, int], int]) -> tuple[t
     return tuple(map(tuple, rows))
 
 
-def _edge(made: Drawing, a: int, b: int, nbytes: int, at: Mapping[int, tuple[float, float, float]]) -> str:
+def _edge(made: Drawing, a: int, b: int, nbytes: int, at: Mapping[int, tuple[float, float, float]]) -> Markup:
     (xa, ya, wa), (xb, yb, wb) = at[a], at[b]
     x0, y0, x1, y1 = xa + wa / 2, ya + TALL, xb + wb / 2, yb
     crosses = made.boxes[a].device != made.boxes[b].device
@@ -180,12 +181,12 @@ def _edge(made: Drawing, a: int, b: int, nbytes: int, at: Mapping[int, tuple[flo
     d = f"M{x0:.1f} {y0:.1f}C{x0 + aside:.1f} {middle:.1f} {x1 + aside:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     words = f"{made.boxes[a].label} → {made.boxes[b].label}: {human_bytes(nbytes)} per batch"
     return el(
-        "path", el("title", escape(words)), d=d, fill="none", stroke="#c6362f" if crosses else "#8a929c",
+        "path", el("title", words), d=d, fill="none", stroke="#c6362f" if crosses else "#8a929c",
         stroke_width=1.8 if crosses else 1.0, stroke_opacity=0.9 if crosses else 0.55,
     )  # fmt: skip
 
 
-def _drawn(box: Box, x: float, y: float, wide: float, colour: str) -> str:
+def _drawn(box: Box, x: float, y: float, wide: float, colour: str) -> Markup:
     many = f"{len(box.names)} operators, " if len(box.names) > 1 else ""
     words = (
         f"{box.label} on {box.device}: {many}forward {1e3 * box.forward_s:.3g} ms, backward {1e3 * box.backward_s:.3g} ms, "
@@ -195,14 +196,14 @@ def _drawn(box: Box, x: float, y: float, wide: float, colour: str) -> str:
     room = int((wide - 8) / 6.3)
     if len(label) > room:
         label = "…" + label[-(room - 1) :] if room > 3 else ""
-    rect = el("rect", el("title", escape(words)), x=x, y=y, width=wide, height=TALL, rx=4, fill=colour)
+    rect = el("rect", el("title", words), x=x, y=y, width=wide, height=TALL, rx=4, fill=colour)
     ink = "#fff" if colour in _DARK else "#1b2027"
     return rect + text(
         x + wide / 2, y + 14, label, text_anchor="middle", style=f"fill:{ink};font-size:11px", pointer_events="none"
     )
 
 
-def _legend(devices: Sequence[str], colours: Mapping[str, str]) -> str:
+def _legend(devices: Sequence[str], colours: Mapping[str, str]) -> Markup:
     out, x = [], 4.0
     for d in devices:
         out.append(el("rect", x=x, y=8, width=14, height=12, rx=2, fill=colours[d]))
@@ -210,4 +211,4 @@ def _legend(devices: Sequence[str], colours: Mapping[str, str]) -> str:
         x += 40 + 7.0 * len(d)
     out.append(el("line", x1=x, x2=x + 18, y1=14, y2=14, stroke="#c6362f", stroke_width=1.8))
     out.append(text(x + 24, 18, "from device to device", fill=_SOFT))
-    return "".join(out)
+    return joined(out)

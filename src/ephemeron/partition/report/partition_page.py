@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from ephemeron.errors import JobError
 from ephemeron.partition.graph.graph import Graph
@@ -15,8 +16,8 @@ from ephemeron.partition.report.gantt import gantt
 from ephemeron.partition.report.operators import MOST, operators_svg
 from ephemeron.partition.schedule_simulator.replay import Replay
 from ephemeron.partition.serialization.documents import graph_to_json, plan_to_json, topology_to_json
-from ephemeron.rendering.page import card, document, tiled
-from ephemeron.rendering.table import table
+from ephemeron.rendering.page import card, document, header, table, tiled
+from ephemeron.rendering.svg import el
 from ephemeron.units import exact_seconds, human_bytes, human_count
 
 _log = logging.getLogger(__name__)
@@ -60,16 +61,12 @@ def page(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
     pipeline = any(r.stage is not None for r in summary.stages)
     devices = [r.device for r in summary.stages]
     title = f"{p.graph} on {p.topology}"
-    head = (
-        f'<header><p class="over">ephemeron partition</p><h1>{escape(title)}</h1>'
-        f'<p class="summary">{escape(_summary(summary))}</p></header>'
-    )
     parts = [
-        head,
+        header("ephemeron partition", title, _summary(summary)),
         _tiles(summary),
         card(
             "One simulated iteration",
-            f'<div class="scroll">{_picture(graph, summary, done)}</div>',
+            el("div", _picture(graph, summary, done), class_="scroll"),
             "Devices in the order of the pipeline, then links; numbers are micro-batches. Hover for names, bytes and times."
             if pipeline
             else "Devices, then links. Hover for names, bytes and times.",
@@ -96,11 +93,11 @@ def page(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
             else "",
         )
     )
-    parts.append(card("What the proof rests on", f"<p>{escape(summary.rests_on)}</p>"))
+    parts.append(card("What the proof rests on", el("p", summary.rests_on)))
     return document(title, parts)
 
 
-def _picture(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
+def _picture(graph: Graph, summary: PlacementSummary, done: Replay) -> Markup:
     parts = summary.plan.schedule.micro_batches
     return gantt(done, nbytes={t.name: (t.nbytes // parts, t.gradient_bytes // parts) for t in graph.tensors})
 
@@ -114,7 +111,7 @@ def _summary(summary: PlacementSummary) -> str:
     return f"{what}; {proof}."
 
 
-def _tiles(summary: PlacementSummary) -> str:
+def _tiles(summary: PlacementSummary) -> Markup:
     p, s = summary.plan, summary.plan.schedule
     again = ", recomputing" if s.recompute else ""
     return tiled([
@@ -129,7 +126,7 @@ def _tiles(summary: PlacementSummary) -> str:
     ])  # fmt: skip
 
 
-def _stages(summary: PlacementSummary, *, pipeline: bool) -> str:
+def _stages(summary: PlacementSummary, *, pipeline: bool) -> Markup:
     head = ["stage"] * pipeline + [
         "device",
         "operators",
@@ -147,14 +144,14 @@ def _stages(summary: PlacementSummary, *, pipeline: bool) -> str:
             r.device, str(r.operators), human_bytes(r.parameter_bytes), human_bytes(r.needed_bytes), human_bytes(r.peak_bytes),
             f"{human_bytes(r.memory_bytes)} ({share:.0%})", exact_seconds(r.busy_s),
         ]  # fmt: skip
-        rows.append([str(r.stage)] * pipeline + [*map(escape, cells), _mark(r.bottleneck)])
+        rows.append([str(r.stage)] * pipeline + [*cells, _mark(r.bottleneck)])
     return table(head, rows, words=1 + pipeline)
 
 
-def _links(summary: PlacementSummary) -> str:
+def _links(summary: PlacementSummary) -> Markup:
     rows = [
         [
-            escape(f"{r.source} → {r.target}"),
+            f"{r.source} → {r.target}",
             str(r.transfers),
             human_bytes(r.nbytes),
             exact_seconds(r.busy_s),
@@ -166,15 +163,13 @@ def _links(summary: PlacementSummary) -> str:
 
 
 def _mark(bottleneck: bool) -> str:
-    return '<span class="bad">bottleneck</span>' if bottleneck else ""
+    return el("span", "bottleneck", class_="bad") if bottleneck else ""
 
 
-def _methods(summary: PlacementSummary) -> str:
+def _methods(summary: PlacementSummary) -> Markup:
     def told(s: float | None) -> str:
         return "–" if s is None else exact_seconds(s)
 
-    rows: list[Sequence[str]] = [
-        [escape(r.method), told(r.value_s), told(r.iteration_s), escape(r.verdict)] for r in summary.methods
-    ]
+    rows: list[Sequence[str]] = [[r.method, told(r.value_s), told(r.iteration_s), r.verdict] for r in summary.methods]
     unit = "per micro-batch" if summary.plan.objective == "throughput" else "value"
     return table(["", unit, "one iteration", "against the plan"], rows)

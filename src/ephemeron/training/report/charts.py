@@ -5,9 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 
-from ephemeron.rendering.svg import Scale, Tick, el, log_ticks, path, text, ticks, time_ticks, whole_ticks
+from markupsafe import Markup
+
+from ephemeron.rendering.page import legend
+from ephemeron.rendering.svg import (
+    Scale,
+    Tick,
+    el,
+    joined,
+    log_ticks,
+    nothing,
+    path,
+    text,
+    ticks,
+    time_ticks,
+    whole_ticks,
+)
 from ephemeron.training.report.headline import Headline, compact, usd
 from ephemeron.training.report.metrics import EvaluationPoint, Learning, Points
 from ephemeron.training.report.run_summary import RunSummary
@@ -45,7 +59,7 @@ class Axis:
     log: bool = False
 
 
-def learning_chart(story: RunSummary) -> str:
+def learning_chart(story: RunSummary) -> Markup:
     """Loss per iteration, and the test set per epoch."""
     told = story.learning
     lines = []
@@ -61,7 +75,7 @@ def learning_chart(story: RunSummary) -> str:
         lines.append(ChartLine(label="test accuracy (right)", points=accuracy, colour="green", marks=said, right=True))
     losses = [y for line in lines if not line.right for _, y in line.points if math.isfinite(y)]
     if not losses:
-        return _nothing("No iteration was finished with a finite loss, so there is none to show.")
+        return nothing("No iteration was finished with a finite loss, so there is none to show.")
     last = max(x for line in lines for x, _ in line.points)
     accuracies = [e.accuracy for e in told.evaluations if e.accuracy is not None]
     right = accuracy_axis(accuracies) if accuracies else None
@@ -95,7 +109,7 @@ def accuracy_axis(values: list[float]) -> Axis:
     return Axis(title="accuracy", lo=lo, hi=1.0, ticks=ticks(lo, 1.0, 5, "{:.2g}".format))
 
 
-def cost_chart(story: RunSummary, figures: Headline) -> str:
+def cost_chart(story: RunSummary, figures: Headline) -> Markup:
     """Where the money went, and the budget."""
     spent, top = story.spending, story.spending.total_usd
     lines = [ChartLine(label="total", points=spent.points("total_usd"), colour="blue", fill=True)]
@@ -106,7 +120,7 @@ def cost_chart(story: RunSummary, figures: Headline) -> str:
     return _over_time(story, lines, "US dollars", max(top, budget or 0.0), usd, budget)
 
 
-def bytes_chart(story: RunSummary) -> str:
+def bytes_chart(story: RunSummary) -> Markup:
     """Bytes through the channel."""
     up, down = story.spending.points("bytes_up"), story.spending.points("bytes_down")
     lines = [
@@ -116,7 +130,7 @@ def bytes_chart(story: RunSummary) -> str:
     return _over_time(story, lines, "bytes", _top(lines), human_bytes)
 
 
-def requests_chart(story: RunSummary) -> str:
+def requests_chart(story: RunSummary) -> Markup:
     """Requests to the channel."""
     of = story.spending.points
     lines = [
@@ -139,9 +153,9 @@ def _over_time(
     top: float,
     label: Callable[[float], str],
     rule: float | None = None,
-) -> str:
+) -> Markup:
     if not top or not story.seconds:
-        return _nothing("Nothing to show yet.")
+        return nothing("Nothing to show yet.")
     axis = Axis(title=title, lo=0.0, hi=top * 1.04, ticks=ticks(0.0, top * 1.04, 5, label))
     across = time_ticks(0, story.seconds, 6)
     return chart(lines, across, (0.0, story.seconds), "time since launch", axis, None, rule)
@@ -155,11 +169,11 @@ def chart(
     left: Axis,
     right: Axis | None,
     rule: float | None = None,
-) -> str:
+) -> Markup:
     """A chart with its legend above it."""
     x = Scale(*reach, LEFT, WIDTH - RIGHT)
     ys = {False: _scale(left), True: _scale(right or left)}
-    body = [_grid(x, across, ys[False], left), _right(ys[True], right) if right else ""]
+    body = [_grid(x, across, ys[False], left), _right(ys[True], right) if right else Markup("")]
     lines = [line for line in lines if any(value and math.isfinite(value) for _, value in line.points)]
     body += [_line(line, x, ys[line.right]) for line in lines]
     if rule is not None:
@@ -177,7 +191,7 @@ def _scale(axis: Axis) -> Scale:
     return Scale(axis.lo, axis.hi, HEIGHT - BOTTOM, TOP, axis.log)
 
 
-def _grid(x: Scale, across: list[Tick], y: Scale, axis: Axis) -> str:
+def _grid(x: Scale, across: list[Tick], y: Scale, axis: Axis) -> Markup:
     out = []
     for value, name in axis.ticks:
         at = y(value)
@@ -189,18 +203,18 @@ def _grid(x: Scale, across: list[Tick], y: Scale, axis: Axis) -> str:
         out.append(text(at, HEIGHT - BOTTOM + 17, name, text_anchor="middle"))
     out.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis"))
     out.append(text(LEFT - 7, TOP - 10, axis.title, class_="title", text_anchor="end"))
-    return "".join(out)
+    return joined(out)
 
 
-def _right(y: Scale, axis: Axis) -> str:
+def _right(y: Scale, axis: Axis) -> Markup:
     names = [text(WIDTH - RIGHT + 7, y(v) + 4, name) for v, name in axis.ticks]
-    return "".join(names) + text(WIDTH - RIGHT - 12, TOP - 10, axis.title, class_="title")
+    return joined(names) + text(WIDTH - RIGHT - 12, TOP - 10, axis.title, class_="title")
 
 
-def _line(line: ChartLine, x: Scale, y: Scale) -> str:
+def _line(line: ChartLine, x: Scale, y: Scale) -> Markup:
     style = f"line {line.colour}" + (" faint" if line.faint else "") + (" dashed" if line.dashed else "")
     data = path(line.points, x, y)
-    out = ""
+    out = Markup("")
     if line.fill:
         floor, first, last = y.a, x(line.points[0][0]), x(line.points[-1][0])
         out += el("path", d=f"{data}L{last:.1f} {floor:.1f}L{first:.1f} {floor:.1f}Z", class_=f"area {line.colour}")
@@ -212,22 +226,18 @@ def _line(line: ChartLine, x: Scale, y: Scale) -> str:
             if math.isnan(py):
                 continue
             dot = {"cx": x(px), "cy": y(py), "r": 3.2 if len(line.points) < 60 else 1.6}
-            out += el("circle", el("title", escape(words)), class_=f"dot {line.colour}", **dot)
+            out += el("circle", el("title", words), class_=f"dot {line.colour}", **dot)
     return out
 
 
-def _legend(lines: list[ChartLine]) -> str:
-    items = []
+def _legend(lines: list[ChartLine]) -> Markup:
+    keys = []
     for line in lines:
         key = el("line", x1=0, x2=22, y1=5, y2=5, class_=_key_style(line))
         swatch = el("svg", key, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true")
-        items.append(f"<span>{swatch}{escape(line.label)}</span>")
-    return f'<div class="legend">{"".join(items)}</div>'
+        keys.append((swatch, line.label))
+    return legend(keys)
 
 
 def _key_style(line: ChartLine) -> str:
     return f"line {line.colour}" + (" faint" if line.faint else "") + (" dashed" if line.dashed else "")
-
-
-def _nothing(words: str) -> str:
-    return f'<p class="nothing">{escape(words)}</p>'

@@ -7,9 +7,10 @@ own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from html import escape
 
-from ephemeron.rendering.page import card, document, tiled
+from markupsafe import Markup
+
+from ephemeron.rendering.page import card, document, header, items, side_by_side, tiled
 from ephemeron.training.report import charts, tables
 from ephemeron.training.report.headline import Headline, Result, cost_mix, learning_note, moved, usd
 from ephemeron.training.report.prediction import CAPTION, Comparison, render_table
@@ -30,19 +31,19 @@ def render_html(story: RunSummary, result: Result | None, comparison: Comparison
     return document(f"{figures.job or 'run'} · {figures.run_id}", _parts(story, figures, comparison), script=True)
 
 
-def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) -> list[str]:
+def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) -> list[Markup]:
     drawn = charts.learning_chart(story)
     note = learning_note(story)
     parts = [
         _header(story, figures),
         _tiles(story, figures),
         card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
-        '<div class="pair">',
-        card("Learning", drawn, note),
-        card("Cost over time", charts.cost_chart(story, figures)),
-        card("Bytes through the channel", charts.bytes_chart(story)),
-        card("Requests to the channel", charts.requests_chart(story)),
-        "</div>",
+        side_by_side(
+            card("Learning", drawn, note),
+            card("Cost over time", charts.cost_chart(story, figures)),
+            card("Bytes through the channel", charts.bytes_chart(story)),
+            card("Requests to the channel", charts.requests_chart(story)),
+        ),
     ]
     if comparison:
         words = " ".join((*comparison.notes, CAPTION))
@@ -59,31 +60,24 @@ def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) 
         parts.append(card("Notes and faults", said))
     parts.append(card("Configuration", tables.configuration_table(figures)))
     if story.environment:
-        items = "".join(f"<li>{escape(words)}</li>" for words in story.environment)
-        parts.append(card("Environment", f"<ul>{items}</ul>"))
+        parts.append(card("Environment", items(story.environment)))
     return parts
 
 
-def _header(story: RunSummary, figures: Headline) -> str:
+def _header(story: RunSummary, figures: Headline) -> Markup:
     run = story.run
+    on = f" · {run.platform}" if run and run.platform else ""
     when = f" · {datetime.fromtimestamp(run.wall_time, UTC):%Y-%m-%d %H:%M} UTC" if run and run.wall_time else ""
-    on = f" · {escape(run.platform)}" if run and run.platform else ""
-    name = escape(figures.job or "run")
-    status = escape(figures.status)
-    shown = status if status in ("finished", "stopped", "failed", "running") else "other"
-    out = (
-        f'<header><p class="over">ephemeron run report</p><h1>{name}<span class="pill {shown}">{status}</span></h1>'
-        f'<p class="id"><code>{escape(figures.run_id)}</code>{on}{when}</p>'
-        f'<p class="summary">{escape(figures.summary)}</p>'
-    )
-    if figures.status == "running":
-        out += '<p class="caption">No end is recorded: the run goes on, or its client went away.</p>'
-    if story.causes:
-        out += f'<div class="causes">{"".join(f"<pre>{escape(c)}</pre>" for c in story.causes)}</div>'
-    return out + "</header>"
+    known = figures.status in ("finished", "stopped", "failed", "running")
+    caption = "No end is recorded: the run goes on, or its client ended before it."
+    return header(
+        "ephemeron run report", figures.job or "run", figures.summary, pill=figures.status,
+        pill_style=figures.status if known else "other", code=figures.run_id, place=on + when,
+        caption=caption if figures.status == "running" else "", causes=story.causes,
+    )  # fmt: skip
 
 
-def _tiles(story: RunSummary, figures: Headline) -> str:
+def _tiles(story: RunSummary, figures: Headline) -> Markup:
     n, budget, t = figures.iterations, figures.budget_usd, story.spending.traffic
     again = figures.invocations - len(story.lanes)
     calls = f"{figures.invocations:,} invocations" + (f", {again:,} beyond the first" if again > 0 else "")

@@ -1,19 +1,18 @@
 """The page of a plan: what was chosen, what it will take, what else there is, and what all of it rests on.
 
-In the style of a run's report, and like it one file that needs nothing else. Every cell that holds text from a profile,
-a price file or a plan is escaped here.
+In the style of a run's report, and like it one file that needs nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from html import escape
 
-from ephemeron.rendering.page import card, document, tiled
+from markupsafe import Markup
+
+from ephemeron.rendering.page import card, document, header, items, legend, side_by_side, table, tiled
 from ephemeron.rendering.palette import PHASE_COLOURS
-from ephemeron.rendering.svg import Scale, el, path, text
-from ephemeron.rendering.table import table
+from ephemeron.rendering.svg import Scale, el, joined, path, text
 from ephemeron.training.planner import rented
 from ephemeron.training.planner.plan import Alternative, Choice, Plan, Predicted, SearchReport
 from ephemeron.training.planner.uncertainty import sentences
@@ -56,22 +55,19 @@ def html(plan: Plan) -> str:
     parts = [_header(plan, name), _tiles(plan)]
     advice = [*plan.advice, *rented.sentences(plan.gpus, plan.beyond, plan.choice.predicted.cost_usd)]
     if advice:
-        items = "".join(f"<li>{escape(str(words))}</li>" for words in advice)
-        parts.append(card("Advice", f"<ul>{items}</ul>"))
+        parts.append(card("Advice", items(advice)))
     beyond = f" Beyond the picture: {'; '.join(s.beyond)}." if s.beyond else ""
     parts += [
         card("Time and cost", _legend(s) + _picture(s) + _front_table(plan), (_FRONT if s.front else "") + beyond),
-        '<div class="pair">',
-        card("Time by phase", _phases(plan.choice.predicted), _PATH),
-        card("Cost", _costs(plan.choice.predicted)),
-        "</div>",
+        side_by_side(
+            card("Time by phase", _phases(plan.choice.predicted), _PATH), card("Cost", _costs(plan.choice.predicted))
+        ),
     ]
     if len(plan.compared) > 1:
         parts.append(card("What to choose between", _choices(plan, plan.compared), _COMPARED))
     sure = [*sentences(plan.uncertainty), *(f"extrapolated: {words}" for words in plan.extrapolated)]
     if sure:
-        items = "".join(f"<li>{escape(str(words))}</li>" for words in sure)
-        parts.append(card("How sure this is", f"<ul>{items}</ul>", _SURE))
+        parts.append(card("How sure this is", items(sure), _SURE))
     if plan.alternatives:
         parts.append(card("Alternatives", _choices(plan, plan.alternatives), "Differences are from the chosen one."))
     if plan.machines:
@@ -85,18 +81,14 @@ def html(plan: Plan) -> str:
     return document(f"plan · {name}", parts)
 
 
-def _header(plan: Plan, name: str) -> str:
+def _header(plan: Plan, name: str) -> Markup:
     c, p = plan.choice, plan.choice.predicted
     aim = "least cost" if plan.minimise == "cost" else f"least {plan.minimise}"
-    on = plan.profile.platform
     summary = f"{functions(c)} will take {human_seconds(p.seconds)} and cost {usd(p.cost_usd)}."
-    return (
-        f'<header><p class="over">ephemeron plan</p><h1>{escape(name)}<span class="pill finished">{escape(aim)}</span></h1>'
-        f'<p class="id">{escape(on)}</p><p class="summary">{escape(summary)}</p></header>'
-    )
+    return header("ephemeron plan", name, summary, pill=aim, pill_style="finished", place=plan.profile.platform)
 
 
-def _tiles(plan: Plan) -> str:
+def _tiles(plan: Plan) -> Markup:
     c, p = plan.choice, plan.choice.predicted
     deadline, budget = plan.limits.deadline_s, plan.limits.budget_usd
     batch = _global_batch(plan)
@@ -127,23 +119,23 @@ def _proof(search: SearchReport) -> str:
     return "nothing is proven" if search.gap is None else f"at most {search.gap:.1%} from the best"
 
 
-def _legend(s: Scatter) -> str:
+def _legend(s: Scatter) -> Markup:
     keys = [("dot blue", "front")] if s.front else []
     keys.append(("dot orange", "chosen"))
     keys += [("dot amber", "one virtual machine")] if s.machines else []
-    items = []
+    drawn = []
     for style, words in keys:
         shape = _diamond(7, 6, style) if style == "dot amber" else el("circle", cx=7, cy=6, r=4.5, class_=style)
         swatch = el("svg", shape, viewBox="0 0 14 12", width=14, height=12, aria_hidden="true")
-        items.append(f"<span>{swatch}{escape(words)}</span>")
-    return f'<div class="legend">{"".join(items)}</div>'
+        drawn.append((swatch, words))
+    return legend(drawn)
 
 
-def _diamond(x: float, y: float, style: str, *inside: str) -> str:
+def _diamond(x: float, y: float, style: str, *inside: str) -> Markup:
     return el("path", *inside, d=f"M{x:.1f} {y - 5.5:.1f}l5.5 5.5l-5.5 5.5l-5.5 -5.5Z", class_=style)
 
 
-def _picture(s: Scatter) -> str:
+def _picture(s: Scatter) -> Markup:
     x = Scale(s.time.lo, s.time.hi, LEFT, WIDTH - RIGHT, s.time.log)
     y = Scale(s.cost.lo, s.cost.hi, HEIGHT - BOTTOM, TOP, s.cost.log)
     out = [_grid(s, x, y), _limits(s, x, y)]
@@ -155,14 +147,14 @@ def _picture(s: Scatter) -> str:
     labels.room(*chosen, words, letter=7.5)
     for m in s.machines:
         at = x(m.seconds), y(m.cost_usd)
-        out.append(_diamond(*at, "dot amber", el("title", escape(m.words))))
+        out.append(_diamond(*at, "dot amber", el("title", m.words)))
         out.append(_beside(m, *at, labels))
     for m in s.front:
         at = x(m.seconds), y(m.cost_usd)
-        out.append(el("circle", el("title", escape(m.words)), cx=at[0], cy=at[1], r=4.5, class_="dot blue"))
+        out.append(el("circle", el("title", m.words), cx=at[0], cy=at[1], r=4.5, class_="dot blue"))
         if (m.seconds, m.cost_usd) != (s.choice.seconds, s.choice.cost_usd):
             out.append(_beside(m, *at, labels))
-    title = el("title", escape(s.choice.words))
+    title = el("title", s.choice.words)
     out.append(el("circle", title, cx=chosen[0], cy=chosen[1], r=8, class_="dot orange"))
     right = chosen[0] > WIDTH - 140
     out.append(
@@ -174,16 +166,16 @@ def _picture(s: Scatter) -> str:
     return el("svg", *out, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img", aria_label="cost by time")
 
 
-def _beside(m: ScatterMark, x: float, y: float, labels: ScatterLabels) -> str:
+def _beside(m: ScatterMark, x: float, y: float, labels: ScatterLabels) -> Markup:
     """The label of a point, if there is room for it."""
     if not labels.room(x, y, m.label):
-        return ""
+        return Markup("")
     if x + 6.8 * len(m.label) + 9 > WIDTH:
         return text(x - 9, y - 7, m.label, text_anchor="end")
     return text(x + 8, y - 7, m.label)
 
 
-def _grid(s: Scatter, x: Scale, y: Scale) -> str:
+def _grid(s: Scatter, x: Scale, y: Scale) -> Markup:
     out, floor = [], HEIGHT - BOTTOM
     for value, name in s.cost.ticks:
         out.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
@@ -195,10 +187,10 @@ def _grid(s: Scatter, x: Scale, y: Scale) -> str:
     log = [f"{name} (log)" if r.log else name for name, r in (("cost", s.cost), ("time", s.time))]
     out.append(text(LEFT - 8, TOP - 11, log[0], class_="title", text_anchor="end" if not s.cost.log else "middle"))
     out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, log[1], class_="title", text_anchor="middle"))
-    return "".join(out)
+    return joined(out)
 
 
-def _limits(s: Scatter, x: Scale, y: Scale) -> str:
+def _limits(s: Scatter, x: Scale, y: Scale) -> Markup:
     out = []
     if s.deadline_s:
         at = x(s.deadline_s)
@@ -208,17 +200,18 @@ def _limits(s: Scatter, x: Scale, y: Scale) -> str:
         at = y(s.budget_usd)
         out.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="budget"))
         out.append(text(WIDTH - RIGHT, at - 6, f"budget {usd(s.budget_usd)}", class_="bad", text_anchor="end"))
-    return "".join(out)
+    return joined(out)
 
 
-def _front_table(plan: Plan) -> str:
+def _front_table(plan: Plan) -> Markup:
     if not plan.front:
-        return ""
-    n = len(plan.front)
-    return f"<details><summary>all {n} configurations of the front</summary>{_choices(plan, plan.front)}</details>"
+        return Markup("")
+    return el(
+        "details", el("summary", f"all {len(plan.front)} configurations of the front"), _choices(plan, plan.front)
+    )
 
 
-def _choices(plan: Plan, rows: Sequence[Choice]) -> str:
+def _choices(plan: Plan, rows: Sequence[Choice]) -> Markup:
     said = any(isinstance(r, Alternative) for r in rows)
     head = ["workers", "memory", "K", "batch", "pattern", "sync", "compression", "time", "", "cost", ""]
     base = plan.choice.predicted
@@ -230,7 +223,7 @@ def _choices(plan: Plan, rows: Sequence[Choice]) -> str:
             r.workers, f"{r.memory_mb} MB", r.aggregators, " / ".join(map(str, batches)), r.pattern, r.sync,
             r.compression, human_seconds(p.seconds), _off(p.seconds, base.seconds), usd(p.cost_usd), _off(p.cost_usd, base.cost_usd),
         ]  # fmt: skip
-        body.append([escape(str(c)) for c in ([r.why if isinstance(r, Alternative) else ""] if said else []) + cells])
+        body.append([*([r.why if isinstance(r, Alternative) else ""] if said else []), *cells])
     return table(["", *head] if said else head, body, words=1 if said else 0)
 
 
@@ -241,7 +234,7 @@ def _off(value: float, base: float) -> str:
     return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+.0%}"
 
 
-def _bar(share: float, style: str) -> str:
+def _bar(share: float, style: str) -> Markup:
     rect = el("rect", x=0, y=0, width=max(0.0, min(100.0, 100 * share)), height=10, class_=style)
     return el(
         "svg",
@@ -255,39 +248,39 @@ def _bar(share: float, style: str) -> str:
     )
 
 
-def _phases(p: Predicted) -> str:
+def _phases(p: Predicted) -> Markup:
     longest = max([*p.phases_s.values(), 1e-12])
     rows = []
     for phase, seconds in p.phases_s.items():
         style = phase if phase in PHASE_COLOURS else "wait"
         share = f"{seconds / p.seconds:.0%}" if p.seconds else ""
-        rows.append([escape(phase), _bar(seconds / longest, style), quantity(seconds, "s"), share])
+        rows.append([phase, _bar(seconds / longest, style), quantity(seconds, "s"), share])
     return table(["", "", "seconds", "share"], rows, words=2)
 
 
-def _costs(p: Predicted) -> str:
+def _costs(p: Predicted) -> Markup:
     words = {
         "functions": "GB-seconds",
         "storage": "bytes and servers",
         "requests": f"{p.invocations:,} invocations, {p.puts:,} puts, {p.gets:,} gets, {p.polls:,} polls",
     }
     rows = [
-        [escape(name), escape(words.get(name, "")), usd(cost), f"{cost / p.cost_usd:.0%}" if p.cost_usd else ""]
+        [name, words.get(name, ""), usd(cost), f"{cost / p.cost_usd:.0%}" if p.cost_usd else ""]
         for name, cost in p.cost.items()
     ]
     rows.append(["sum", "", usd(p.cost_usd), ""])
     return table(["", "quantity", "cost", "share"], rows, words=2, style="last-sum")
 
 
-def _machines(plan: Plan) -> str:
+def _machines(plan: Plan) -> Markup:
     base = plan.choice.predicted
     rows = []
     for m in plan.machines:
         cells = [human_seconds(m.seconds), _off(m.seconds, base.seconds), usd(m.cost_usd), _off(m.cost_usd, base.cost_usd)]  # fmt: skip
-        small = ' <small class="bad">too little memory</small>' if not m.fits else ""
-        small += "" if m.verified else " <small>price not verified</small>"
-        rows.append([escape(m.name) + small, *cells])
-    chosen = [f"{escape(functions(plan.choice))} <small>chosen</small>", human_seconds(base.seconds), "", usd(base.cost_usd), ""]  # fmt: skip
+        remarks = [] if m.fits else [" ", el("small", "too little memory", class_="bad")]
+        remarks += [] if m.verified else [" ", el("small", "price not verified")]
+        rows.append([joined([m.name, *remarks]), *cells])
+    chosen = [joined([functions(plan.choice), " ", el("small", "chosen")]), human_seconds(base.seconds), "", usd(base.cost_usd), ""]  # fmt: skip
     return table(["", "time", "", "cost", ""], [*rows, chosen], style="last-sum")
 
 
@@ -305,10 +298,8 @@ def _provenance(plan: Plan) -> dict[str, object]:
     return told
 
 
-def _settings(values: Mapping[str, object]) -> str:
-    rows = [
-        [escape(str(k)), f"<code>{escape(_word(v))}</code>"] for k, v in values.items() if v not in (None, "", [], ())
-    ]
+def _settings(values: Mapping[str, object]) -> Markup:
+    rows = [[k, el("code", _word(v))] for k, v in values.items() if v not in (None, "", [], ())]
     return table([], rows, words=2, style="settings")
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from markupsafe import Markup
+
 from ephemeron.errors import JobError
 from ephemeron.events import PHASES
-from ephemeron.rendering.table import table
+from ephemeron.rendering.page import table
 from ephemeron.training.planner.plan import Choice, Predicted, load_plan
 from ephemeron.training.report.headline import usd
 
@@ -154,12 +156,9 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def render_table(comparison: Comparison) -> str:
+def render_table(comparison: Comparison) -> Markup:
     """The same for the page."""
-    body = [
-        [f"{'phase: ' if r.phase else ''}{r.name}", *(c.replace("<", "&lt;") for c in _cells(r))]
-        for r in comparison.rows
-    ]
+    body = [[f"{'phase: ' if r.phase else ''}{r.name}", *_cells(r)] for r in comparison.rows]
     return table(["", "predicted", "measured", "error"], body)
 
 

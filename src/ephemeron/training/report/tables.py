@@ -1,12 +1,14 @@
-"""The tables of the page. Every cell that holds text from outside is escaped here."""
+"""Tables of a run's page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from ephemeron.events import PHASES
-from ephemeron.rendering.table import table
+from ephemeron.rendering.page import table
+from ephemeron.rendering.svg import el, joined, nothing
 from ephemeron.training.report.headline import Headline, usd
 from ephemeron.training.report.invocations import InvocationRow
 from ephemeron.training.report.run_summary import RunSummary
@@ -16,15 +18,15 @@ ROWS = 400
 """Invocations listed; of longer lists the bad ends are kept, and the first of the others."""
 
 _SILENT = ("timed_out", "out_of_memory", "lost")
-_MISSING = "A function that was killed brings no counters home: its requests after its last report are missing here."
+_MISSING = "A function that was killed does not report its last requests: those after its last report are missing here."
 
 
-def phase_table(story: RunSummary) -> str:
+def phase_table(story: RunSummary) -> Markup:
     """Seconds of each phase, for each rank and in all."""
     lanes = [lane for lane in story.lanes if any(lane.totals.values())]
     shown = [p for p in PHASES if any(lane.totals.get(p) for lane in lanes)]
     if not shown:
-        return '<p class="nothing">No function reported how it spent its time.</p>'
+        return nothing("No function reported how it spent its time.")
     alive = {lane.rank: sum(r.end - r.start for r in story.invocations if r.rank == lane.rank) for lane in lanes}
     rows = [
         [f"rank {lane.rank}", *(_share(lane.totals.get(p, 0.0), alive[lane.rank]) for p in shown), _s(alive[lane.rank])]
@@ -39,23 +41,27 @@ def phase_table(story: RunSummary) -> str:
 def _share(seconds: float, whole: float) -> str:
     if not seconds:
         return "–"
-    share = f"{seconds / whole:.0%}" if whole and seconds >= 0.005 * whole else "&lt;1%"
-    return f"{_s(seconds)} <small>{share}</small>" if whole else _s(seconds)
+    share = f"{seconds / whole:.0%}" if whole and seconds >= 0.005 * whole else "<1%"
+    return joined([_s(seconds), " ", el("small", share)]) if whole else _s(seconds)
 
 
 def _s(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 60 else human_seconds(seconds)
 
 
-def invocation_table(story: RunSummary) -> str:
+def invocation_table(story: RunSummary) -> Markup:
     """Every call and its bill."""
     if not story.invocations:
-        return '<p class="nothing">No function has been called yet.</p>'
+        return nothing("No function has been called yet.")
     shown = _worth_showing(story.invocations)
     head = ["rank", "attempt", "reason", "start", "outcome", "called at", "billed", "GB-s", "peak memory", "requests"]
     out = table(head, [_invocation(r) for r in shown], words=5)
     left = len(story.invocations) - len(shown)
-    return out + (f"<p class='caption'>{left} more, all of which ended well, are left out.</p>" if left else "")
+    return out + (_remark(f"{left} more, all of which ended well, are left out.") if left else "")
+
+
+def _remark(words: str) -> Markup:
+    return el("p", words, class_="caption")
 
 
 def _worth_showing(rows: Sequence[InvocationRow]) -> list[InvocationRow]:
@@ -71,20 +77,20 @@ def _worth_showing(rows: Sequence[InvocationRow]) -> list[InvocationRow]:
 def _invocation(r: InvocationRow) -> list[str]:
     start = "never started" if r.cold is None else "cold" if r.cold else "warm"
     good = "good" if r.well else "bad"
-    end = f'<span class="{good}">{escape(r.status.replace("_", " "))}</span>'
-    end += f" <small>{escape(r.outcome)}</small>" if r.outcome else ""
-    end += f"<details><summary>show</summary><pre>{escape(r.error)}</pre></details>" if r.error else ""
+    end = el("span", r.status.replace("_", " "), class_=good)
+    end += joined([" ", el("small", r.outcome)]) if r.outcome else ""
+    end += el("details", el("summary", "show"), el("pre", r.error)) if r.error else ""
     t = r.traffic
     peak = f"{r.peak_memory_mb:.0f} of {r.memory_mb} MB" if r.peak_memory_mb else "–"
-    name = f'<span title="{escape(r.invocation)}">{r.attempt}</span>'
+    name = el("span", str(r.attempt), title=r.invocation)
     about = "" if r.ended else "≈ "
     return [
-        str(r.rank), name, escape(r.reason), start, end, human_seconds(r.invoked), about + human_seconds(r.billed_s),
+        str(r.rank), name, r.reason, start, end, human_seconds(r.invoked), about + human_seconds(r.billed_s),
         about + f"{r.gb_seconds:.3f}", peak, f"{t.puts + t.gets + t.polls + t.deletes + t.lists:,}",
     ]  # fmt: skip
 
 
-def bill_table(story: RunSummary, figures: Headline) -> str:
+def bill_table(story: RunSummary, figures: Headline) -> Markup:
     """What was paid for."""
     spent, t = story.spending, story.spending.traffic
     requests = f"{t.puts:,} puts, {t.gets:,} gets, {t.polls:,} polls, {t.deletes:,} deletes"
@@ -102,21 +108,21 @@ def bill_table(story: RunSummary, figures: Headline) -> str:
     rows.append(["sum", moved, usd(metered)])
     out = table(["", "quantity", "cost"], rows, words=2, style="last-sum")
     if spent.estimated:
-        out += '<p class="caption">Some invocations have no bill yet; theirs is reckoned from quota and time.</p>'
+        out += _remark("Some invocations have no bill yet; theirs is estimated from quota and time.")
     if any(r.ended and r.status in _SILENT for r in story.invocations):
-        out += f'<p class="caption">{_MISSING}</p>'
+        out += _remark(_MISSING)
     if abs(figures.cost_usd - metered) > 0.005 * max(metered, 1e-12):
-        out += f'<p class="caption">The run\'s own result says {usd(figures.cost_usd)}.</p>'
+        out += _remark(f"The run's own result says {usd(figures.cost_usd)}.")
     return out
 
 
-def configuration_table(figures: Headline) -> str:
+def configuration_table(figures: Headline) -> Markup:
     """Every setting that is known."""
-    rows = [[escape(name), f"<code>{escape(value)}</code>"] for name, value in figures.configuration]
-    return table([], rows, words=2, style="settings") if rows else '<p class="nothing">Nothing is known of it.</p>'
+    rows = [[name, el("code", value)] for name, value in figures.configuration]
+    return table([], rows, words=2, style="settings") if rows else nothing("Nothing is known of it.")
 
 
-def said_table(story: RunSummary) -> str:
+def said_table(story: RunSummary) -> Markup:
     """Notes and faults, in the order of time."""
     rows: list[tuple[float, str, str]] = [(n.t, n.level, n.text) for n in story.notes]
     for f in story.faults:
@@ -124,9 +130,6 @@ def said_table(story: RunSummary) -> str:
         rows.append((f.t, "fault", f"{f.fault} (rank {f.rank}, attempt {f.attempt}{where})"))
     rows += [(t, "resume", "the run was taken up again") for t in story.resumes]
     rows.sort(key=lambda row: row[0])
-    cells = [
-        [human_seconds(t), f'<span class="level {escape(level)}">{escape(level)}</span>', escape(words)]
-        for t, level, words in rows[:ROWS]
-    ]
-    more = f'<p class="caption">{len(rows) - ROWS} more are left out.</p>' if len(rows) > ROWS else ""
-    return table(["at", "", "what"], cells, words=3) + more if rows else ""
+    cells = [[human_seconds(t), el("span", level, class_=f"level {level}"), words] for t, level, words in rows[:ROWS]]
+    more = _remark(f"{len(rows) - ROWS} more are left out.") if len(rows) > ROWS else Markup("")
+    return table(["at", "", "what"], cells, words=3) + more if rows else Markup("")

@@ -8,11 +8,13 @@ Without the script, and in print, the whole run is shown.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
+
+from markupsafe import Markup
 
 from ephemeron.events import FaultFired
+from ephemeron.rendering.page import legend, render
 from ephemeron.rendering.palette import MARKS
-from ephemeron.rendering.svg import Scale, el, num, text, time_ticks
+from ephemeron.rendering.svg import Scale, el, joined, nothing, num, text, time_ticks
 from ephemeron.training.report.headline import Headline
 from ephemeron.training.report.invocations import InvocationRow
 from ephemeron.training.report.lanes import SHOWN_FIRST, STACKED_LANES, Column, Lane, Segment, cells
@@ -22,20 +24,20 @@ from ephemeron.units import human_seconds
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1160, 74, 14, 10, 34
 INNER = WIDTH - LEFT - RIGHT
 
-_SHAPES: dict[str, str] = {
-    "relay": '<circle r="3.6" class="shape hollow"/>',
-    "replacement": '<path d="M0-5L5 0L0 5L-5 0Z" class="shape solid"/>',
-    "duplicate": '<rect x="-3.4" y="-3.4" width="6.8" height="6.8" class="shape hollow"/>',
-    "resume": '<path d="M-3.5-4.5L4.5 0L-3.5 4.5Z" class="shape solid"/>',
-    "fault": '<path d="M1-7L-4 1H-.5L-1.5 7L4-1.5H.5L2-7Z" class="shape spark"/>',
-    "bad": '<path d="M-4-4L4 4M-4 4L4-4" class="shape cross"/>',
+_SHAPES: dict[str, Markup] = {
+    "relay": Markup('<circle r="3.6" class="shape hollow"/>'),
+    "replacement": Markup('<path d="M0-5L5 0L0 5L-5 0Z" class="shape solid"/>'),
+    "duplicate": Markup('<rect x="-3.4" y="-3.4" width="6.8" height="6.8" class="shape hollow"/>'),
+    "resume": Markup('<path d="M-3.5-4.5L4.5 0L-3.5 4.5Z" class="shape solid"/>'),
+    "fault": Markup('<path d="M1-7L-4 1H-.5L-1.5 7L4-1.5H.5L2-7Z" class="shape spark"/>'),
+    "bad": Markup('<path d="M-4-4L4 4M-4 4L4-4" class="shape cross"/>'),
 }
 
 
-def timeline(story: RunSummary, figures: Headline) -> str:
+def timeline(story: RunSummary, figures: Headline) -> Markup:
     """Legend, picture and, for the script, its zoom controls."""
     if not story.lanes or not story.seconds:
-        return '<p class="nothing">No function has been called yet.</p>'
+        return nothing("No function has been called yet.")
     tall = _lane_height(len(story.lanes))
     height = TOP + tall * len(story.lanes) + BOTTOM
     floor = height - BOTTOM
@@ -61,15 +63,7 @@ def timeline(story: RunSummary, figures: Headline) -> str:
         viewBox=f"0 0 {WIDTH} {height}", class_="timeline", role="img", aria_label="What each function did, by time",
         data_end=repr(story.seconds), data_left=LEFT, data_width=INNER, data_floor=floor,
     )  # fmt: skip
-    return _legend(story) + _CONTROLS + picture
-
-
-_CONTROLS = (
-    '<div class="controls" hidden><button type="button" data-zoom="in">Zoom in</button>'
-    '<button type="button" data-zoom="out">Zoom out</button><button type="button" data-zoom="all">Whole run</button>'
-    '<input type="range" min="0" max="1000" value="0" aria-label="Scroll through the run"/>'
-    "<span>drag across the picture to zoom in, double-click for the whole run</span></div>"
-)
+    return _legend(story) + render("zoom_controls.html") + picture
 
 
 def caption(story: RunSummary) -> str:
@@ -89,17 +83,17 @@ def _lane_height(n: int) -> int:
     return 34 if n <= 12 else 22 if n <= 32 else 12 if n <= 80 else 7
 
 
-def _label(rank: int, i: int, tall: int, aggregators: int) -> str:
+def _label(rank: int, i: int, tall: int, aggregators: int) -> Markup:
     y = TOP + (i + 0.5) * tall + 4
     if tall < 12 and i % 5:
-        return ""
+        return Markup("")
     name = f"rank {rank}" if tall >= 22 else str(rank)
     role = "aggregates" if rank < aggregators and tall >= 34 else ""
     below = text(LEFT - 10, y + 7, role, text_anchor="end", class_="role") if role else ""
     return text(LEFT - 10, y - (5 if role else 1), name, text_anchor="end") + below
 
 
-def _lane(lane: Lane, top: float, tall: int, rows: list[InvocationRow]) -> str:
+def _lane(lane: Lane, top: float, tall: int, rows: list[InvocationRow]) -> Markup:
     bar = tall - (12 if tall >= 22 else 3 if tall >= 12 else 1)
     y = top + (2 if tall >= 12 else 0.5)
     body = [_alive(row, y, bar) for row in rows]
@@ -110,12 +104,12 @@ def _lane(lane: Lane, top: float, tall: int, rows: list[InvocationRow]) -> str:
         body += [_cell(s, y, bar) for s in cells(lane.columns)]
     if tall >= 22:
         body += [_bracket(row, y + bar + 2, y + bar + 6) for row in rows]
-    return "".join(body)
+    return joined(body)
 
 
-def _alive(row: InvocationRow, y: float, bar: float) -> str:
+def _alive(row: InvocationRow, y: float, bar: float) -> Markup:
     """A pale ground under the time that no span explains, and dots from call to start."""
-    said = escape(_said(row))
+    said = _said(row)
     ground = el(
         "rect", el("title", said), x=_sec(row.start), y=y, width=_sec(row.end - row.start), height=bar, class_="alive"
     )
@@ -129,18 +123,18 @@ def _said(row: InvocationRow) -> str:
     return f"{out}, {row.outcome}" if row.outcome else out
 
 
-def _segment(s: Segment, y: float, bar: float) -> str:
+def _segment(s: Segment, y: float, bar: float) -> Markup:
     words = f"{s.phase}, iteration {s.iteration}, {_ms(s.end - s.start)}"
     return el("rect", el("title", words), x=_sec(s.start), y=y, width=_sec(s.end - s.start), height=bar, class_=s.phase)
 
 
-def _cell(s: Segment, y: float, bar: float) -> str:
+def _cell(s: Segment, y: float, bar: float) -> Markup:
     return el(
         "rect", el("title", s.phase), x=_sec(s.start), y=y, width=_sec(s.end - s.start), height=bar, class_=s.phase
     )
 
 
-def _column(column: Column, y: float, bar: float) -> Iterator[str]:
+def _column(column: Column, y: float, bar: float) -> Iterator[Markup]:
     """Phases stacked from below; what is left empty is time without a span."""
     width, floor = column.end - column.start, y + bar
     for phase in SHOWN_FIRST:
@@ -161,7 +155,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:,.1f} ms"
 
 
-def _bracket(row: InvocationRow, top: float, low: float) -> str:
+def _bracket(row: InvocationRow, top: float, low: float) -> Markup:
     style = "bracket" if row.well else "bracket lost"
     down = f"M{_sec(row.invoked)} {num(top)}V{num(low)}H{_sec(row.end)}"
     return el("path", d=down + ("" if row.status == "running" else f"V{num(top)}"), class_=style)
@@ -190,27 +184,27 @@ def _fault_words(fault: FaultFired) -> str:
     return f"injected fault: {fault.fault}, rank {fault.rank}, attempt {fault.attempt}{where}"
 
 
-def _mark(kind: str, t: float, words: str, scale: Scale, y: float) -> str:
+def _mark(kind: str, t: float, words: str, scale: Scale, y: float) -> Markup:
     place = f"translate({num(scale(t))} {num(y)})"
-    return el("g", el("title", escape(words)), _SHAPES[kind], class_="mark", data_t=repr(t), transform=place)
+    return el("g", el("title", words), _SHAPES[kind], class_="mark", data_t=repr(t), transform=place)
 
 
-def _ticks(scale: Scale, floor: float) -> str:
+def _ticks(scale: Scale, floor: float) -> Markup:
     out = []
     for t, name in time_ticks(0.0, scale.hi, 10):
         x = scale(t)
         out.append(el("line", x1=x, x2=x, y1=TOP, y2=floor + 4, class_="grid"))
         out.append(text(x, floor + 18, name, text_anchor="middle"))
-    return "".join(out)
+    return joined(out)
 
 
-def _legend(story: RunSummary) -> str:
+def _legend(story: RunSummary) -> Markup:
     seen = {s.phase for lane in story.lanes for s in lane.segments}
     seen |= {p for lane in story.lanes for c in lane.columns for p in c.seconds}
-    items = [f'<span><i class="key {p}"></i>{p}</span>' for p in SHOWN_FIRST if p in seen]
+    keys = [(el("i", "", class_=f"key {p}"), str(p)) for p in SHOWN_FIRST if p in seen]
     kinds = {kind for kind, *_ in _marks(story)}
     for kind in _SHAPES:
         if kind in kinds:
             shape = el("svg", _SHAPES[kind], viewBox="-8 -8 16 16", width=16, height=16, aria_hidden="true")
-            items.append(f"<span>{shape}{MARKS[kind]}</span>")
-    return f'<div class="legend">{"".join(items)}</div>'
+            keys.append((shape, MARKS[kind]))
+    return legend(keys)
