@@ -1,14 +1,16 @@
-"""Who loads which sample when, and what is handed to whom: decisions only, no I/O, no thread, no clock.
+"""Scheduling of sample loading and delivery to ranks: decisions only, no I/O, no thread, no clock.
 
-    qmows     loaders: queue mirrors, over-allocation, stealing, leases, retries, poison (with tasks, mirror)
-    loader    the loader's own end of that: its queue and its reports
-    prefetch  the service's objects: reference counts, and a limit in bytes (with sizes)
-    local     the trainer's batches: in order, once, and a limit in bytes
-    delivery  a job's positions: each exactly once, whatever is lost, repeated or resumed (with dealing)
-    elastic   how many loaders there should be
+    qmows            loaders: queue states, over-allocation, stealing, leases, retries, poisoned samples
+                     (with tasks, loader_state)
+    loader           the loader's side of QMOWS: its queue and its reports
+    remote_buffer    the service's objects: reference counts, and a limit in bytes (with sizes)
+    local_buffer     the trainer's batches: in order, once, and a limit in bytes
+    prefetch_window  bound on batches loaded ahead, in number and in bytes
+    delivery         a job's positions: each exactly once under loss, repetition and resumption (with epoch_partition)
+    autoscaler       number of loaders
 
-A service drives them: `Delivery` says what is in the batches to come, `RemoteBuffer` which of it may be loaded,
-`Scheduler` who does so, and `elastic.decide` how many there are to do it.
+A service drives them: `Delivery` gives the contents of the batches to come, `RemoteBuffer` the samples of them that may
+be loaded, `Scheduler` the loader of each sample, and `autoscaler.decide` the number of loaders.
 """
 
 from ephemeron.data.scheduler.autoscaler import Elastic, ElasticLimits, LoadCounters, decide

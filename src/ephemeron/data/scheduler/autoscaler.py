@@ -1,13 +1,13 @@
-"""How many loaders there should be: more while trainers wait, none when there is nothing to do.
+"""Number of loaders: more while trainers wait, none when there is no work.
 
-A pure function of a few counters and of what it said before. Grow: when trainers have waited for `grow_after_s`
+A pure function of a few counters and of its own previous state. Grow: when trainers have waited for `grow_after_s`
 without a pause and no loader is idle, by half, at least by one. Shrink: after `calm_s` in which no trainer waited and
-nothing changed, by the smallest number of loaders that were idle meanwhile. To zero: once nothing was wanted for
-`idle_s`. Limits hold at once.
+the target did not change, by the smallest number of loaders that were idle meanwhile. To zero: once there was no task
+for `idle_s`. Limits apply immediately.
 
-No flapping, by three rules. A change is given `settle_s` to show (a cold start) before anything grows again. After
-any change, shrinking needs a whole calm period. And a number of loaders at which trainers waited is remembered for
-`memory_s`, and shrinking stops above it; so a constant demand is met from above once, and then left alone.
+Three rules prevent flapping. After a change, growth is suspended for `settle_s` (the time of a cold start). After
+any change, shrinking needs a whole calm period. A number of loaders at which trainers waited is remembered for
+`memory_s`, and shrinking stops above it, so a constant demand is overshot once and the target then stays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticLimits:
-    """Bounds and patience."""
+    """Bounds and delays of the autoscaler, in seconds where the name ends in `_s`."""
 
     most: int
     """Loaders at most."""
@@ -43,7 +43,7 @@ class ElasticLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCounters:
-    """What is seen at one moment."""
+    """Snapshot of the counters that the decision needs."""
 
     wanted: int
     """Tasks that are ready or loading: more loaders than this cannot help."""
@@ -57,25 +57,25 @@ class LoadCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """The decision and what it rests on. Start with `Elastic()`."""
+    """State of the autoscaler: the decision and the observations behind it. Start with `Elastic()`."""
 
     target: int = 0
-    """How many loaders there should be."""
+    """Number of loaders to run."""
     changed_at: float = float("-inf")
     waiting_since: float | None = None
     wanted_at: float = float("-inf")
-    """When something was last wanted."""
+    """Time of the last task that was ready or loading."""
     calm_since: float | None = None
-    """Since when no trainer has waited and nothing was changed."""
+    """Start of the current period in which no trainer waited and the target did not change."""
     idle: int = 0
-    """The fewest idle loaders since then."""
+    """Smallest number of idle loaders since then."""
     too_few: int = 0
-    """The largest number at which trainers waited."""
+    """Largest number of loaders at which trainers waited."""
     too_few_at: float = float("-inf")
 
 
 def decide(state: Elastic, seen: LoadCounters, limits: ElasticLimits, *, now: float) -> Elastic:
-    """The next state, with the new target. Call it as often as you like; `now` does not go back."""
+    """The next state, with the new target. May be called at any rate; `now` does not decrease."""
     state = _observe(state, seen, limits, now)
     ceiling = max(0, min(limits.most, seen.concurrency))
     target = min(state.target, ceiling)

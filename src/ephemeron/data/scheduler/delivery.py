@@ -1,19 +1,20 @@
-"""Exactly once: which positions of a job's sample stream have been used, and who gets which next.
+"""Exactly-once delivery: the positions of a job's sample stream that have been used, and the rank of each position.
 
-A position is a place in an epoch's order; which sample stands there is the sampler's affair. A batch is named by
-(generation, epoch, rank, sequence), and what is in it follows from that name by arithmetic (`epoch_partition`). So a
-request that is lost, repeated, or put to a router that has just started again gets the same answer, and a reply
-that comes twice is recognised by its name: `LocalBuffer` takes each once. Nobody keeps lists of what was delivered.
+A position is a place in an epoch's order; the sampler decides which sample is at it. A batch is named by
+(generation, epoch, rank, sequence), and its contents follow from that name by arithmetic (`epoch_partition`). So a
+request that is lost, repeated, or sent to a router that has just restarted gets the same answer, and a duplicate reply
+is recognised by its name: `LocalBuffer` takes each once. No list of delivered samples is kept.
 
-A position counts as delivered when it is *acknowledged*: the rank says how many batches of the epoch it has used
-for good. Acknowledgements are cumulative and never wrong, hence the larger one is always right, also against a
-saved state that is older. To resume, the acknowledged counts are those in the trainers' checkpoint, so what was
-fetched and not trained on is dealt out again.
+A position counts as delivered when it is *acknowledged*: the rank reports how many batches of the epoch it has finished
+with. Acknowledgements are cumulative and never wrong, hence the larger one is always right, also against a saved
+state that is older. On resumption the acknowledged counts are those in the trainers' checkpoint, so samples that were
+fetched and not trained on are delivered again.
 
-What is stored: per rank the epoch it is in and a count; the generation; and for epochs that a change of the world
-size cut through (usually one), the positions that were left, as spans. Where ranks go in step, as under BSP, that is
+The state consists of the epoch and a count per rank; the generation; and for epochs that a change of the world
+size interrupted (usually one), the positions that were left, as spans. Where ranks go in step, as under BSP, that is
 a suffix, one span; a rank that is d batches behind adds at most d. So the state is O(world size + skew) and does not
-grow with samples or epochs. Save it after each `reshape`, before anybody is told; otherwise it may be old.
+grow with samples or epochs. Save it after each `reshape`, before any rank is told of the new generation; otherwise an
+older state suffices.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredBatch:
-    """A rank's batch; the same request always gets an equal one."""
+    """A rank's batch; equal requests get equal batches."""
 
     epoch: int
     rank: int
@@ -38,7 +39,7 @@ class DeliveredBatch:
     positions: tuple[int, ...]
     """Places in the epoch's order. Empty where there are fewer positions than ranks."""
     padding: int = 0
-    """How many at the end are there for the second time."""
+    """Number of positions at the end that are delivered for the second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRefused:
-    """The request is a thing of the past: drop it."""
+    """The request belongs to an earlier generation or batch: the caller drops it."""
 
     reason: str
 
@@ -70,10 +71,10 @@ class Delivery:
         samples: N, positions of an epoch.
         batch: positions in a rank's batch.
         world_size: ranks.
-        remainder: what becomes of the rest of N / (batch × world_size); see `epoch_partition`.
+        remainder: treatment of the remainder of N / (batch × world_size); see `epoch_partition`.
 
     Raises:
-        JobError: one of these makes no sense.
+        JobError: an argument is out of range.
     """
 
     def __init__(self, *, samples: int, batch: int, world_size: int, remainder: Remainder = "keep") -> None:
@@ -85,7 +86,7 @@ class Delivery:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the present generation."""
+        """Ranks of the current generation."""
         return self._deal.world_size
 
     def batches(self, epoch: int) -> int:
@@ -93,15 +94,15 @@ class Delivery:
         return self._dealt(epoch).batches
 
     def request(self, *, rank: int, epoch: int, sequence: int, acked: int, generation: int) -> Answer:
-        """A rank asks for a batch, any number of times.
+        """Answer to a rank's request for a batch; may be repeated any number of times.
 
         Args:
             sequence: number of the batch in the epoch, from 0.
-            acked: batches of this epoch that the rank has used for good; all earlier epochs are thereby used.
-            generation: the one the rank belongs to.
+            acked: batches of this epoch that the rank has finished with; all earlier epochs count as finished.
+            generation: generation of the rank.
 
         Raises:
-            IndexError: there is no such rank, or never such a batch.
+            IndexError: the rank does not exist, or the epoch never had such a batch.
         """
         if not self.acknowledge(rank=rank, epoch=epoch, acked=acked, generation=generation):
             return DeliveryRefused(reason=f"generation {generation} is not the present one, {self.generation}")
@@ -113,10 +114,10 @@ class Delivery:
         return self.batch(rank=rank, epoch=epoch, sequence=sequence)
 
     def batch(self, *, rank: int, epoch: int, sequence: int) -> DeliveredBatch:
-        """What is in a batch, without asking for it: prefetching looks ahead with this.
+        """Contents of a batch without requesting it, for prefetching.
 
         Raises:
-            IndexError: there is no such batch.
+            IndexError: the batch does not exist.
         """
         deal = self._dealt(epoch)
         part = deal.part(rank, sequence)
@@ -133,10 +134,10 @@ class Delivery:
         )
 
     def acknowledge(self, *, rank: int, epoch: int, acked: int, generation: int) -> bool:
-        """A rank said what it has used. False: it belongs to an earlier generation, and was not listened to.
+        """Records the batches that a rank has used. False: it belongs to an earlier generation and was ignored.
 
         Raises:
-            IndexError: there is no such rank, or the epoch never had so many batches.
+            IndexError: the rank does not exist, or the epoch never had so many batches.
         """
         if generation != self.generation:
             return False
@@ -150,17 +151,17 @@ class Delivery:
         return True
 
     def reshape(self, *, world_size: int, batch: int | None = None, generation: int | None = None) -> None:
-        """Deals out anew what has not been acknowledged. Ranks of before are refused from now on.
+        """Distributes the unacknowledged positions among new ranks. Ranks of earlier generations are refused.
 
-        Call it on a state that knows every acknowledgement that still counts: that of the checkpoint which the
+        Call it on a state that has every acknowledgement that still counts: that of the checkpoint which the
         trainers resume from, or after `acknowledge` from each rank.
 
         Args:
-            generation: name of the new one; larger than the present one, which is the default plus one. Where one
-                state is resumed more than once, let it differ, or the ranks of those attempts are not told apart.
+            generation: number of the new one, larger than the current one; by default the current one plus one. Where
+                one state is resumed more than once, give different numbers to tell the ranks of those attempts apart.
 
         Raises:
-            JobError: one of these makes no sense.
+            JobError: an argument is out of range.
         """
         following = self.generation + 1 if generation is None else generation
         if following <= self.generation:
@@ -179,7 +180,7 @@ class Delivery:
         self._at = [(first, 0)] * world_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON."""
+        """The whole state, as JSON."""
         return {
             "version": STATE_VERSION,
             "samples": self.samples,
@@ -194,7 +195,7 @@ class Delivery:
         """The inverse of `state_dict`: world size, batch and remainder rule are the state's.
 
         Raises:
-            JobError: the state is of another release, of another number of samples, or damaged.
+            JobError: the state is of another release, has another number of samples, or is damaged.
         """
         if state.get("version") != STATE_VERSION:
             raise JobError(f"a delivery state of version {state.get('version')!r} is not of this release")

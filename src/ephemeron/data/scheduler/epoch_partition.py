@@ -1,20 +1,20 @@
-"""How the positions of an epoch are dealt out to ranks: arithmetic, and so nothing that could be lost.
+"""Partition of an epoch's positions among ranks: pure arithmetic, without state that could be lost.
 
 Step t of an epoch is a contiguous run of positions, cut into one batch for each rank. So after all ranks have made
-t steps a *prefix* of the epoch is used up, whatever the world size, and two worlds with the same global batch use
-the same positions in the same steps (but for the last two, where the remainder is dealt).
+t steps a *prefix* of the epoch is used up for any world size, and two world sizes with the same global batch use
+the same positions in the same steps (except in the last two, which contain the remainder).
 
-The remainder rule. A full step is world_size × batch positions. The rest, fewer than one step:
+The remainder rule. A full step is world_size × batch positions. The remainder is shorter than one step:
 
-- `keep`: nothing is repeated and nothing dropped; it is dealt out evenly as a smaller last step. Should it be too
-  small for each rank to get one position, the step before gives up some, so that every rank has the same number
-  of batches and none is empty. Empty batches, always explicit, are left where they cannot be avoided: fewer
+- `keep`: no position is repeated and none is dropped; the remainder is distributed evenly as a smaller last step. If it
+  is too small for each rank to get one position, the step before gives up some, so that every rank has the same number
+  of batches and none is empty. Empty batches, always explicit, remain where they cannot be avoided: fewer
   positions than ranks in all, or batch = 1.
-- `even`: a smaller last step as well, but of equally many positions for each rank: it is filled up with positions from
-  the beginning of the epoch, fewer than there are ranks, which are so delivered twice. No batch is empty, and one rank
-  alone repeats nothing.
-- `drop`: it is left out.
-- `pad`: the step is filled up with positions from the beginning of the epoch, which are so delivered twice.
+- `even`: a smaller last step as well, but with equally many positions for each rank: it is filled up with positions
+  from the beginning of the epoch, fewer than there are ranks, which are thus delivered twice. No batch is empty, and a
+  single rank repeats none.
+- `drop`: the remainder is left out.
+- `pad`: the step is filled up with positions from the beginning of the epoch, which are thus delivered twice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EpochPartition:
         return whole + (rest > 0 and self.remainder != "drop")
 
     def step(self, sequence: int) -> range:
-        """What all ranks use in a step: numbers below `count`, or beyond it where they are padding."""
+        """Positions of all ranks in a step: numbers below `count`, or beyond it where they are padding."""
         size = self.batch * self.world_size
         start, end = sequence * size, (sequence + 1) * size
         if self.remainder == "even":
@@ -60,16 +60,16 @@ class EpochPartition:
         if self.remainder != "keep":
             return range(start, end)
         scanty = self.count % size if self.count > size and self.batch > 1 else 0
-        if 0 < scanty < self.world_size:  # the last two steps share what they have
+        if 0 < scanty < self.world_size:  # the last two steps share their positions
             start -= (self.world_size - scanty) * (sequence == self.batches - 1)
             end -= (self.world_size - scanty) * (sequence == self.batches - 2)
         return range(start, min(end, self.count))
 
     def part(self, rank: int, sequence: int) -> range:
-        """What a rank uses in a step; sizes differ by at most one.
+        """Positions of a rank in a step; sizes differ by at most one.
 
         Raises:
-            IndexError: there is no such rank or batch.
+            IndexError: the rank or the batch does not exist.
         """
         if not (0 <= rank < self.world_size and 0 <= sequence < self.batches):
             raise IndexError(

@@ -1,12 +1,12 @@
 """The loader's side of QMOWS: its local queue (DPFlow section 3.4.1, algorithm 3.3).
 
-Printed, the algorithm stands still during each request, which makes a window of K > N pointless, and asks without
-pause when there is nothing to do. Here a loader goes on with its queue while a request is under way (with
-K >= 2 N it never stands still), and a request of a loader without work is one that the service answers when there
-is some. Results that were not acknowledged are at most 2 N: N in the request, N made meanwhile.
+In the printed algorithm the loader is idle during each request, which makes a window of K > N pointless, and sends
+requests without pause when there is no work. Here a loader continues with its queue while a request is under way (with
+K >= 2 N it is never idle), and the service answers the request of a loader without work when there is some.
+Results that were not acknowledged are at most 2 N: N in the request, N made meanwhile.
 
-A reply holds the *whole* queue that the loader is to have, so a lost, repeated or late one cannot do harm: only the
-answer to the request under way counts, and it replaces what was there.
+A reply holds the *whole* queue of the loader, so a lost, repeated or late reply is harmless: only the answer to the
+request under way counts, and it replaces the queue.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ephemeron.data.scheduler.tasks import Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderReport:
-    """One request: what has become of tasks, and thereby the wish for more."""
+    """One request: the outcome of tasks, and implicitly a request for more."""
 
     request: int
     """Counted from 1 by each loader; a repeated request keeps its number."""
     done: tuple[Key, ...] = ()
     """Tasks whose results come with the request."""
     failed: Mapping[Key, str] = field(default_factory=dict)
-    """Tasks that raised, and what."""
+    """Reason of each task that raised."""
     running: Key | None = None
-    """The task that the loader was at when it wrote this."""
+    """The task that the loader was working on when it wrote this."""
 
 
 class LoaderQueue:
     """Local queue, results not yet reported, and at most one request under way.
 
-    The caller loops: `take` and work; `finish` or `fail`; send what `report` returns; `sync` with the answer.
+    Loop of the caller: `take` and work; `finish` or `fail`; send the result of `report`; `sync` with the answer.
 
     Args:
         batch: N, results in a request.
@@ -46,7 +46,7 @@ class LoaderQueue:
         self.batch = batch
         self.running: Key | None = None
         self.under_way: LoaderReport | None = None
-        """The request whose answer is awaited; repeat it as it is if none comes."""
+        """The request whose answer is awaited; repeat it unchanged if no answer comes."""
         self._queue: deque[Key] = deque()
         self._done: list[Key] = []
         self._failed: dict[Key, str] = {}
@@ -60,11 +60,11 @@ class LoaderQueue:
         return None
 
     def coming(self, count: int) -> tuple[Key, ...]:
-        """The tasks to be taken next, at most so many."""
+        """The next tasks to be taken, at most `count`."""
         return tuple(islice(self._queue, count))
 
     def finish(self) -> None:
-        """The running task has a result, which the caller keeps until the request that carries it was answered."""
+        """The running task has a result, which the caller keeps until the request that carries it is answered."""
         self._done.append(self.running)
         self.running = None
 
@@ -74,7 +74,7 @@ class LoaderQueue:
         self.running = None
 
     def report(self) -> LoaderReport | None:
-        """The request to send now, if one is due: after N results, or when there is nothing left to do."""
+        """The request to send now, if one is due: after N results, or when the queue is empty."""
         idle = self.running is None and not self._queue
         if self.under_way is not None or not (idle or self._unreported >= self.batch):
             return None
@@ -86,7 +86,7 @@ class LoaderQueue:
         return self.under_way
 
     def sync(self, request: int, tasks: Sequence[Key]) -> bool:
-        """Takes over the queue in a reply. False: not the answer to the request under way, and ignored."""
+        """Replaces the queue by that of a reply. False: ignored, as it does not answer the request under way."""
         if self.under_way is None or request != self.under_way.request:
             return False
         self.under_way = None

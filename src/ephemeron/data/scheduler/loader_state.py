@@ -1,4 +1,4 @@
-"""What QMOWS keeps of a loader, what it answers, and its dials. The decisions are in `qmows`."""
+"""State that QMOWS keeps of a loader, its replies and its options. The decisions are in `qmows`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The dials of QMOWS."""
+    """Options of QMOWS."""
 
     window: int = 16
-    """K: tasks in a loader's queue. 2 N or more keep a loader busy while it asks."""
+    """K: tasks in a loader's queue. 2 N or more keep a loader busy during a request."""
     batch: int = 4
-    """N: results in a request. A loader with fewer tasks than this robs others."""
+    """N: results in a request. A loader with fewer tasks than this steals from others."""
     copies: int = 2
     """Loaders that may have the same task at a time."""
     lease_s: float = 10.0
-    """A loader not heard of for this long is given up."""
+    """Time without a message after which a loader is given up."""
     stuck_s: float = 120.0
-    """A loader that has work and does not ask for this long is given up, however alive it says it is."""
+    """Time without a request after which a loader that has work is given up, even if it sends heartbeats."""
     unresponsive_s: float = 1.0
-    """A loader that has work and does not ask for this long can be robbed of all of it."""
+    """Time without a request after which all tasks of a loader that has work can be stolen."""
 
     def __post_init__(self) -> None:
         for name in ("window", "batch", "copies"):
@@ -36,45 +36,45 @@ class QueueOptions:
 
 @dataclass(slots=True, eq=False)
 class LoaderState:
-    """What a loader is believed to have."""
+    """The scheduler's view of a loader."""
 
     loader: str
     heard_at: float
     asked_at: float
-    """Its last request, or the late answer to it."""
+    """Time of its last request, or of the late answer to it."""
     request: int = 0
     """The newest request that was processed."""
     holding: bool = False
     """The answer to that request is held back until there is something to do."""
     committed: list[Key] = field(default_factory=list)
-    """The loader's queue as it was last told, also what was stolen or settled since."""
+    """The loader's queue as of the last reply, including tasks stolen or settled since."""
     uncommitted: dict[Key, Task] = field(default_factory=dict)
-    """Tasks set aside for this loader that it was not told of, or told to put off."""
+    """Tasks reserved for this loader that it was not told of, or was told to postpone."""
     in_hand: set[Key] = field(default_factory=set)
-    """Everything it may be working on or have queued: a superset of `committed`, made anew by each report."""
+    """Every task that it may be loading or have queued: a superset of `committed`, rebuilt from each report."""
     load: int = 0
     """Tasks owned, committed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderReply:
-    """The answer to a loader."""
+    """Reply to a loader."""
 
     request: int
     tasks: tuple[Key, ...] = ()
-    """The whole queue it is to have, first things first."""
+    """The loader's whole new queue, in order."""
     accepted: tuple[Key, ...] = ()
-    """Results to keep. All others it brought are to be dropped: somebody was faster, or nobody wants them."""
+    """Results to keep. The service drops its other results: another loader was faster, or they are no longer wanted."""
     failures: tuple[TaskFailure, ...] = ()
     hold: bool = False
-    """There is nothing to do: answer when `hungry` names the loader and `deal` has something for it."""
+    """No work: the answer is due when `idle_loaders` names the loader and `assign` has a task for it."""
     rejoin: bool = False
-    """It had been given up (its results were looked at all the same): let it `join` and ask again."""
+    """The loader had been given up (its results were processed all the same): it calls `add_loader` and asks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Loaders that were given up, and tasks that were thereby given up as well."""
+    """Loaders that were given up, and the tasks that failed with them."""
 
     loaders: tuple[str, ...]
     failures: tuple[TaskFailure, ...]

@@ -1,7 +1,7 @@
 """The trainer's prefetch buffer (DPFlow section 3.4.2, algorithm 3.7), bounded in batches and in bytes.
 
-As printed, the prefetching loop is left when the buffer is full, and nobody enters it again. `LocalBuffer` can be
-asked at any time whether there is something to request.
+In the printed algorithm the prefetching loop ends when the buffer is full and is never entered again. `LocalBuffer` can
+be asked at any time for the next request.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class LocalBuffer(Generic[T]):
     """P_L batches in sampling order.
 
     Batches are numbered consecutively, over epochs too. Answers may come in any order and more than once; they are
-    handed out in order and once. Nothing is asked for that is estimated to pass the limit, unless nothing is held;
-    what is held is therefore at most the limit and `in_flight` batches of the largest size.
+    handed out in order and once. A batch that is estimated to exceed the limit is not requested unless the buffer is
+    empty; the buffer therefore holds at most the limit and `in_flight` batches of the largest size.
 
     Args:
         batches: P_L, batches held or under way.
-        limit_nbytes: for both.
+        limit_nbytes: bytes held or expected.
         in_flight: requests under way at a time.
         first: number of the first batch.
     """
@@ -39,23 +39,23 @@ class LocalBuffer(Generic[T]):
         self._window = PrefetchWindow(batches=batches, limit_bytes=limit_nbytes, unmeasured=in_flight)
         self.held_nbytes = 0
         self.taken = first
-        """The next batch to hand out: all before it were."""
+        """Number of the next batch to hand out."""
         self._asked = first
         self._size = SizeEstimate(0)
         self._held: dict[int, tuple[T, int]] = {}
 
     @property
     def outstanding(self) -> tuple[int, ...]:
-        """Batches that were requested and are not here: ask again for these if no answer comes."""
+        """Batches that were requested and have not arrived: repeat the request if no answer comes."""
         return tuple(n for n in range(self.taken, self._asked) if n not in self._held)
 
     @property
     def received(self) -> int:
-        """All batches before this one are here or were handed out."""
+        """Number of the first batch that has not arrived; all before it arrived or were handed out."""
         return next(iter(self.outstanding), self._asked)
 
     def request(self) -> int | None:
-        """The next batch to ask for, if there is room for it."""
+        """Number of the next batch to request, if there is room for it."""
         under_way = len(self.outstanding)
         if under_way >= self.in_flight:
             return None
@@ -65,7 +65,7 @@ class LocalBuffer(Generic[T]):
         return self._asked - 1
 
     def put(self, number: int, batch: T, nbytes: int) -> bool:
-        """An answer came. False: it is here already, or was not asked for; drop it."""
+        """An answer arrived. False: it is a duplicate or was not requested, and is dropped."""
         if number in self._held or not self.taken <= number < self._asked:
             return False
         self._size.saw(nbytes)
@@ -75,7 +75,7 @@ class LocalBuffer(Generic[T]):
         return True
 
     def get(self) -> T | None:
-        """The next batch, in order. None: it is not here yet."""
+        """The next batch, in order. None: it has not arrived."""
         if self.taken not in self._held:
             return None
         batch, nbytes = self._held.pop(self.taken)

@@ -1,7 +1,7 @@
-"""The bound on batches loaded ahead: by number, and by bytes at the size that batches usually have. Pure.
+"""Bound on batches loaded ahead, in number and in bytes at the usual size of a batch. Pure.
 
-Sizes are unknown until a batch is complete, so a load reserves the usual size. At most the limit, and what the batches under way
-exceed the usual size by, is held; the next batch is always loaded.
+Sizes are unknown until a batch is complete, so a load reserves the usual size. The bytes held are at most the limit
+plus the excess of the batches under way over the usual size; the next batch is always loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class PrefetchWindow:
-    """Says whether another batch may be requested."""
+    """Decides whether another batch may be requested."""
 
     batches: int
     """Batches held or under way, at most."""
@@ -23,12 +23,12 @@ class PrefetchWindow:
     """Size of a batch; None: no batch has been complete yet."""
 
     def has_room(self, *, held: int, under_way: int, held_bytes: int) -> bool:
-        """Whether another batch may be requested.
+        """True if another batch may be requested.
 
         Args:
             held: complete batches.
             under_way: requested batches that are not complete.
-            held_bytes: bytes of what has arrived.
+            held_bytes: bytes that have arrived.
         """
         if held + under_way == 0:
             return True

@@ -1,34 +1,34 @@
-"""QMOWS: who loads what, decided by queue loaders, over-allocation and stealing (DPFlow section 3.4.1).
+"""QMOWS: assignment of tasks to loaders by queue states, over-allocation and stealing (DPFlow section 3.4.1).
 
 A task is one sample; it takes 0.5 to 10 ms, so loaders pull K of them at a time and report N together. For each
-loader the scheduler keeps a state of the loader's queue. Stealing happens between loaders and costs no message:
-the robbed loader learns of it in the answer to its next request. What it had begun by then is loaded twice; the
-first result is kept, and equal keys mean equal bytes, so nobody can tell.
+loader the scheduler keeps a state of the loader's queue. Stealing happens between these states and costs no message:
+the loader stolen from learns of it in the answer to its next request. A task that it had begun by then is loaded twice;
+the first result is kept, and as equal keys mean equal bytes, the choice makes no difference.
 
 Everything here is a decision: no clock, no thread, no bytes. Events are method calls with the time as argument;
-whatever has to be done is in what they return. Nothing is worth saving: after a restart loaders join again,
-trainers ask again, and results for tasks that are wanted are accepted whoever brings them.
+their return values are the actions to take. No state needs to be saved: after a restart loaders join again,
+trainers ask again, and results for wanted tasks are accepted from any loader.
 
-Where the printed algorithms cannot be meant:
+Deviations from the printed algorithms, where these cannot work as printed:
 
-- 3.5 hands out K *new* tasks at each request, whatever the loader still has, so that queues grow without bound
+- 3.5 hands out K *new* tasks at each request, on top of those the loader still has, so that queues grow without bound
   where N < K. Here K bounds the queue, and a reply is the whole queue.
-- 3.5 takes uncommitted tasks from the state, and nothing puts them there. Here two things do: an urgent task
-  displaces a prefetched one from a full window (its loader may be at it, so it stays in that state), and a
-  suspect waits until its loader has nothing else in hand.
-- 3.6 does not end when nothing can be stolen, and two loaders that both want K tasks rob each other for ever.
-  Here one victim is robbed per request, only for a loader left with fewer than N, and of half the difference, so
-  each theft makes loads more equal. One that has not asked for `unresponsive_s` can be robbed of everything.
-- Nothing bounds how often a slow task is started. Here at most `copies` loaders have it at a time.
-- A task that kills its loader is put back and kills the next. Here everything that a dead loader had in hand is
-  suspected, a suspect is loaded alone, and a death alone with it is a failure of its own. A poisoned sample so
+- 3.5 takes uncommitted tasks from the state, but no step puts any there. Here two do: an urgent task
+  displaces a prefetched one from a full window (its loader may be loading it, so it stays in that state), and a
+  suspect waits until its loader has no other task in hand.
+- 3.6 does not end when nothing can be stolen, and two loaders that both want K tasks steal from each other for ever.
+  Here a request steals from one loader, only if fewer than N tasks are left, and half of the difference, so
+  each theft makes loads more equal. All tasks of a loader that has not asked for `unresponsive_s` can be stolen.
+- The number of starts of a slow task is unbounded. Here at most `copies` loaders have it at a time.
+- A task that kills its loader is put back and kills the next. Here every task that a dead loader had in hand is
+  suspected, a suspect is loaded alone, and a death alone with it is a failure of its own. A poisoned sample thus
   costs retries + 2 loaders, and those that had begun a copy before the first death was known. A loader that dies of
-  something else costs at most one sample one attempt: if it was loading a suspect alone.
+  another cause costs at most one sample one attempt: if it was loading a suspect alone.
 
 Invariants, checked by `validate`: a task that is not settled is in exactly one place, the global queue or one
-state; a settled task never changes, so at most one result of it is accepted; no queue is longer than K; nothing
-is held by more than `copies` loaders. In every queue what a trainer waits for comes before what is prefetched; a
-task that becomes urgent while it stands at the end of a queue comes to its front at that loader's next request.
+state; a settled task never changes, so at most one result of it is accepted; no queue is longer than K; no task
+is held by more than `copies` loaders. In every queue urgent tasks come before prefetched ones; a task that becomes
+urgent at the end of a queue moves to its front at that loader's next request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scheduler:
     """Global queue, status table and loaders.
 
     Args:
-        options: K, N and the patience with loaders.
+        options: K, N and the timeouts of loaders.
     """
 
     def __init__(self, options: QueueOptions | None = None) -> None:
@@ -57,11 +57,11 @@ class Scheduler:
         self.unsettled = 0
         """Tasks that are ready or loading."""
         self.skipped = 0
-        """Tasks that were left out, ever."""
+        """Tasks left out since the scheduler was created."""
         self._order = 0
 
     def submit(self, keys: Iterable[Key], *, urgent: bool = False, policy: TaskRetryPolicy | None = None) -> None:
-        """Wants these to be loaded. What is in the table stays as it is, settled or not, but may become urgent."""
+        """Adds tasks to be loaded. Tasks in the table stay unchanged, settled or not, but may become urgent."""
         for key in keys:
             task = self.tasks.get(key)
             if task is None:
@@ -72,14 +72,14 @@ class Scheduler:
                 self.ready.push(task)
             elif urgent and not task.urgent and not task.status.settled:
                 task.urgent = True
-                if task.status is TaskStatus.READY:  # set aside, it would wait for one loader's request
+                if task.status is TaskStatus.READY:  # in a reserve, it would wait for one loader's request
                     self._set_owner(task, None)
                     self.ready.push(task)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Nobody wants these any more, loaded or not. A result that comes later is dropped.
+        """Removes tasks, loaded or not. A result that comes later is dropped.
 
-        Verdicts are forgotten as well. Remember them where keys come again, or a poisoned sample is tried again.
+        Failures are forgotten as well. Remember them where keys come again, or a poisoned sample is tried again.
         """
         for key in keys:
             task = self.tasks.pop(key, None)
@@ -89,21 +89,21 @@ class Scheduler:
     # -- loaders ------------------------------------------------------------------------------------------
 
     def add_loader(self, loader: str, *, now: float) -> None:
-        """A loader is there. Each invocation needs a name of its own; joining twice is harmless."""
+        """A loader joins. Each invocation needs a name of its own; joining twice is harmless."""
         state = self.loaders.setdefault(loader, LoaderState(loader=loader, heard_at=now, asked_at=now))
         state.heard_at = now
 
     def heartbeat(self, loader: str, *, now: float) -> bool:
-        """A loader is alive. False: it had been given up and has to join again."""
+        """A loader is alive. False: it was given up and has to join again."""
         state = self.loaders.get(loader)
         if state is not None:
             state.heard_at = now
         return state is not None
 
     def sync(self, loader: str, report: LoaderReport, *, now: float) -> LoaderReply:
-        """A loader brings results and asks for tasks (algorithm 3.4).
+        """A loader delivers results and asks for tasks (algorithm 3.4).
 
-        A request that was seen before gets the queue of then once more, and its failures are not counted again.
+        A request that was seen before gets the same queue again, and its failures are not counted again.
         """
         accepted = tuple(key for key in report.done if self._accept(key))
         state = self.loaders.get(loader)
@@ -120,24 +120,24 @@ class Scheduler:
         return self._fill(state, left, now, accepted=accepted, failures=tuple(v for v in failures if v))
 
     def idle_loaders(self) -> tuple[str, ...]:
-        """Loaders whose request is held back. After any event, `deal` to them until one gets nothing."""
+        """Loaders whose request is held back. After any event, call `assign` for them until one gets no task."""
         return tuple(state.loader for state in self.loaders.values() if state.holding)
 
     def assign(self, loader: str, *, now: float) -> LoaderReply:
-        """The late answer to a request that is being held. Holds on where there is still nothing to do."""
+        """The late answer to a request that is held back. It stays held back while there is no task."""
         state = self.loaders[loader]
         if state.holding:
             state.asked_at = now
         return self._fill(state, list(state.committed), now)
 
     def remove_loader(self, loader: str) -> None:
-        """A loader ended in good order: its tasks go back, and nothing is held against them."""
+        """A loader ended normally: its tasks return to the queue and are not suspected."""
         state = self.loaders.pop(loader, None)
         if state is not None:
             self._requeue_all(state)
 
     def fail_loader(self, loader: str) -> tuple[TaskFailure, ...]:
-        """A loader died. What it had in hand is suspected; where that was one suspect alone, it is guilty."""
+        """A loader died. Its tasks in hand become suspects; a suspect that it was loading alone counts a failure."""
         state = self.loaders.pop(loader, None)
         if state is None:
             return ()
@@ -152,12 +152,12 @@ class Scheduler:
         return tuple(failure for failure in failures if failure)
 
     def tick(self, *, now: float) -> Losses:
-        """Gives up the loaders that are silent beyond their lease, or stuck."""
+        """Gives up loaders whose lease has expired or that are stuck."""
         lost = tuple(loader for loader, state in self.loaders.items() if now > self._deadline(state))
         return Losses(loaders=lost, failures=tuple(failure for loader in lost for failure in self.fail_loader(loader)))
 
     def deadline(self) -> float | None:
-        """After when `tick` has something to do if nothing else happens. None: never."""
+        """Time from which `tick` has something to do if no other event happens. None: never."""
         return min(map(self._deadline, self.loaders.values()), default=None)
 
     def _deadline(self, state: LoaderState) -> float:
@@ -175,7 +175,7 @@ class Scheduler:
         accepted: tuple[Key, ...] = (),
         failures: tuple[TaskFailure, ...] = (),
     ) -> LoaderReply:
-        """Algorithms 3.5 and 3.6. `left`: what the loader was told and has not reported."""
+        """Algorithms 3.5 and 3.6. `left`: tasks that the loader was told of and has not reported."""
         own = [task for key in left if (task := self._live(key)) and task.owner == state.loader]
         own += state.uncommitted.values()
         suspects = sorted((task for task in own if task.suspect), key=rank)
@@ -193,7 +193,7 @@ class Scheduler:
             self._commit(state, window[:size], window[size:])
         elif state.in_hand <= {suspects[0].key}:
             self._commit(state, suspects[:1], suspects[1:] + window)
-        else:  # it ends what it has, and gets nothing else before the suspect
+        else:  # it finishes its tasks, and gets no other before the suspect
             going_on = [task for task in window if task.key in state.in_hand]
             self._commit(state, going_on, suspects + [task for task in window if task.key not in state.in_hand])
         state.holding = not state.in_hand
@@ -206,7 +206,7 @@ class Scheduler:
         )
 
     def _draw(self, window: list[Task]) -> list[Task]:
-        """Fills `window` from the global queue, in order, as far as a suspect. Returns it if its turn has come."""
+        """Fills `window` from the global queue in order, up to a suspect. Returns the suspect if its turn has come."""
         size = self.options.window
         while (top := self.ready.peek()) is not None:
             if top.suspect:
@@ -218,7 +218,7 @@ class Scheduler:
         return []
 
     def _steal(self, thief: LoaderState, have: int, now: float) -> list[Task]:
-        """What to take from one other state: a silent loader's first, else that of which most can be spared."""
+        """Tasks to take from one other state: those of a silent loader first, else of the one with most to spare."""
         victims = [state for state in self.loaders.values() if state is not thief and state.load]
         for victim in sorted(victims, key=lambda m: (not self._is_unresponsive(m, now), -m.load)):
             told = [task for key in victim.committed if (task := self._live(key)) and task.owner == victim.loader]
@@ -240,7 +240,7 @@ class Scheduler:
         return now - state.asked_at >= self.options.unresponsive_s
 
     def _commit(self, state: LoaderState, window: Sequence[Task], aside: Sequence[Task]) -> None:
-        """The loader is to have `window`, and `aside` is kept for it."""
+        """Sets the loader's queue to `window` and keeps `aside` in reserve for it."""
         for task in filter(None, map(self.tasks.get, state.committed)):
             task.holders.discard(state.loader)
         for task in (*window, *aside):
@@ -258,12 +258,12 @@ class Scheduler:
     # -- single tasks -------------------------------------------------------------------------------------
 
     def _live(self, key: Key) -> Task | None:
-        """The task, unless it is settled or forgotten."""
+        """The task, unless it is settled or unknown."""
         task = self.tasks.get(key)
         return None if task is None or task.status.settled else task
 
     def _set_owner(self, task: Task, state: LoaderState | None) -> None:
-        """Moves a task to a state, or out of all of them."""
+        """Moves a task to a state, or removes it from its state."""
         if task.owner is not None and (old := self.loaders.get(task.owner)) is not None:
             old.load -= 1
             old.uncommitted.pop(task.key, None)
@@ -298,7 +298,7 @@ class Scheduler:
         return failure
 
     def _count_failure(self, task: Task, reason: str) -> TaskFailure | None:
-        """Counts a failure that is certainly the task's own; a failure if it was the last."""
+        """Counts a failure that is certainly the task's own. Returns a `TaskFailure` if no retry is left."""
         task.attempts += 1
         if task.attempts <= task.policy.retries:
             return None
@@ -308,14 +308,14 @@ class Scheduler:
         return TaskFailure(key=task.key, status=task.status, reason=reason)
 
     def _requeue_all(self, state: LoaderState) -> None:
-        """All that a loader owned returns to the global queue; the loader is gone from `loaders` already."""
+        """Returns all tasks of a loader to the global queue; the loader is no longer in `loaders`."""
         for task in [*filter(None, map(self._live, state.committed)), *state.uncommitted.values()]:
             task.holders.discard(state.loader)
             if task.owner == state.loader:
                 self._requeue(task)
 
     def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken. O(tasks × loaders): for tests, and for suspicion."""
+        """Raises AssertionError if an invariant is broken. O(tasks × loaders): for tests and debugging."""
         places: dict[Key, list[str]] = {key: [] for key in self.tasks}
         for state in self.loaders.values():
             told = [t for key in state.committed if (t := self._live(key)) and t.owner == state.loader]

@@ -1,17 +1,17 @@
 """The service's prefetch buffer, with back-pressure in bytes (DPFlow section 3.4.2, algorithms 3.8 and 3.9; 4.3.4).
 
 The thesis counts batches: each trainer has P_R of them loaded ahead. Samples differ in size by orders of magnitude,
-so counting batches bounds nothing. Here the limit is in bytes. Sizes are unknown until an object is there: a load
-reserves a running estimate, and the actual size replaces it on arrival. P_R is how far the caller announces.
+so a count of batches does not bound memory. Here the limit is in bytes. Sizes are unknown until an object arrives: a
+load reserves a running estimate, and the actual size replaces it on arrival. P_R is how far ahead the caller announces.
 
-What the printed algorithms leave open, and what is done here:
+Deviations from the printed algorithms, where these leave a case open:
 
-- 3.8 waits for each load, and 3.9 finds every object present. Here `announce` only says what will be wanted,
-  `admit` says what may be loaded now, and `missing` what a batch still lacks.
-- 3.9 gives up its reference as it reads, so a reply that is lost takes the data with it. Here reading changes
-  nothing, and `release` follows once the consumer is known to have the batch.
+- 3.8 waits for each load, and 3.9 finds every object present. Here `announce` only records the objects that will be
+  wanted, `admit` returns those that may be loaded now, and `missing` those that a batch still lacks.
+- 3.9 gives up its reference as it reads, so a lost reply loses the data. Here reading has no side effect,
+  and `release` follows once the consumer is known to have the batch.
 - Where one job's objects fill the buffer, 3.8 never ends for the others. Here each consumer (one rank of one job)
-  is entitled to its next batch, whatever the limit says; others' prefetched objects make room for it.
+  is entitled to its next batch even beyond the limit; prefetched objects of others make room for it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class _Object:
     references: set[tuple[str, int]] = field(default_factory=set)
     """References: consumer and ticket. The reference count is their number."""
     entitled: int = 0
-    """Consumers whose next batch it is in."""
+    """Number of consumers whose next batch contains it."""
     nbytes: int | None = None
-    """Actual size, once seen; remembered when the object had to go."""
+    """Actual size, once known; kept after the object was dropped."""
     reserved: int | None = None
     """Bytes reserved for it. None: no load is under way."""
     present: bool = False
 
     @property
     def idle(self) -> bool:
-        """Neither here nor on its way."""
+        """True if the object is neither present nor being loaded."""
         return not self.present and self.reserved is None
 
 
@@ -58,24 +58,24 @@ class _Consumer:
 
 
 class RemoteBuffer:
-    """Objects shared by the consumers of a service: who references them, which may be loaded, which have to go.
+    """Objects shared by the consumers of a service: references, admission to loading, eviction.
 
-    Bytes are the caller's. Methods that return keys name objects that are *gone*: drop their bytes and have the
-    scheduler forget them; they are admitted again when their turn comes.
+    The caller holds the bytes. Methods that return keys name objects that are *gone*: the caller drops their bytes and
+    the scheduler forgets them; they are admitted again when their turn comes.
 
     Bounds, with `next` the bytes of all objects in some consumer's next batch:
 
         buffered            ≤ max(limit, next)
         buffered + reserved ≤ limit after a prefetched object was admitted or kept
 
-    so one sample 1,000 times as large as the rest overshoots by no more than itself, only while it is in somebody's
-    next batch; how many consumers there may be is for whoever lets jobs in. What arrives too large to be prefetched
-    is refused before its bytes are read: ask `arrived` with the length in the message's header. Bytes that loaders
-    still have in hand are in their memory, not in this one; bytes that a cache shares count here all the same.
+    so one sample 1,000 times as large as the rest exceeds the limit by no more than itself, only while it is in the
+    next batch of a consumer; the admission of jobs bounds the number of consumers. An object that arrives too large to be
+    prefetched is refused before its bytes are read: call `arrived` with the length in the message's header. Bytes that
+    loaders still have in hand are in their memory, not in this one; bytes shared with a cache count here all the same.
 
     Args:
-        limit_nbytes: for what is buffered and what was sent for.
-        guess_nbytes: size of an object before any was seen.
+        limit_nbytes: bytes buffered and requested.
+        guess_nbytes: assumed size of an object before any was seen.
 
     Raises:
         JobError: the limit is not positive.
@@ -93,7 +93,7 @@ class RemoteBuffer:
         self._joined = 0
 
     def announce(self, consumer: str, ticket: int, keys: Iterable[Key]) -> None:
-        """A consumer will want this batch (algorithm 3.8). Repeating it changes nothing.
+        """Announces a consumer's batch (algorithm 3.8). Repeating it changes nothing.
 
         Args:
             consumer: one rank of one job.
@@ -101,7 +101,7 @@ class RemoteBuffer:
             keys: the batch's samples, in any order; a key may come twice.
 
         Raises:
-            ValueError: a later batch stands in the buffer already.
+            ValueError: a later batch was announced already.
         """
         if consumer not in self._consumers:
             self._joined += 1
@@ -122,10 +122,10 @@ class RemoteBuffer:
             self._entitle(entry, 1)
 
     def admit(self) -> tuple[Key, ...]:
-        """What may be loaded now, most wanted first: all that next batches lack, then what the limit allows.
+        """Objects that may be loaded now, most wanted first: all that next batches lack, then prefetched ones.
 
-        Prefetching goes ahead evenly: the consumer that has fewest batches ahead comes first, and one whose next
-        object does not fit lets the others pass.
+        Prefetching advances evenly: the consumer with the fewest batches ahead comes first, and one whose next
+        object does not fit is skipped.
         """
         granted = [self._reserve(thing) for entry in self._consumers.values() for thing in self._next_lacking(entry)]
         entries = [entry for entry in self._consumers.values() if entry.pending]
@@ -140,7 +140,7 @@ class RemoteBuffer:
                 if thing.nbytes is None:
                     heappush(entry.pending, want)
                     continue
-                large.append((entry, want))  # known not to fit; what comes behind it may
+                large.append((entry, want))  # known not to fit; a later one may
             elif thing.idle:
                 granted.append(self._reserve(thing))
             if entry.pending:
@@ -150,10 +150,10 @@ class RemoteBuffer:
         return tuple(granted)
 
     def arrived(self, key: Key, nbytes: int) -> tuple[Key, ...]:
-        """An object was loaded, or found in a cache. Returns what has to go: perhaps others, perhaps itself.
+        """An object was loaded, or found in a cache. Returns the objects to drop, possibly including this one.
 
         Args:
-            nbytes: its size; 0 for one that was given up and will never be there, which counts as present.
+            nbytes: its size; 0 for one whose loading was given up for good, which counts as present.
         """
         thing = self._objects.get(key)
         if thing is None or thing.present:
@@ -170,7 +170,7 @@ class RemoteBuffer:
         return self._make_room()
 
     def missing(self, consumer: str, ticket: int) -> tuple[Key, ...]:
-        """What a batch still lacks; nothing: it can be handed out (algorithm 3.9). Reading releases nothing.
+        """Objects that a batch still lacks; empty: it can be handed out (algorithm 3.9). Reading releases nothing.
 
         Raises:
             KeyError: it was not announced, or released.
@@ -178,7 +178,7 @@ class RemoteBuffer:
         return tuple(key for key in self._consumers[consumer].batches[ticket] if not self._objects[key].present)
 
     def release(self, consumer: str, ticket: int) -> tuple[Key, ...]:
-        """A consumer has all batches up to and including `ticket`. Returns what is gone."""
+        """A consumer has all batches up to and including `ticket`. Returns the objects to drop."""
         entry = self._consumers.get(consumer)
         if entry is None or not entry.batches or ticket < entry.head:
             return ()
@@ -197,19 +197,19 @@ class RemoteBuffer:
         return (*gone, *self._make_room())
 
     def remove_consumer(self, consumer: str) -> tuple[Key, ...]:
-        """A consumer is gone, or starts its epoch anew: nothing it announced is wanted any more."""
+        """A consumer left, or restarts its epoch: its announcements are void. Returns the objects to drop."""
         entry = self._consumers.get(consumer)
         gone = self.release(consumer, next(reversed(entry.batches))) if entry and entry.batches else ()
         self._consumers.pop(consumer, None)
         return gone
 
     def announced(self, consumer: str) -> tuple[int, ...]:
-        """Tickets that a consumer announced and has not released, in order."""
+        """Tickets that a consumer announced and did not release, in order."""
         entry = self._consumers.get(consumer)
         return tuple(entry.batches) if entry else ()
 
     def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken. O(everything)."""
+        """Raises AssertionError if an invariant is broken. O(all objects and references)."""
         things = self._objects.values()
         assert self.buffered_nbytes == sum(thing.nbytes or 0 for thing in things if thing.present)
         assert self.reserved_nbytes == sum(thing.reserved or 0 for thing in things)
@@ -269,7 +269,7 @@ class RemoteBuffer:
                 heappush(entry.pending, want)
 
     def _make_room(self) -> tuple[Key, ...]:
-        """Drops what is wanted last until the bound holds. Rare: estimates were wrong, or a giant was next."""
+        """Drops the objects wanted last until the bound holds. Rare: after a wrong estimate or a very large object."""
         if self.buffered_nbytes <= self.limit_nbytes:
             return ()
         ahead = {name: entry.head for name, entry in self._consumers.items()}

@@ -1,4 +1,4 @@
-"""How large the next object will be, from those seen last: a mean that one giant cannot carry away."""
+"""Estimate of the size of the next object from the last ones: a mean that a single outlier hardly changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 SEEN = 32
-"""Sizes remembered: where sizes really change, the estimate has followed after so many objects."""
+"""Number of sizes remembered, hence of objects after which the estimate has followed a real change."""
 CLIP = 4
 """A size counts at most this many times the median."""
 
@@ -14,11 +14,11 @@ CLIP = 4
 class SizeEstimate:
     """Mean of the last 32 sizes, each clipped to four times their median.
 
-    One sample 1,000 times as large as the rest so raises the estimate by a tenth; an unclipped mean would go up
+    One sample 1,000 times as large as the rest thus raises the estimate by a tenth; an unclipped mean would go up
     thirtyfold and stop all prefetching meanwhile.
 
     Args:
-        guess_nbytes: the answer before anything was seen.
+        guess_nbytes: estimate before any size was seen.
     """
 
     def __init__(self, guess_nbytes: int) -> None:
@@ -27,7 +27,7 @@ class SizeEstimate:
         self._seen: deque[int] = deque(maxlen=SEEN)
 
     def saw(self, nbytes: int) -> None:
-        """An object turned out to have this size."""
+        """Records the actual size of an object."""
         self._seen.append(nbytes)
         ordered = sorted(self._seen)
         highest = CLIP * ordered[(len(ordered) - 1) // 2]

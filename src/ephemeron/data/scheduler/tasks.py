@@ -1,7 +1,7 @@
-"""One sample to be loaded: how far it is, what it has done to loaders, and the queue of those nobody has yet.
+"""One sample to be loaded: its status, its failures, and the queue of the tasks that no loader has.
 
 The status table of DPFlow (section 3.4.1) knows ready, loading, done and failed. `SKIPPED` is a failure that the
-job chose to live with: the sample is left out and counted.
+job tolerates: the sample is left out and counted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Literal, TypeAlias
 from ephemeron.errors import JobError
 
 Key: TypeAlias = Hashable
-"""What names a task. Equal keys mean equal bytes: flow, version, epoch where the flow is random, and index."""
+"""Name of a task. Equal keys mean equal bytes: flow, version, epoch where the flow is random, and index."""
 
 
 class TaskStatus(Enum):
-    """Where a task is. Only `READY` and `LOADING` change any more."""
+    """Status of a task. Only `READY` and `LOADING` change any more."""
 
     READY = "ready"
     LOADING = "loading"
@@ -34,15 +34,15 @@ class TaskStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRetryPolicy:
-    """What becomes of a task that fails.
+    """Retries of a failed task, and the outcome when they are used up.
 
-    A retry is immediate: waiting out a store's bad minute belongs to whoever reads from it.
+    A retry is immediate: backing off from an overloaded store is the task of its reader.
     """
 
     retries: int = 2
     """Attempts after the first one."""
     then: Literal["fail", "skip"] = "fail"
-    """When they are used up: the job fails, or the sample is left out and counted."""
+    """Outcome when they are used up: the job fails, or the sample is left out and counted."""
 
     def __post_init__(self) -> None:
         if self.retries < 0:
@@ -59,7 +59,7 @@ class TaskFailure:
     status: TaskStatus
     """`FAILED` or `SKIPPED`."""
     reason: str
-    """The last failure, in words."""
+    """Message of the last failure."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,31 +68,31 @@ class Task:
 
     key: Key
     order: int
-    """Order of submission: who waits longer goes first, also after a loss."""
+    """Order of submission: older tasks go first, also after a loss."""
     urgent: bool
     """A trainer waits for it now."""
     policy: TaskRetryPolicy
     status: TaskStatus = TaskStatus.READY
     owner: str | None = None
-    """The loader in whose mirror it is. None: it is in the global queue, or settled."""
+    """The loader in whose state it is. None: it is in the global queue, or settled."""
     holders: set[str] = field(default_factory=set)
-    """Loaders that were told of it and have not been told otherwise."""
+    """Loaders that were told to load it and have not been told otherwise."""
     attempts: int = 0
     """Failures that are certainly its own."""
     suspect: bool = False
-    """A loader died that may have been at it: from now on it is loaded alone."""
+    """True after the death of a loader that may have been loading it: from now on it is loaded alone."""
 
 
 def rank(task: Task) -> tuple[bool, int]:
-    """What comes first is smaller: urgent before prefetched, then by order of submission."""
+    """Sort key: urgent before prefetched, then by order of submission."""
     return (not task.urgent, task.order)
 
 
 class ReadyQueue:
-    """The global queue: what a trainer waits for before what is prefetched, then by order of submission.
+    """The global queue: urgent tasks before prefetched ones, then by order of submission.
 
-    A heap whose void entries (removed, or raised to urgent) are passed over, and cleared out once they are most
-    of it: push, pop and discard are O(log n) amortised.
+    A heap whose void entries (removed, or raised to urgent) are skipped, and removed once they are the majority:
+    push, pop and discard are O(log n) amortised.
     """
 
     def __init__(self) -> None:
@@ -106,19 +106,19 @@ class ReadyQueue:
         return self._tasks.get(task.order) is task
 
     def push(self, task: Task) -> None:
-        """Puts a task in; one that was raised to urgent is put in again."""
+        """Adds a task; one that was raised to urgent is added again."""
         self._tasks[task.order] = task
         heapq.heappush(self._heap, rank(task))
 
     def discard(self, task: Task) -> None:
-        """Takes a task out, if it is in."""
+        """Removes a task, if present."""
         self._tasks.pop(task.order, None)
         if len(self._heap) > 2 * len(self._tasks) + 64:
             self._heap = [rank(t) for t in self._tasks.values()]
             heapq.heapify(self._heap)
 
     def peek(self) -> Task | None:
-        """The first task, left where it is."""
+        """The first task, without removing it."""
         while self._heap:
             task = self._tasks.get(self._heap[0][1])
             if task is not None and rank(task) == self._heap[0]:
@@ -127,7 +127,7 @@ class ReadyQueue:
         return None
 
     def pop(self) -> Task | None:
-        """The first task, taken out."""
+        """The first task, which is removed."""
         task = self.peek()
         if task is not None:
             heapq.heappop(self._heap)
