@@ -83,6 +83,11 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+def variables() -> dict[str, str]:
+    """Environment variables by which function processes log like this one; for platforms that do not inherit them."""
+    return {name: os.environ[name] for name in (LEVEL_VARIABLE, FORMAT_VARIABLE) if os.environ.get(name)}
+
+
 def configure(level: str | None = None) -> None:
     """Sends the library's records to standard error. A second call changes the level only.
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
 from ephemeron.events import Note, RunEnded, RunStarted, to_json
-from ephemeron.functions.local_daemon import LOCK_FILE
+from ephemeron.functions.daemon_files import LOCK_FILE
 from ephemeron.training.driver import run_dir as homes
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_status import session_end, standing

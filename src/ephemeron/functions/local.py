@@ -35,9 +35,7 @@ from ephemeron.errors import CallTimedOut, InvocationRefused, PlatformError, Pro
 from ephemeron.errors import DaemonGone as DaemonGone
 from ephemeron.events import Event, Note, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform
-from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams
-from ephemeron.functions.jsonl import Journal, follow, latest_t
-from ephemeron.functions.local_daemon import (
+from ephemeron.functions.daemon_files import (
     CHANNEL_FOLDER,
     EVENTS_FILE,
     HOST_FILE,
@@ -45,6 +43,8 @@ from ephemeron.functions.local_daemon import (
     SCRATCH_FOLDER,
     remove_remains,
 )
+from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams
+from ephemeron.functions.jsonl import Journal, follow, latest_t
 from ephemeron.functions.local_daemon_client import (
     DaemonStart,
     held,

@@ -32,10 +32,22 @@ from typing import TypeVar
 from ephemeron import logs
 from ephemeron.communication.rpc import Server
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import DaemonGone, InvocationRefused, JobError, PlatformError
+from ephemeron.errors import DaemonGone, InvocationRefused, PlatformError
 from ephemeron.events import Ended, Invoked, to_json
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
+from ephemeron.functions.daemon_files import (
+    CHANNEL_FOLDER,
+    EVENTS_FILE,
+    HOST_FILE,
+    LOCK_FILE,
+    LOGS_FOLDER,
+    PRIVATE,
+    SCRATCH_FOLDER,
+    remove_remains,
+    short_folder,
+    write_private,
+)
 from ephemeron.functions.daemon_messages import (
     DaemonAddress,
     DaemonSettings,
@@ -60,18 +72,7 @@ from ephemeron.functions.validation import check_call
 
 P = TypeVar("P")
 
-HOST_FILE = "host.json"
-LOCK_FILE = "host.lock"
-EVENTS_FILE = "events.jsonl"
-SCRATCH_FOLDER = "scratch"
-LOGS_FOLDER = "logs"
-CHANNEL_FOLDER = "channel"
-"""Folder that the channel address `folder` means, below the run's folder."""
-
 _TICK_S = 0.2
-_PRIVATE = "eph-"
-_SOCKET_PATH = 100
-"""Longest path of a socket that every system accepts."""
 
 _log = logging.getLogger("ephemeron.functions.local_daemon")  # this module runs as `__main__`
 
@@ -362,10 +363,10 @@ async def serve(settings: DaemonSettings, ready: Callable[[], None]) -> None:
     remove_remains(folder)
     token = secrets.token_urlsafe(32)
     server = Server(daemon.handle, token=token)
-    with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=_short_folder()) as private:
+    with tempfile.TemporaryDirectory(prefix=PRIVATE, dir=short_folder()) as private:
         socket_path = os.path.join(private, "host")
         await server.listen_unix(socket_path)
-        _write_private(folder / HOST_FILE, DaemonAddress(pid=os.getpid(), socket=socket_path, token=token))
+        write_private(folder / HOST_FILE, DaemonAddress(pid=os.getpid(), socket=socket_path, token=token))
         tending = asyncio.create_task(daemon.tend())
         try:
             ready()
@@ -404,38 +405,6 @@ def _say(word: str) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
-
-
-def _short_folder() -> str:
-    folder = tempfile.gettempdir()
-    return folder if len(folder) + len("/eph-12345678/host") < _SOCKET_PATH else "/tmp"
-
-
-def remove_remains(folder: Path) -> None:
-    """Removes socket, address and scratch folders of a daemon that was killed. The caller holds its lock."""
-    known = folder / HOST_FILE
-    address = address_in(known)
-    if address is not None and (private := Path(address.socket).parent).name.startswith(_PRIVATE):
-        shutil.rmtree(private, ignore_errors=True)
-    known.unlink(missing_ok=True)
-    shutil.rmtree(folder / SCRATCH_FOLDER, ignore_errors=True)
-
-
-def address_in(path: Path) -> DaemonAddress | None:
-    """The content of `host.json`; None where there is no such file, or it is damaged."""
-    try:
-        return build(DaemonAddress, json.loads(path.read_text()), where=str(path))
-    except (OSError, ValueError, JobError):
-        return None
-
-
-def _write_private(path: Path, address: DaemonAddress) -> None:
-    temporary = path.with_suffix(".part")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        json.dump(dataclasses.asdict(address), file)
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

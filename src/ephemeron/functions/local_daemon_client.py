@@ -19,8 +19,8 @@ from ephemeron.communication.rpc import Client
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, JobError, PlatformError, ProtocolError, RemoteError, TokenRefused
 from ephemeron.functions.base import Limits
+from ephemeron.functions.daemon_files import HOST_FILE, address_in
 from ephemeron.functions.daemon_messages import DaemonSettings, DaemonStatus
-from ephemeron.functions.local_daemon import HOST_FILE, address_in
 
 START_S = 60.0
 """Longest start of a daemon, and longest silence of one that is asked for its status."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import math
 import random
 import sys
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from ephemeron import logs
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.channels.wrappers import Throttled
@@ -30,6 +32,8 @@ from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 Entry = Callable[[Context], Awaitable[Mapping[str, object]]]
 
 
@@ -224,8 +228,10 @@ class SimulatedInvocation(Invocation):
             compute=SimulatedCompute(world, call, platform.limits, seed=f"{platform.seed}/{call.rank}/{call.attempt}"),
             origin=call.origin, deadline=self._deadline,
         )  # fmt: skip
-        async with asyncio.timeout_at(self._deadline):
-            return await platform.entry(context)
+        with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
+            _log.debug("invocation %s begins at %.3f s", self.id, loop.time())
+            async with asyncio.timeout_at(self._deadline):
+                return await platform.entry(context)
 
     async def _invoke(self, call: Call) -> None:
         await self._platform.invoke(call)

@@ -1,16 +1,21 @@
-"""What of the Lithops platform can be held without a function."""
+"""Settings, limits and ends of calls of the Lithops platform, without a function."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import sys
 from typing import Any
 
 import pytest
 
+from ephemeron.config.typed import build
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
+from ephemeron.functions.base import Call
+from ephemeron.functions.lithops.function import run_call
+from ephemeron.functions.lithops.invoker import Executor, LithopsTask
 from ephemeron.functions.lithops.platform import FutureWatch, limits_of
 from ephemeron.functions.lithops.settings import MARGIN_S, LithopsSettings, lithops_module, overridden
 
@@ -51,7 +56,7 @@ class _Future:
 
 
 class _Executor:
-    """Whose futures end when they are looked at, or whose storage does not answer."""
+    """An executor whose futures end at the first look, or whose storage does not answer."""
 
     fails = False
 
@@ -81,6 +86,27 @@ def test_an_end_is_told_once_and_a_look_that_fails_is_tried_again() -> None:
         assert (await watch.poll(), watch.problem) == ([], "")
 
     asyncio.run(main())
+
+
+class _Backend:
+    """Takes the task of a call."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def call_async(self, function: Any, data: dict[str, Any], **options: Any) -> None:
+        self.messages.append(data["message"])
+
+
+def test_a_task_has_the_log_level_of_the_client_and_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_LOG_LEVEL", "debug")
+    monkeypatch.delenv("EPHEMERON_LOG_FORMAT", raising=False)
+    executor = Executor(LithopsSettings(variables={"MINE": "1"}), run_call)
+    backend = executor._executor = _Backend()
+    executor.call(b"{}", "r", Call(run="r", rank=0, attempt=0, memory_mb=256, lifetime_s=60.0, channel="folder"))
+    task = build(LithopsTask, json.loads(json.dumps(backend.messages[0])), where="task")
+    assert (task.request, task.memory_mb) == ("r", 256)
+    assert task.settings.variables == {"EPHEMERON_LOG_LEVEL": "debug", "MINE": "1"}
 
 
 def test_without_lithops_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from ephemeron.errors import InvocationRefused
 from ephemeron.functions.async_invoke.invoker import RecordedSender, pauses
 from ephemeron.functions.aws.settings import THROTTLED, UNANSWERED, AwsSettings, code_of, explain
 from ephemeron.functions.base import Call
+
+_log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1_000_000
 """Largest event that is sent itself. AWS allows 1 MB (1,048,576 bytes) since October 2025, 256 KB before."""
@@ -52,6 +55,7 @@ class Sender(RecordedSender):
                     problem, remedy = explain(e, self._settings, doing="lambda:InvokeFunction")
                     binding = "concurrency" if code_of(e) in THROTTLED else "authorisation"
                     raise InvocationRefused(f"{problem}; {remedy}", binding=binding) from e
+            _log.info("the request to start a function is repeated in %.1f s", pause)
             await asyncio.sleep(pause)
 
     async def _known_client(self) -> Any:

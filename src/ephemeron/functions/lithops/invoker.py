@@ -8,9 +8,10 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ephemeron import logs
 from ephemeron.config.typed import plain
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.async_invoke.invoker import RecordedSender
@@ -52,7 +53,9 @@ class Executor:
         """Starts a function; returns its future. Blocks."""
         with self._one:
             executor = self._made()
-            task = LithopsTask(event=event.decode(), request=request, memory_mb=call.memory_mb, settings=self.settings)
+            task = LithopsTask(
+                event=event.decode(), request=request, memory_mb=call.memory_mb, settings=self._settings_of_task()
+            )
             return executor.call_async(
                 self._run, {"message": plain(task)},
                 # Lithops would kill the function without a report; its supervisor ends it before.
@@ -61,6 +64,10 @@ class Executor:
                 # The runtime has this package; Lithops would pack every module that it can see.
                 exclude_modules=["ephemeron"],
             )  # fmt: skip
+
+    def _settings_of_task(self) -> LithopsSettings:
+        """The settings, with this process's log level for functions."""
+        return replace(self.settings, variables={**logs.variables(), **self.settings.variables})
 
     def look(self, futures: list[Any]) -> None:
         """Updates the states of futures. Blocks."""

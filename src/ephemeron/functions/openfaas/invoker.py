@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Any
 
@@ -10,6 +11,8 @@ from ephemeron.errors import GatewayError, InvocationRefused
 from ephemeron.functions.async_invoke.invoker import RecordedSender, pauses
 from ephemeron.functions.base import Call
 from ephemeron.functions.openfaas.gateway import THROTTLED, UNREACHABLE, Gateway, explain
+
+_log = logging.getLogger(__name__)
 
 INLINE_BYTES = 128_000
 """Largest call that is sent itself. Queues take 1 MB, the Community Edition's 256 KB; a call's base64 makes it a third larger."""
@@ -43,4 +46,5 @@ class GatewaySender(RecordedSender):
                     problem, remedy = explain(e, self._gateway.settings, doing="calling")
                     binding = "concurrency" if e.status == 429 else ""
                     raise InvocationRefused(f"{problem}; {remedy}", binding=binding) from e
+            _log.info("the request to start a function is repeated in %.1f s", pause)
             await asyncio.sleep(pause)

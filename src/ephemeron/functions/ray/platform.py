@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from ephemeron import logs
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelError
@@ -43,7 +44,7 @@ class RayPlatform(AsyncInvokePlatform):
             f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
         )
         self._told = WorkerSettings(
-            namespace=namespace_of(run), mb_per_vcpu=settings.mb_per_vcpu, variables=dict(settings.variables)
+            namespace=namespace_of(run), mb_per_vcpu=settings.mb_per_vcpu, variables={**logs.variables(), **settings.variables}
         )  # fmt: skip
         self._watch = ActorWatch(self._told.namespace)
         super().__init__(run_dir, limits, channel, RecordKeys(calls_prefix(run)), every_s=settings.every_s)
