@@ -8,9 +8,11 @@ costs of table 5.2; memory per sample, so that its own optimum just fits (c: 300
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from ephemeron.training.planner.model.prediction import ExecutionOptions, published
+from ephemeron.training.planner.baselines import published
+from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.pareto import Candidate
@@ -78,12 +80,16 @@ def space_of(
     n: int,
     *,
     step: int = 128,
-    model: str = "honest",
+    equations: Callable[..., Prediction] | None = None,
 ) -> tuple[Space, PlanLimits]:
     limits = PlanLimits(deadline_s=row.deadline_s, max_global_batch=row.max_global_batch)
     terms = [ExecutionOptions(pattern=p, sync=s, epochs=n) for p, s in patterns]
     return make_space(
-        Profile(workload=workload(row), platform=platform), terms, limits=limits, memory_step_mb=step, model=model
+        Profile(workload=workload(row), platform=platform),
+        terms,
+        limits=limits,
+        memory_step_mb=step,
+        published=equations,
     ), limits
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning_tables import KREDUCE, ROWS, Published, described, epochs, space_of, workload
-from ephemeron.training.planner.model.prediction import ExecutionOptions, predict, published
+from ephemeron.training.planner.baselines import published
+from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
 from ephemeron.training.planner.search.branch_and_bound import exact
 
@@ -83,7 +84,7 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
             if model == "published" and platform is server:
                 continue  # the thesis has no equations for a parameter server
             named = terms[:1] if model == "published" else terms
-            space, limits = space_of(row, named, platform, n, model="published" if model == "published" else "honest")
+            space, limits = space_of(row, named, platform, n, equations=published if model == "published" else None)
             best = exact(space, limits).best
             take = functools.partial(_predicted, f, what, platform, n, *named[0])
             predicted = None if theirs is None else take(*theirs)

@@ -12,12 +12,12 @@ from ephemeron.errors import JobError
 from ephemeron.functions import simulation  # noqa: F401 - the simulator is what this file is about
 from ephemeron.training.driver import configure, train
 from ephemeron.training.job import DataSpec, Job, Simulation, Target
+from ephemeron.training.planner.baselines import published
 from ephemeron.training.planner.model.builtin import builtin_platform
 from ephemeron.training.planner.model.prediction import (
     ExecutionOptions,
     largest_nonaggregator_batch,
     predict,
-    published,
 )
 from ephemeron.training.planner.model.profile import PlatformProfile, Workload
 from ephemeron.training.planner.model.rates import Affine, Saturating, Transfer

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import TERMS, platform, profiles, short_lives, workload
 
+from ephemeron.training.planner.baselines import brute_force, published, two_stage
 from ephemeron.training.planner.model.prediction import ExecutionOptions, exchange
 from ephemeron.training.planner.model.profile import Profile, QuotaRange
 from ephemeron.training.planner.model.rates import Power, Saturating, Transfer
 from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
-from ephemeron.training.planner.search.branch_and_bound import brute_force, exact, two_stage
+from ephemeron.training.planner.search.branch_and_bound import exact
 from ephemeron.training.planner.search.space import Space, make_space
 from ephemeron.training.planner.search.tables import families, tabulate
 
@@ -24,7 +25,14 @@ from ephemeron.training.planner.search.tables import families, tabulate
 def small(profile: Profile, limits: PlanLimits, model: str = "honest", epochs: int = 2) -> Space:
     terms = [ExecutionOptions(pattern="k-reduce", sync="hap")] if model == "published" else TERMS
     terms = [dataclasses.replace(t, epochs=epochs) for t in terms]
-    return make_space(profile, terms, limits=limits, memory_step_mb=700, most_workers=6, model=model)
+    return make_space(
+        profile,
+        terms,
+        limits=limits,
+        memory_step_mb=700,
+        most_workers=6,
+        published=published if model == "published" else None,
+    )
 
 
 def best_of(everything: list[np.ndarray], limits: PlanLimits, minimise: str) -> float | None:

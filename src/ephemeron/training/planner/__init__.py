@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from ephemeron.training.planner.plan import Choice, Plan, PlanLimits, Predicted, SearchReport, load_plan, parse_plan
     from ephemeron.training.planner.plan_to_configuration import EXPLICIT, overrides
     from ephemeron.training.planner.planner import PlanRequest, make_plan
-    from ephemeron.training.planner.search.branch_and_bound import METHODS
     from ephemeron.units import duration
 
 _LAZY = {
@@ -23,14 +22,12 @@ _LAZY = {
     "parse_plan": "ephemeron.training.planner.plan",
     "PlanRequest": "ephemeron.training.planner.planner",
     "make_plan": "ephemeron.training.planner.planner",
-    "METHODS": "ephemeron.training.planner.search.branch_and_bound",
     "PlanLimits": "ephemeron.training.planner.plan",
     "duration": "ephemeron.units",
 }
 
 __all__ = [
     "EXPLICIT",
-    "METHODS",
     "Choice",
     "Plan",
     "PlanLimits",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from ephemeron.training.planner.plan import (
 from ephemeron.training.planner.prices import age_warning, load_prices
 from ephemeron.training.planner.reasons import bound_by, decisive, infeasible, to_compare, too_many_at_once
 from ephemeron.training.planner.rented import beyond, few, gpus, on_all
-from ephemeron.training.planner.search.branch_and_bound import METHODS, predictions_of
-from ephemeron.training.planner.search.pareto import Candidate
+from ephemeron.training.planner.search.branch_and_bound import predictions_of
+from ephemeron.training.planner.search.pareto import Candidate, SearchResult
 from ephemeron.training.planner.search.space import Space, make_space
 from ephemeron.training.planner.uncertainty import extrapolated, resampled, sources_of
 from ephemeron.units import duration
@@ -126,7 +126,7 @@ def make_plan(
     if wish.memory_mb is not None:
         space = dataclasses.replace(space, quotas=space.quotas[space.quotas == wish.memory_mb])
     answers = PlanAnswers(space, wish.limits, wish.minimise)
-    found = None if wish.search == "exact" else METHODS[wish.search](space, wish.limits, minimise=wish.minimise)
+    found = None if wish.search == "exact" else _baseline(wish.search)(space, wish.limits, minimise=wish.minimise)
     best = answers.best() if found is None else found.best
     if best is None:
         raise infeasible(answers, wish.pattern, wish.lifetime_s)
@@ -171,6 +171,12 @@ def make_plan(
             workload=profile.workload.name, platform=platform.name, source=platform.source, as_of=platform.as_of, notes=platform.notes,
         ),
     )  # fmt: skip
+
+
+def _baseline(name: str) -> Callable[..., SearchResult]:
+    from ephemeron.training.planner.baselines import METHODS
+
+    return METHODS[name]
 
 
 def _named(

@@ -1,7 +1,7 @@
 """How long a run takes and what it costs: FasDL section 3.3, with what its equations leave out.
 
 Pure and vectorised: a configuration is a set of arrays that broadcast against each other, so that one call prices a
-million of them. `published` is the thesis to the letter, for comparison; `predict` is what plans rest on. Where and why
+million of them. Plans rest on `predict`; `baselines.published` has the thesis's own equations, for comparison. Where and why
 they differ is written down in docs/decisions/0007. In short, `predict` counts
 
 - objects under way together: n of them take one object's time and n − 1 times the larger of what the link needs for
@@ -121,7 +121,7 @@ class Exchange:
         return self.upload_s + self.aggregate_s + self.download_s
 
 
-def _broadcast(*numbers: Numbers) -> tuple[Array, ...]:
+def broadcast(*numbers: Numbers) -> tuple[Array, ...]:
     """Views of one shape."""
     found = _arrays(*numbers)
     return found if len({x.shape for x in found}) == 1 else np.broadcast_arrays(*found)
@@ -257,7 +257,7 @@ def largest_nonaggregator_batch(
 
     Under BSP, or where everybody aggregates, the aggregators' own batch.
     """
-    w, k, m, b = _broadcast(workers, aggregators, memory_mb, batch)
+    w, k, m, b = broadcast(workers, aggregators, memory_mb, batch)
     if terms.sync != "hap" or terms.pattern not in ("k-reduce", "all-reduce", "scatter-reduce"):
         return b.copy()
     e = exchange(workload, platform, terms, workers=w, aggregators=k, memory_mb=m)
@@ -288,7 +288,7 @@ def predict(
     Returns:
         Arrays of the broadcast shape.
     """
-    w, m, k, ba, bn = _broadcast(workers, memory_mb, aggregators, batch, other_batch)
+    w, m, k, ba, bn = broadcast(workers, memory_mb, aggregators, batch, other_batch)
     quota = usable_mb(workload, platform, m)
     share = quota / platform.mb_per_vcpu
     global_batch = ba * k + bn * (w - k)  # 3-14
@@ -379,48 +379,4 @@ def handing(
         read_s=platform.seconds("down", state, m), request_s=platform.seconds("up", TINY_MB, m), cold_s=platform.start_s(w),
         warm_s=platform.warm_start_s, waits=w > 1,
         mixed=(terms.sync == "hap") & (w > aggregators) & (2 * aggregators > w),
-    )  # fmt: skip
-
-
-def published(
-    workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Numbers, memory_mb: Numbers,
-    aggregators: Numbers, batch: Numbers, other_batch: Numbers,
-) -> Prediction:  # fmt: skip
-    """The thesis's own equations, 3-1 to 3-29, to the letter: for comparison with its tables.
-
-    One request after another, no latency beyond what 3-5 and 3-6 hold, no starts, relays, polls or checkpoints,
-    iterations that need not be whole, a model and its data loaded once per epoch (3-16), and the aggregators' path
-    taken for everybody's (3-20, under the condition 3-22).
-    """
-    w, m, k, ba, bn = _broadcast(workers, memory_mb, aggregators, batch, other_batch)
-    shard = workload.model_mb / k  # 3-1
-    up, down = platform.seconds("up", shard, m), platform.seconds("down", shard, m)
-    distributed = w > 1
-    t_up = np.where(distributed, k * up, 0.0)  # 3-2
-    t_agg = np.where(distributed, (w - 1) * down + up, 0.0)  # 3-3
-    t_down = np.where(distributed, k * down, 0.0)  # 3-4
-    train = workload.compute_s(ba, m)  # 3-12
-    global_batch = ba * k + bn * (w - k)  # 3-14
-    load = platform.seconds("down", workload.model_mb + workload.dataset_mb * bn / global_batch, m)  # 3-13, 3-15
-    per_epoch = workload.samples / global_batch  # 3-17
-    iterations = terms.epochs * per_epoch
-    each = train + t_up + t_agg + t_down  # 3-20
-    seconds = terms.epochs * load + iterations * each  # 3-18
-    puts, gets = (
-        np.where(distributed, iterations * k * w, 0.0),
-        np.where(distributed, iterations * 2 * k * (w - 1), 0.0),
-    )
-    functions = platform.price_gb_s * seconds * m / 1024 * w  # 3-23
-    requests = puts * platform.price_put + gets * platform.price_get  # 3-24 to 3-26
-    moved = terms.epochs * 2 * workload.dataset_mb + np.where(
-        distributed, iterations * workload.model_mb * (3 * w - 2), 0.0
-    )
-    storage = moved * platform.price_mb  # 3-27, 3-28
-    zero = np.zeros_like(w)
-    return Prediction(
-        seconds=seconds, cost_usd=functions + requests + storage, iteration_s=each, iterations=iterations, start_s=zero,
-        load_s=terms.epochs * load, compute_s=iterations * train, upload_s=iterations * t_up,
-        aggregate_s=iterations * t_agg, download_s=iterations * t_down, relay_s=zero, invocations=terms.epochs * w,
-        puts=puts, gets=gets, polls=zero, functions_usd=functions, storage_usd=np.broadcast_to(storage, w.shape),
-        requests_usd=requests, memory_needed_mb=np.broadcast_to(workload.memory_needed_mb(np.maximum(ba, bn)), w.shape),
     )  # fmt: skip

@@ -172,7 +172,7 @@ def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float)
     def of(name: str) -> Array:
         return c[PLACE[name]]  # type: ignore[no-any-return]
 
-    honest = space.model == "honest"
+    honest = space.published is None
     samples, terms = float(space.workload.samples), space.options[t.families[0].option].terms
     epochs = terms.epochs
     w0, w1, k0 = r.w0, np.maximum(r.w1, r.w0), r.k0

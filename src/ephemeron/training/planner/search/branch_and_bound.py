@@ -1,4 +1,4 @@
-"""Searches over a space: exact by branch and bound, the thesis's two stages, and plain loops to check both.
+"""Exact search over a space by branch and bound.
 
 `Search` tabulates exchanges once (`tables`) and answers any number of queries from them: the whole front of time against
 cost, or the best within limits for some W, K and M. A query starts from blocks of quotas, W and K, bounds each from
@@ -16,7 +16,7 @@ What is dropped is dropped for a proven reason: the gap is 0, over every whole n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,6 @@ from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.rates import Array
 from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.bounds import Blocks, Ranges, bound, pace, ranges
-from ephemeron.training.planner.search.heuristics import brute_force, two_stage
 from ephemeron.training.planner.search.pareto import NONE, Best, Candidate, Front, Points, SearchResult, joined
 from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.search.splits import cut, first_blocks, groups, halved
@@ -255,7 +254,7 @@ class _Descent:
 
     def _least(self, most: Array) -> Array:
         """The least global batch that gives as few iterations as the largest one."""
-        if self.space.model == "published":
+        if self.space.published is not None:
             return np.floor(most)
         samples = float(self.space.workload.samples)
         n = np.maximum(np.ceil(samples / most * (1 - 1e-12)), 1.0)
@@ -291,7 +290,7 @@ class _Descent:
         r = ranges(t, b, self.targets.largest(b.asked), self.search.most)
         ((x, _),) = self._batches(t, b, r, r.w0, r.k0)
         p = self._compute(t, b, r.w0, r.k0, t.first[b.column], x, x)
-        if self.space.model == "published":
+        if self.space.published is not None:
             return b.take(np.empty(0, dtype=int))
         # Without hand-overs nothing in the rest can be better. With them anything can: lives are of whole iterations, and where
         # it dies, smaller batches may live.
@@ -388,6 +387,3 @@ def predictions_of(space: Space, candidates: Sequence[Candidate]) -> list[Predic
             p = space.predict(o, w, m, k, b, bn)
             found.update({i: p.at(j) for j, i in enumerate(mine)})
     return [found[i] for i in range(len(candidates))]
-
-
-METHODS: dict[str, Callable[..., SearchResult]] = {"exact": exact, "two-stage": two_stage, "brute-force": brute_force}

@@ -9,7 +9,7 @@ where somebody does not aggregate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,6 @@ from ephemeron.training.planner.model.prediction import (
     Prediction,
     largest_nonaggregator_batch,
     predict,
-    published,
 )
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
 from ephemeron.training.planner.model.rates import Array
@@ -70,8 +69,8 @@ class Space:
     """Choices of B^a of the thesis's own search, algorithm 3.1, ascending. `exact` takes every integer."""
     most_workers: int
     largest_global_batch: int
-    model: str = "honest"
-    """`honest`, or `published`: the thesis's equations to the letter."""
+    published: Callable[..., Prediction] | None = None
+    """The thesis's equations (`baselines.published`) in place of our model; None: our model."""
     total_memory_mb: float = 0.0
     """Of all functions; 0: any."""
     only_workers: frozenset[int] | None = None
@@ -79,8 +78,9 @@ class Space:
 
     def predict(self, o: Option, w: Array, m: Array, k: Array, ba: Array, bn: Array) -> Prediction:
         """Time and cost of candidates."""
-        f = predict if self.model == "honest" else published
-        return f(self.workload, o.platform, o.terms, workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn)
+        return (self.published or predict)(
+            self.workload, o.platform, o.terms, workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn
+        )
 
     def other_batch(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
         """B^n of the thesis: equation 3-22, as far as 3-30 and 4-2 allow. Below B^a: there is none."""
@@ -90,7 +90,7 @@ class Space:
 
     def synchronous(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
         """The largest B^n with which nobody waits for those who do not aggregate: equation 3-22."""
-        if self.model == "honest":
+        if self.published is None:
             return largest_nonaggregator_batch(
                 self.workload, o.platform, o.terms, workers=w, aggregators=k, memory_mb=m, batch=ba
             )
@@ -110,7 +110,7 @@ class Space:
         enough = self.workload.memory_needed_mb(larger) <= m + 1e-9
         allowed = ba * k + bn * (w - k) <= self.largest_global_batch
         good = enough & allowed & (ba >= 1) & ((bn >= ba) | (w == k)) & self.together(w, m)
-        if self.model == "published" and o.unequal:
+        if self.published is not None and o.unequal:
             good = good & ((w == k) | (bn <= self.synchronous(o, w, m, k, ba)))
         if self.only_workers is not None:
             good = good & np.isin(w, np.array(sorted(self.only_workers), dtype=float))
@@ -201,7 +201,7 @@ def _floor_sum(n: Array, m: Array, a: Array, b: Array) -> Array:
 
 def make_space(
     profile: Profile, terms: Sequence[ExecutionOptions], *, limits: PlanLimits, platforms: Sequence[PlatformProfile] = (),
-    memory_step_mb: int | None = None, batch_step: int = 16, most_workers: int = MOST_WORKERS, model: str = "honest",
+    memory_step_mb: int | None = None, batch_step: int = 16, most_workers: int = MOST_WORKERS, published: Callable[..., Prediction] | None = None,
     memory_max_mb: int | None = None,
 ) -> Space:  # fmt: skip
     """The space of a profile.
@@ -214,7 +214,7 @@ def make_space(
         memory_step_mb: between quotas; None: the platform's.
         batch_step: between the thesis's choices of B^a. Powers of two below it are choices, too.
         most_workers: W at most.
-        model: `honest` or `published`.
+        published: see `Space`.
         memory_max_mb: instead of the platform's.
     """
     workload = profile.workload
@@ -240,5 +240,5 @@ def make_space(
     return Space(
         workload=workload, options=options, quotas=quotas, batches=batches,
         most_workers=min(most_workers, min(p.concurrency for p in platforms)),
-        largest_global_batch=int(largest), model=model, total_memory_mb=platforms[0].total_memory_mb,
+        largest_global_batch=int(largest), published=published, total_memory_mb=platforms[0].total_memory_mb,
     )  # fmt: skip

@@ -28,7 +28,6 @@ from ephemeron.training.planner.model.prediction import (
     UP,
     exchange,
     kept_mb,
-    published,
     state_mb,
     usable_mb,
 )
@@ -204,7 +203,7 @@ def _tables(
     loads: dict[int, tuple[int, Array]] = {}
     row, load_row = np.zeros(wide, dtype=int), np.zeros(wide, dtype=int)
     small, constants = np.full((wide, 2), np.inf), np.zeros((len(CONSTANTS), wide))
-    capped = space.model == "published" and unequal
+    capped = space.published is not None and unequal
     synchronous = np.zeros((wide, n) if capped else (wide, 0))
     usable = np.ones(wide, dtype=bool)
     for i, f in enumerate(mine):
@@ -315,9 +314,11 @@ def _line(w: Array, here: Array, there: Array) -> tuple[Array, Array]:
 def _pace(space: Space, o: Option, w: Array, k: Array, m: Array, known: dict[Any, Any]) -> tuple[Array, Array, Array]:
     """Seconds of an exchange and of those who do not aggregate, and puts; straight from the model."""
     t = o.terms
-    if space.model == "published":
+    if space.published is not None:
         one = np.ones_like(w)
-        p = published(space.workload, o.platform, t, workers=w, memory_mb=m, aggregators=k, batch=one, other_batch=one)
+        p = space.published(
+            space.workload, o.platform, t, workers=w, memory_mb=m, aggregators=k, batch=one, other_batch=one
+        )
         return p.iteration_s - space.workload.compute_s(1.0, m), np.zeros_like(p.seconds), k * w
     reduced = t.pattern in ("k-reduce", "all-reduce", "scatter-reduce")
     key = (id(o.platform), reduced or t.pattern, t.sync, t.compression, w.tobytes(), k.tobytes())
@@ -332,7 +333,7 @@ def _loading(space: Space, o: Option, m: Array, most: int) -> Array:
     """Seconds until the loop begins, cold start aside, by W: with equal batches exactly, else at least."""
     w, p = space.workload, o.platform
     workers = np.arange(1, most + 1, dtype=float)[None, :]
-    if space.model == "published":
+    if space.published is not None:
         return p.seconds("down", w.model_mb + w.dataset_mb / workers, m)
     tiny = p.seconds("down", TINY_MB, m)
     share = usable_mb(w, p, m) / p.mb_per_vcpu
@@ -342,7 +343,7 @@ def _loading(space: Space, o: Option, m: Array, most: int) -> Array:
 
 def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
     w, p, t = space.workload, o.platform, o.terms
-    usable = usable_mb(w, p, m) if space.model == "honest" else m
+    usable = usable_mb(w, p, m) if space.published is None else m
     with np.errstate(divide="ignore"):
         sample = np.where(usable + w.m > 0, w.a / np.maximum(usable + w.m, 1e-9), np.inf)
     found: dict[str, Array | float] = {
@@ -353,7 +354,7 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
     }
     server = t.pattern == "parameter-server"
     gets = (0.0, 0.0) if t.pattern == "standalone" else (1.0, 0.0) if server else (2.0, -2.0)
-    if space.model == "published":
+    if space.published is not None:
         found |= {
             "put_usd": p.price_put, "get_usd": p.price_get, "gets_by_w": gets[0], "gets_more": gets[1], "mb_usd": p.price_mb,
             "moved_by_w": 3 * w.model_mb, "moved_more": -2 * w.model_mb,

@@ -1,4 +1,4 @@
-"""What the exact search is held against: everything, one candidate after the other, and the thesis's two stages."""
+"""Searches to compare the exact one with: FasDL's two stages, and every candidate computed one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELTAS = (0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 def brute_force(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> SearchResult:
-    """Computes every candidate there is. Slow; what `exact` is held against."""
+    """Computes every candidate. Slow; for comparison with `exact`."""
     began = time.perf_counter()
     found = SearchResult("brute-force", optimal=True)
     for o in space.options:
@@ -63,8 +63,8 @@ def evaluate(
 def two_stage(space: Space, limits: PlanLimits, *, minimise: str = "cost") -> SearchResult:
     """FasDL, algorithms 3.1 and 3.2 as published: ScatterReduce first, then K and B^n for its W, M and B^a.
 
-    A heuristic: it proves nothing, and finds nothing where ScatterReduce has no configuration that comes near. Of the
-    options it takes K-REDUCE under HAP, or what comes nearest to it.
+    A heuristic without a proof, which finds nothing where ScatterReduce has no configuration near the limits. Of the
+    options it takes K-REDUCE under HAP, or all if there is none.
     """
     began = time.perf_counter()
     found = SearchResult("two-stage")
