@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ephemeron.config.typed import build
 from ephemeron.training.collectives.garbage_collection import ObjectGC
+from ephemeron.training.collectives.state import GarbageState
 
 
 def contribution(version: int, rank: int) -> str:
@@ -74,7 +77,7 @@ class Run(RuleBasedStateMachine):
     @rule()
     def hand_over(self) -> None:
         """The aggregator itself is relayed: its successor goes on with what it knew."""
-        known = json.loads(json.dumps(self.garbage.state()))
+        known = build(GarbageState, json.loads(json.dumps(asdict(self.garbage.state()))), where="state")
         self.garbage = ObjectGC(self.world)
         self.garbage.load(known)
 

@@ -12,7 +12,7 @@ from ephemeron.communication.channels.wrappers import Faulty
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import ChannelTimeout, CorruptMessage
 from ephemeron.training.tensors import encode_state
-from ephemeron.training.worker.checkpoint import Checkpoints
+from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
 
 KEYS = Keys("run")
 
@@ -25,9 +25,8 @@ async def write(saver, iteration, *, applied=None, forget=True, acknowledged=Non
     arrays = {"w": np.full(3, iteration, dtype=np.float32)}
     applied = iteration if applied is None else applied
     acknowledged = iteration if acknowledged is None else acknowledged
-    nbytes = await saver.write(
-        arrays, {"iteration": iteration}, iteration=iteration, applied=applied, acknowledged=acknowledged
-    )
+    state = Checkpoint(arrays, {"residual": np.ones(2)}, CheckpointMeta(iteration=iteration, applied=applied))
+    nbytes = await saver.write(state, acknowledged=acknowledged)
     if forget:
         await saver.delete_superseded()
     return nbytes
@@ -38,9 +37,10 @@ async def iteration_found(channel):
     found = await reader.newest()
     if found is None:
         return None
-    arrays, meta = found
-    assert (arrays["w"] == meta["iteration"]).all()
-    return meta["iteration"]
+    assert (found.trainer["w"] == found.meta.iteration).all()
+    assert found.trainer.keys() == {"w"}
+    assert found.collective["residual"].tolist() == [1, 1]
+    return found.meta.iteration
 
 
 def test_two_are_kept_and_durable_lags_by_one():
@@ -122,7 +122,7 @@ def test_other_ranks_have_their_own():
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "rubbish", "foreign", "foreign notes"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "rubbish", "foreign", "foreign notes", "anonymous"])
 def test_a_damaged_newest_one_costs_only_repeated_work(damage):
     async def go():
         channel = MemoryChannel()
@@ -136,6 +136,7 @@ def test_a_damaged_newest_one_costs_only_repeated_work(damage):
             "rubbish": b"\xff" * len(data),
             "foreign": encode_state({"w": np.zeros(3)}, {}),
             "foreign notes": encode_state({"w": np.zeros(3)}, {"saved": 3}),
+            "anonymous": encode_state({"w": np.zeros(3)}, {"iteration": 20, "applied": 20}),
         }[damage]
         assert await iteration_found(channel) == 10
 
@@ -204,9 +205,9 @@ def test_reading_a_given_one():
         await write(saver, 10)
         await write(saver, 20)
         reader = checkpoints(channel)
-        arrays, meta = await reader.read(20, deadline=0)
-        assert meta["iteration"] == 20
-        assert arrays["w"].tolist() == [20, 20, 20]
+        found = await reader.read(20, deadline=0)
+        assert found.meta.iteration == 20
+        assert found.trainer["w"].tolist() == [20, 20, 20]
         assert reader.durable == 10
         with pytest.raises(ChannelTimeout, match=r"run/state/1/000000030"):
             await reader.read(30, deadline=0)

@@ -19,6 +19,7 @@ from ephemeron.training.collectives.kreduce import KReduce
 from ephemeron.training.collectives.object_wait import handle_timeout, wait_for_object
 from ephemeron.training.collectives.server import ServerAccumulate, ServerReduce
 from ephemeron.training.collectives.single import SingleRank
+from ephemeron.training.collectives.state import CollectiveState
 
 
 def collective_for(
@@ -55,6 +56,7 @@ __all__ = [
     "CHUNK_BYTES",
     "ArrivedReduce",
     "Collective",
+    "CollectiveState",
     "Group",
     "KReduce",
     "NoTrace",

@@ -1,9 +1,9 @@
-"""Several requests at once."""
+"""Concurrent requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -12,7 +12,7 @@ T = TypeVar("T")
 class RequestWindow(Generic[T]):
     """Results of coroutines in order, a few of them running ahead."""
 
-    def __init__(self, coroutines: list[Awaitable[T]], window: int) -> None:
+    def __init__(self, coroutines: list[Coroutine[None, None, T]], window: int) -> None:
         self._waiting = coroutines[::-1]
         self._running: list[asyncio.Future[T]] = []
         self._window = window
@@ -26,7 +26,7 @@ class RequestWindow(Generic[T]):
         for task in self._running:
             task.cancel()
         for coroutine in self._waiting:
-            coroutine.close()  # type: ignore[attr-defined]
+            coroutine.close()
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:

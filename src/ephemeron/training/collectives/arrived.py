@@ -7,7 +7,7 @@ for long are suspected although no rank waits for them yet, because the last ver
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import dataclasses
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from ephemeron.training.collectives.group import Group, Reduced, StalledPeers
 from ephemeron.training.collectives.kreduce import KReduce, Used
 from ephemeron.training.collectives.pace import PeerPace
 from ephemeron.training.collectives.pieces import Chunk
-from ephemeron.training.tensors import MessageHeader, unpack
+from ephemeron.training.collectives.state import CollectiveState
+from ephemeron.training.tensors import Arrays, MessageHeader, unpack
 
 
 class ArrivedReduce(KReduce):
@@ -192,14 +193,14 @@ class ArrivedReduce(KReduce):
         sent = min((self._read.get(p.label, none)[self.g.rank] for p in others), default=iteration)
         return min(iteration, sent, self._applied_elsewhere())
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        arrays, lists = super().state()
-        return arrays, {**lists, "folded": list(self.chain.folded), "read": {k: list(v) for k, v in self._read.items()}}
+    def state(self) -> tuple[Arrays, CollectiveState]:
+        arrays, state = super().state()
+        return arrays, dataclasses.replace(state, folded=tuple(self.chain.folded), read=dict(self._read))
 
-    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        super().load(arrays, meta)
-        self.chain.folded = list(meta["folded"])
-        self._read = {label: tuple(marks) for label, marks in meta["read"].items()}
+    def load(self, arrays: Arrays, state: CollectiveState) -> None:
+        super().load(arrays, state)
+        self.chain.folded = list(state.folded)
+        self._read = dict(state.read)
 
     def _pace(self, peer: str) -> PeerPace:
         if peer not in self._paces:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.events import Phase
+from ephemeron.training.collectives.state import CollectiveState
 from ephemeron.training.collectives.sync_policy import Policy
+from ephemeron.training.tensors import Arrays
 
 GRACE_SHARE = 0.2
 """Share of the timeout that a late peer gets once all its inputs have arrived."""
@@ -179,11 +181,11 @@ class Collective(ABC):
     async def collect_garbage(self) -> None:
         """Deletes objects that no rank needs any more."""
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """State for a replacement of this rank: arrays, and values for JSON."""
-        return {}, {}
+    def state(self) -> tuple[Arrays, CollectiveState]:
+        """State for a replacement of this rank: arrays, and plain values."""
+        return {}, CollectiveState()
 
-    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+    def load(self, arrays: Arrays, state: CollectiveState) -> None:
         """Restores what `state` returned."""
 
     async def setup(self, initial: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from ephemeron.training.collectives.group import GRACE_SHARE, Collective, Group,
 from ephemeron.training.collectives.object_wait import wait_for_object
 from ephemeron.training.collectives.pieces import Chunk, pieces, under_way
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
+from ephemeron.training.collectives.state import CollectiveState
 from ephemeron.training.collectives.sync_policy import UNBOUNDED
-from ephemeron.training.tensors import Compressor, MessageHeader, codec_by_name, pack, unpack
+from ephemeron.training.tensors import Arrays, Compressor, MessageHeader, codec_by_name, pack, unpack
 
 GATHERED = 4
 """Messages that an aggregator fetches ahead, however large: bounds its memory to GATHERED·S/K beside the sum."""
@@ -341,14 +342,14 @@ class KReduce(Collective):
             return UNBOUNDED
         return min(self.garbage.applied.get(r, 0) for r in range(self.g.world) if r != self.g.rank)
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        lists = {"kept": self.garbage.state(), "expected": self._expect.state()}
-        return {"residual": self.upward.residual.copy()}, lists
+    def state(self) -> tuple[Arrays, CollectiveState]:
+        state = CollectiveState(garbage=self.garbage.state(), arrivals=self._expect.state())
+        return {"residual": self.upward.residual.copy()}, state
 
-    def load(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+    def load(self, arrays: Arrays, state: CollectiveState) -> None:
         self.upward.residual = arrays["residual"]
-        self.garbage.load(meta["kept"])
-        self._expect.load(meta["expected"])
+        self.garbage.load(state.garbage)
+        self._expect.load(state.arrivals)
 
     async def collect_garbage(self) -> None:
         self.garbage.update(self.g.rank, applied=self.g.status.applied, durable=self.g.status.durable)

@@ -27,10 +27,11 @@ rounds to forget, each of them as late as the one before had made it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ephemeron.communication.channels.base import GROWTH, LEAST_STEP_S
+from ephemeron.training.collectives.state import Arrivals
 
 MEMORY = 16
 """Rounds that count, once enough were heard; of these the latest one does not."""
@@ -144,16 +145,16 @@ class ArrivalPredictor:
         """
         return reference + self.streams.setdefault(stream, _KeyStream()).observe(found - reference, gap_s, age_s)
 
-    def state(self) -> dict[str, list[float]]:
-        """State for a successor: per stream three appearances, the age of a fresh object, and the last gap."""
+    def state(self) -> Arrivals:
+        """State for a successor: per stream three appearances, the age of a fresh object, and the last gap, in seconds."""
         return {
-            name: [round(x, 6) for x in (*s.typical(), s.fresh_age_s, s.gap_s)]
+            name: tuple(round(x, 6) for x in (*s.typical(), s.fresh_age_s, s.gap_s))
             for name, s in self.streams.items()
             if len(s.appeared) > 1 and s.fresh_age_s is not None
         }
 
-    def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """The inverse of `state`; observations of this invocation count more."""
+    def load(self, state: Arrivals) -> None:
+        """Restores what `state` returned; observations of this invocation count for more."""
         for name, (*typical, fresh_age_s, gap_s) in state.items():
             appeared = deque([*typical, typical[-1]], maxlen=MEMORY)
             self.streams[name] = _KeyStream(appeared=appeared, fresh_age_s=fresh_age_s, gap_s=gap_s)

@@ -164,7 +164,7 @@ def objects(job: Job, spec: RunSpec, data: TrainingData, divided: PartitionedMod
     """
     from ephemeron.partition.serialization.stage_bundle import make_bundle
     from ephemeron.training.worker.pipeline.factory import stage_object
-    from ephemeron.training.worker.torch_trainer import to_arrays
+    from ephemeron.training.worker.torch_state import to_arrays
 
     keys, stages = Keys(spec.run_id), divided.stages
     made: dict[str, list[Buffer]] = {}

@@ -20,6 +20,7 @@ from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage
 from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
+from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, PlatformError
 from ephemeron.events import Event, Note, RunEnded, RunStarted
 from ephemeron.functions.base import Call, Platform, Reason
@@ -35,6 +36,7 @@ from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.finalize import clear, parts_of
 from ephemeron.training.worker.request import RECOVER, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainer import WeightNotes
 
 STOP_GRACE_S = 15.0
 """How long functions may take to stop at a checkpoint before they are killed."""
@@ -369,7 +371,7 @@ async def together(ending: RunOutcome, channel: Channel, keys: Keys) -> None:
         received = await channel.get(keys.part(stage), deadline=asyncio.get_running_loop().time() + 30)
         part, notes = decode_state(received.data, key=keys.part(stage))
         arrays |= part
-        bf16 += notes.get("bf16", [])
+        bf16 += build(WeightNotes, notes, where=keys.part(stage)).bf16
     ending.arrays = arrays
     ending.final = {**final, "weights_sha256": digest(arrays), **({"bf16": bf16} if bf16 else {})}
 

@@ -63,12 +63,13 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     except ModuleNotFoundError:
         raise MissingExtra("PyTorch", "torch") from None
     from ephemeron.training.worker.losses import make_loss
-    from ephemeron.training.worker.torch_trainer import TorchTrainer, everything, make_model, make_optimizer
+    from ephemeron.training.worker.torch_state import model_arrays
+    from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer
 
     find = partial(resolve, folders=job.code)
     model = make_model(job.model, find, seed=job.seed, dtype=job.dtype)
     layout = layout_of(model)
-    fresh, notes = everything(model)
+    fresh, notes = model_arrays(model)
     trainer = TorchTrainer(
         model=model, loss=make_loss(job.loss, find), optimizer=make_optimizer(job.optimizer, model),
         feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0),

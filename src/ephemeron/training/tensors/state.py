@@ -1,7 +1,6 @@
 """Named arrays as safetensors, for checkpoints, initial weights and results. No pickle anywhere.
 
-A checkpoint is arrays plus a small JSON of plain values (iteration, optimiser hyper-parameters, …) that
-travels in the file's metadata.
+A checkpoint is arrays, and a small JSON of plain values (iteration, optimiser hyper-parameters, …) in the file's metadata.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -21,14 +19,14 @@ from ephemeron.errors import CorruptMessage
 Arrays = dict[str, np.ndarray]
 
 
-def encode_state(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> bytes:
+def encode_state(arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]) -> bytes:
     """Bytes of a safetensors file. Arrays keep their dtype and shape; 0-d arrays too."""
     ready = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     notes = {"meta": dict(meta), "checksum": _checksum(ready)}
     return save(ready, metadata={"ephemeron": json.dumps(notes, separators=(",", ":"))})
 
 
-def decode_state(data: memoryview | bytes, *, key: str = "") -> tuple[Arrays, dict[str, Any]]:
+def decode_state(data: memoryview | bytes, *, key: str = "") -> tuple[Arrays, dict[str, object]]:
     """The inverse of `encode_state`. The arrays are copies and may be changed.
 
     Raises:
@@ -44,7 +42,7 @@ def decode_state(data: memoryview | bytes, *, key: str = "") -> tuple[Arrays, di
         notes = json.loads(header["__metadata__"]["ephemeron"])
         meta, checksum = notes["meta"], notes["checksum"]
     except (SafetensorError, ValueError, KeyError, TypeError) as e:
-        raise CorruptMessage(f"not a state of ours: {e}", key=key or None) from None
+        raise CorruptMessage(f"not a safetensors file of a run: {e}", key=key or None) from None
     if checksum != _checksum(arrays):
         raise CorruptMessage("checksum differs", key=key or None)
     return {name: np.array(array) for name, array in arrays.items()}, meta

@@ -1,35 +1,72 @@
-"""A rank's whole state in the channel: written beside the computation, at least two kept, the oldest one counted on.
+"""Checkpoints of one rank in the channel: written beside the computation; at least two kept, the oldest one relied on.
 
-A replacement starts from the newest checkpoint it finds and repeats the iterations since then from the merged
-objects that are still there. What a rank declares durable is what the oldest of them needs, so even a
-checkpoint whose put was lost costs nothing but repeated work. Where peers run ahead of each other, checkpoints are kept
-back to the last iteration of which everything has arrived: what is lost later can be sent again.
+A replacement starts from the newest checkpoint that it finds, and repeats the iterations since then from the merged
+objects that are still stored. The versions that a rank declares durable are those that its oldest checkpoint contains, so a
+checkpoint whose put was lost costs only repeated work. Where peers run ahead of each other, checkpoints are kept back to the
+last iteration of which all objects have arrived: an object that is lost later can be sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
-from ephemeron.errors import CorruptMessage
+from ephemeron.config.typed import build
+from ephemeron.errors import CorruptMessage, JobError
+from ephemeron.training.collectives.state import Arrivals, CollectiveState
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
+from ephemeron.training.worker.timeouts import IterationTimes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """One checkpoint that is in the channel."""
+    """Position of one stored checkpoint."""
 
     iteration: int
-    """The next iteration to compute."""
+    """Next iteration to compute."""
     applied: int
-    """Versions that the parameters have seen."""
+    """Number of versions that the parameters contain."""
 
 
-BEGINNING = Saved(0, 0)
-"""Where a rank starts for which no checkpoint is early enough. Nothing has to be stored for it."""
+BEGINNING = Saved(iteration=0, applied=0)
+"""Position of a rank for which no checkpoint is early enough. Nothing has to be stored for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMeta:
+    """Plain values of a checkpoint."""
+
+    iteration: int
+    """Next iteration to compute."""
+    applied: int
+    """Number of versions that the parameters contain."""
+    spent_usd: float = 0.0
+    """Cost of the rank so far."""
+    times: IterationTimes = field(default_factory=IterationTimes)
+    collective: CollectiveState = field(default_factory=CollectiveState)
+    activations: Arrivals = field(default_factory=dict)
+    """Arrival times of the messages between stages."""
+    trainer: Mapping[str, object] = field(default_factory=dict)
+    """The trainer's own: see `Trainer.state`."""
+    saved: tuple[Saved, ...] = ()
+    """Checkpoints that were kept with this one, ascending, and itself."""
+
+
+class Checkpoint(NamedTuple):
+    """State of a rank between two iterations."""
+
+    trainer: Arrays
+    collective: Arrays
+    meta: CheckpointMeta
+
+
+_OF_COLLECTIVE = "c/"
+"""Prefix of the collective's arrays."""
 
 
 @dataclass(slots=True)
@@ -40,55 +77,59 @@ class Checkpoints:
     keys: Keys
     rank: int
     saved: list[Saved] = field(default_factory=lambda: [BEGINNING])
-    """Those that count, ascending; the beginning is one of them until two later ones are enough."""
+    """Kept ones, ascending; the beginning of the run is one of them until two later ones suffice."""
     intact: int = 0
-    """Versions from this one on cannot have been deleted before the state was read."""
+    """No version from this one on can have been deleted before the state was read."""
     last_write_s: float = 0.0
     superseded: list[str] = field(default_factory=list)
 
     @property
     def durable(self) -> int:
-        """Versions that no replacement would need again."""
+        """Number of versions that no replacement would need again."""
         return self.saved[0].applied if len(self.saved) > 1 else 0
 
-    async def write(
-        self, arrays: Arrays, meta: dict[str, Any], *, iteration: int, applied: int, acknowledged: int
-    ) -> int:
+    async def write(self, state: Checkpoint, *, acknowledged: int) -> int:
         """Stores a checkpoint and returns its bytes. `delete_superseded` deletes those that it replaces.
 
         Args:
-            arrays, meta: the state.
-            iteration: the next one to compute.
-            applied: versions that the parameters have seen.
-            acknowledged: iterations of which everything that this rank sent has arrived. What is lost of a later one
-                can only be sent again from a checkpoint before it.
+            state: its `meta.saved` is filled in here.
+            acknowledged: number of iterations of which all objects sent by this rank have arrived. What is lost of a
+                later one can only be sent again from a checkpoint before it.
         """
         began = asyncio.get_running_loop().time()
+        iteration = state.meta.iteration
         before = [s for s in self.saved if s.iteration < iteration]
         first = max(0, min(len(before) - 1, sum(s.iteration <= acknowledged for s in before) - 1))
-        kept = [*before[first:], Saved(iteration, applied)]
+        kept = [*before[first:], Saved(iteration=iteration, applied=state.meta.applied)]
         self.superseded += [self.keys.state(self.rank, s.iteration) for s in before[:first] if s != BEGINNING]
-        data = encode_state(arrays, {**meta, "saved": [[s.iteration, s.applied] for s in kept]})
+        meta = dataclasses.asdict(dataclasses.replace(state.meta, saved=tuple(kept)))
+        arrays = state.trainer | {_OF_COLLECTIVE + name: array for name, array in state.collective.items()}
+        data = encode_state(arrays, meta)
         await self.channel.put(self.keys.state(self.rank, iteration), [data])
         self.saved = kept
         self.last_write_s = asyncio.get_running_loop().time() - began
         return len(data)
 
     async def delete_superseded(self) -> None:
-        """Deletes the checkpoints that later ones have made superseded."""
+        """Deletes the checkpoints that later ones have superseded."""
         gone, self.superseded = self.superseded, []
         if gone:
             await self.channel.delete(gone)
 
-    async def read(self, iteration: int, deadline: float) -> tuple[Arrays, dict[str, Any]]:
-        """A checkpoint that is known to be there, or about to be."""
+    async def read(self, iteration: int, deadline: float) -> Checkpoint:
+        """A checkpoint that is known to be stored, or about to be.
+
+        Raises:
+            ChannelTimeout: it is missing at the deadline.
+            CorruptMessage: it is damaged.
+        """
         key = self.keys.state(self.rank, iteration)
         received = await self.channel.get(key, deadline=deadline)
         found = self._decode(received.data, key)
         self.intact = self.durable
         return found
 
-    async def newest(self, not_after: int | None = None) -> tuple[Arrays, dict[str, Any]] | None:
+    async def newest(self, not_after: int | None = None) -> Checkpoint | None:
         """The newest checkpoint that can be read, of an iteration up to `not_after`, or None. Lists: for recovery only."""
         for later, key in enumerate(reversed(await self.channel.list(self.keys.states(self.rank)))):
             data = await self.channel.fetch(key)
@@ -97,16 +138,21 @@ class Checkpoints:
                     found = self._decode(data, key)
                 except CorruptMessage:
                     continue
-                if not_after is None or found[1]["iteration"] <= not_after:
+                if not_after is None or found.meta.iteration <= not_after:
                     self.intact = self.saved[-1].applied if later else self.durable
                     return found
         self.saved = [BEGINNING]
         return None
 
-    def _decode(self, data: memoryview, key: str) -> tuple[Arrays, dict[str, Any]]:
-        arrays, meta = decode_state(data, key=key)
+    def _decode(self, data: memoryview, key: str) -> Checkpoint:
+        arrays, raw = decode_state(data, key=key)
         try:
-            self.saved = [Saved(i, a) for i, a in meta["saved"]]
-        except (KeyError, TypeError, ValueError):
-            raise CorruptMessage("not a checkpoint of ours", key=key) from None
-        return arrays, meta
+            meta = build(CheckpointMeta, raw, where=key)
+        except JobError as e:
+            raise CorruptMessage(f"not a checkpoint of this release: {e}", key=key) from None
+        if not meta.saved:
+            raise CorruptMessage("not a checkpoint of this release: it does not name itself", key=key)
+        self.saved = list(meta.saved)
+        collective = {n.removeprefix(_OF_COLLECTIVE): a for n, a in arrays.items() if n.startswith(_OF_COLLECTIVE)}
+        trainer = {n: a for n, a in arrays.items() if not n.startswith(_OF_COLLECTIVE)}
+        return Checkpoint(trainer, collective, meta)

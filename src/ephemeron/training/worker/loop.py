@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from ephemeron import logs
@@ -21,8 +20,9 @@ from ephemeron.events import Checkpointed, Evaluated, Note, Progress
 from ephemeron.functions.context import Context
 from ephemeron.training.collectives import Collective, SingleRank, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.tensors import RELAY, STOP, Arrays
+from ephemeron.training.tensors import RELAY, STOP
 from ephemeron.training.worker.background import BackgroundTasks
+from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, first_leaf
 from ephemeron.training.worker.startup import StartedWorker, load
@@ -107,8 +107,8 @@ class TrainingLoop:
         collective = SingleRank(group) if single else collective_for(
             c.pattern, group, asynchronous=c.sync == "asp", chunk_bytes=self.spec.chunk_bytes
         )  # fmt: skip
-        if self.started.collective is not None:
-            collective.load(*self.started.collective)
+        if self.started.state is not None:
+            collective.load(self.started.state.collective, self.started.state.meta.collective)
         return collective
 
     async def run(self) -> dict[str, Any]:
@@ -247,33 +247,34 @@ class TrainingLoop:
             await self.lifecycle.invoke_successor()
         if self.t % self.configuration.checkpoint_every == 0 and self.background.is_free("checkpoint"):
             await self.lifecycle.check_fence()
-            self.background.start("checkpoint", self._checkpoint(*await self._state(), self.t, self.status.applied))
+            self.background.start("checkpoint", self._checkpoint(await self._state()))
 
-    async def _state(self) -> tuple[Arrays, dict[str, Any]]:
+    async def _state(self) -> Checkpoint:
         await self.background.settle("upload")
         await self.background.settle("reduce")  # or a replacement would start past a version that no rank has reduced
         await self._check_parameters()
-        arrays, meta = await self.invocation.compute(self.trainer.state, samples=0)
-        more, lists = self.collective.state()
-        arrays.update({f"c/{name}": array for name, array in more.items()})
-        meta["collective"] = {**lists, "post": {"expected": self.step.state()}}
-        meta.update(iteration=self.t, applied=self.status.applied, spent_usd=self.lifecycle.spent_usd())
-        meta["timeouts"] = asdict(self.lifecycle.timeouts.state())
-        return arrays, meta
+        arrays, trainer = await self.invocation.compute(self.trainer.state, samples=0)
+        more, collective = self.collective.state()
+        meta = CheckpointMeta(
+            iteration=self.t, applied=self.status.applied, spent_usd=self.lifecycle.spent_usd(),
+            times=self.lifecycle.timeouts.state(), collective=collective, activations=self.step.state(), trainer=trainer,
+        )  # fmt: skip
+        return Checkpoint(arrays, more, meta)
 
     async def _check_parameters(self) -> None:
         finite = self.step.finite
         if finite.stops:
             await self.invocation.compute(lambda: finite.parameters(self.trainer.parameters(), self.t), samples=0)
 
-    async def _checkpoint(self, arrays: Arrays, meta: dict[str, Any], t: int, applied: int) -> None:
-        await self._write(arrays, meta, t, applied)
+    async def _checkpoint(self, state: Checkpoint) -> None:
+        await self._write(state)
         await self.checkpoints.delete_superseded()
 
-    async def _write(self, arrays: Arrays, meta: dict[str, Any], t: int, applied: int) -> None:
+    async def _write(self, state: Checkpoint) -> None:
+        t = state.meta.iteration
         acknowledged = self.collective.acknowledged(t)
         before_s = self.lifecycle.channel.outages_s
-        nbytes = await self.checkpoints.write(arrays, meta, iteration=t, applied=applied, acknowledged=acknowledged)
+        nbytes = await self.checkpoints.write(state, acknowledged=acknowledged)
         outages_s = self.lifecycle.channel.outages_s - before_s
         self.lifecycle.handoff.write_s = max(0.0, self.checkpoints.last_write_s - outages_s)
         self.status.durable = self.checkpoints.durable
@@ -286,9 +287,9 @@ class TrainingLoop:
         )  # fmt: skip
 
     async def _save(self) -> None:
-        arrays, meta = await self._state()
+        state = await self._state()
         await self.background.settle("checkpoint")
-        await self._write(arrays, meta, self.t, self.status.applied)
+        await self._write(state)
 
     async def _stop(self) -> None:
         await self._save()

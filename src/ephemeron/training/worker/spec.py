@@ -1,16 +1,17 @@
-"""What every function of a run reads first: one JSON object, `RUN/spec`, without secrets and without code."""
+"""Specification of a run, which each function reads first: one JSON object, `RUN/spec`, without secrets and without code."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from ephemeron.config.typed import build
 from ephemeron.data import SampleSplit, plan_split
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.split import LastBatch
-from ephemeron.errors import CorruptMessage
+from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
 from ephemeron.training.job import Configuration, Target
 from ephemeron.training.planner.prices import Prices
@@ -18,10 +19,10 @@ from ephemeron.training.planner.prices import Prices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """A model that lies on several functions. Rank = stage · replicas + replica."""
+    """A model that is divided among several functions. Rank = stage · replicas + replica."""
 
     replicas: int
-    """R."""
+    """Functions that hold the same stage, R."""
     micro_batches: int
     schedule: str
     recompute: bool
@@ -36,7 +37,7 @@ class Stages:
 
     @property
     def count(self) -> int:
-        """S."""
+        """Number of stages, S."""
         return len(self.fed)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -50,11 +51,11 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """A run as its workers see it."""
+    """A run, as its workers read it."""
 
     run_id: str
     name: str = ""
-    """Of the job."""
+    """Name of the job."""
     model: Target
     loss: Target
     optimizer: Target
@@ -63,29 +64,30 @@ class RunSpec:
     seed: int
     dtype: str
     samples: int
-    """In the training set."""
+    """Size of the training set."""
     prices: Prices
     budget_usd: float | None = None
     faults: tuple[str, ...] = ()
     peer_timeout_s: float = 20.0
     """Shortest wait before a peer is suspected; slow iterations make it longer."""
     cold_start_s: float = 3.0
-    """How long before its end a function starts its successor."""
+    """Expected time of a cold start."""
     trainer: str = "torch"
     """`torch`; `synthetic` or `counting` for studies in which gradients do not matter."""
-    trainer_options: dict[str, Any] = field(default_factory=dict)
+    trainer_options: Mapping[str, int] = field(default_factory=dict)
+    """Arguments of a trainer for studies."""
     last_batch: LastBatch = "keep"
-    """What becomes of the partial iteration of an epoch."""
+    """Treatment of the partial iteration of an epoch."""
     flow: FlowSpec | None = None
-    """Where functions read their samples; None: they get them."""
+    """Flow from which functions read their samples; None: the driver stores their samples in the channel."""
     stages: Stages | None = None
     """None: every function holds the whole model."""
     chunk_bytes: int = CHUNK_BYTES
-    """Of the pipelined form, from what requests take at the store; 0: the plain form is faster."""
+    """Chunk size of the pipelined form, from the store's request times; 0: the plain form is faster."""
 
     @property
     def split(self) -> SampleSplit:
-        """Which rank, or replica, owns how many samples."""
+        """Number of samples of each rank, or replica."""
         c = self.configuration
         return plan_split(self.samples, [c.batch_of(r) for r in range(c.group)], last=self.last_batch)
 
@@ -95,13 +97,13 @@ class RunSpec:
 
     @property
     def most_replacements(self) -> int:
-        """Functions that may be replaced in the run."""
+        """Number of functions that may be replaced in the run."""
         c = self.configuration
         return c.max_replacements or max(100, 20 * c.workers)
 
     @property
     def iterations(self) -> int:
-        """In the whole run."""
+        """Iterations of the whole run."""
         return self.split.iterations * self.epochs
 
     def to_bytes(self) -> bytes:
@@ -115,16 +117,6 @@ class RunSpec:
             CorruptMessage: not a specification of this release.
         """
         try:
-            raw = json.loads(bytes(data))
-            for name in ("model", "loss", "optimizer"):
-                raw[name] = Target(**raw[name])
-            raw["configuration"] = Configuration(**raw["configuration"])
-            raw["prices"] = Prices(**raw["prices"])
-            raw["faults"] = tuple(raw["faults"])
-            raw["flow"] = None if raw["flow"] is None else FlowSpec.from_json(raw["flow"])
-            if raw["stages"] is not None:
-                told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["stages"].items()}
-                raw["stages"] = Stages(**told)
-            return cls(**raw)
-        except (ValueError, KeyError, TypeError) as e:
+            return build(cls, json.loads(bytes(data)), where="spec")
+        except (ValueError, JobError) as e:
             raise CorruptMessage(f"not a run specification of this release: {e}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,15 +14,14 @@ from ephemeron.errors import ChannelTimeout
 from ephemeron.events import Loaded as LoadedEvent
 from ephemeron.events import Started
 from ephemeron.training.collectives import ReductionStatus, all_of
-from ephemeron.training.tensors import Arrays, decode_state
+from ephemeron.training.tensors import decode_state
 from ephemeron.training.worker import fencing
-from ephemeron.training.worker.checkpoint import Checkpoints
+from ephemeron.training.worker.checkpoint import BEGINNING, Checkpoint, Checkpoints
 from ephemeron.training.worker.factory import build_trainer, open_feed
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.timeouts import IterationTimes
 from ephemeron.training.worker.trainer import Trainer
 
 _log = logging.getLogger(__name__)
@@ -47,8 +45,8 @@ class StartedWorker:
     replaying: bool
     """Peers may be ahead: versions from here on may exist already."""
     test_samples: int
-    collective: tuple[Arrays, dict[str, Any]] | None
-    """State of the predecessor's collective; None: the run begins here."""
+    state: Checkpoint | None
+    """State from which it goes on; None: the run begins here."""
 
 
 async def load(invocation: InvocationContext) -> StartedWorker:
@@ -84,32 +82,32 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     invocation.at_end.callback(trainer.close)
     checkpoints = Checkpoints(channel, keys, invocation.rank)
     lifecycle.handoff.load_s = invocation.now() - invocation.began - channel.outages_s
-    arrays, meta, replaying = await _state(lifecycle, checkpoints)
+    state, replaying = await _state(lifecycle, checkpoints)
     invocation.trace.record("load", invocation.began, invocation.now())
-    if meta is None:
+    if state is None:
         if spec.trainer == "torch":
             initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
             asked, outages_s = invocation.now(), channel.outages_s
             trainer.load(*decode_state(await _get(invocation, initial), key=initial))
             lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
     else:
-        trainer.load({n: a for n, a in arrays.items() if not n.startswith("c/")}, meta)
-        lifecycle.budget.spent_before_usd = meta["spent_usd"]
-        lifecycle.timeouts.load(IterationTimes(**meta["timeouts"]))
-    position = meta or {"iteration": 0, "applied": 0}
+        trainer.load(state.trainer, state.meta.trainer)
+        lifecycle.budget.spent_before_usd = state.meta.spent_usd
+        lifecycle.timeouts.load(state.meta.times)
+    position = BEGINNING if state is None else state.meta
     invocation.emit(
         LoadedEvent(
-            t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=position["iteration"],
+            t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=position.iteration,
             spans=invocation.trace.flush(), nbytes=channel.bytes_down,
         )
     )  # fmt: skip
-    _log.info("loaded; next iteration %d, %d versions applied", position["iteration"], position["applied"])
+    _log.info("loaded; next iteration %d, %d versions applied", position.iteration, position.applied)
     return StartedWorker(
-        lifecycle=lifecycle, spec=spec, trainer=trainer, checkpoints=checkpoints, iteration=position["iteration"],
+        lifecycle=lifecycle, spec=spec, trainer=trainer, checkpoints=checkpoints, iteration=position.iteration,
         status=ReductionStatus(
-            applied=position["applied"], durable=checkpoints.durable, intact=checkpoints.intact
+            applied=position.applied, durable=checkpoints.durable, intact=checkpoints.intact
         ), replaying=replaying, test_samples=test_samples,
-        collective=None if meta is None else ({n[2:]: a for n, a in arrays.items() if n.startswith("c/")}, meta["collective"]),
+        state=state,
     )  # fmt: skip
 
 
@@ -162,14 +160,12 @@ async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Traine
     return build_trainer(spec, invocation.rank, folders=folders, feed=feed), feed.test_samples
 
 
-async def _state(
-    lifecycle: InvocationLifecycle, checkpoints: Checkpoints
-) -> tuple[Arrays, dict[str, Any] | None, bool]:
+async def _state(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> tuple[Checkpoint | None, bool]:
     """State to go on from (None: the beginning of the run), and whether peers may be ahead of it."""
     invocation = lifecycle.invocation
     channel, request = invocation.channel, invocation.request
     if invocation.attempt == 0:
-        return {}, None, False
+        return None, False
     if invocation.call.reason == "relay":
         key = invocation.keys.hand(invocation.rank, invocation.attempt)
         try:
@@ -178,15 +174,15 @@ async def _state(
                 raise InvocationExit("finished")
             if not message.startswith(RECOVER):
                 asked, outages_s = invocation.now(), channel.outages_s
-                arrays, meta = await checkpoints.read(int(message), invocation.now() + LOAD_TIMEOUT_S)
+                state = await checkpoints.read(int(message), invocation.now() + LOAD_TIMEOUT_S)
                 lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
-                return arrays, meta, False
+                return state, False
             recovery = Recovery.of(message, key=key)
             lifecycle.timeouts.load(waited=recovery.waited)
             lifecycle.detector.progress_seen.update(recovery.seen)
         except ChannelTimeout:
             _log.warning("no hand-off from the predecessor; recovers from the newest checkpoint")
-    return *(await checkpoints.newest(request.not_after) or ({}, None)), True
+    return await checkpoints.newest(request.not_after), True
 
 
 _NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))

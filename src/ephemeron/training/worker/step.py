@@ -7,10 +7,11 @@ its contribution: alone (`WholeModelStep`), or with the functions that hold the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from ephemeron.training.collectives import Group, ReductionStatus
+from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.non_finite import FiniteCheck
@@ -87,7 +88,7 @@ class IterationStep(ABC):
     async def collect_garbage(self) -> None:
         """Deletes objects of the step that no rank needs any more."""
 
-    def state(self) -> Mapping[str, Sequence[float]]:
+    def state(self) -> Arrivals:
         """Arrival times of the step's objects, for a successor."""
         return {}
 

@@ -6,13 +6,20 @@ sensitive to every mistake: a lost, repeated or reordered update changes the fin
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from ephemeron.config.typed import build
 from ephemeron.data import SampleSplit
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draws:
+    draws: int
 
 
 class SyntheticTrainer:
@@ -49,16 +56,16 @@ class SyntheticTrainer:
     def parameters(self) -> np.ndarray:
         return self._theta.copy()
 
-    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+    def weights(self) -> tuple[Arrays, dict[str, object]]:
         return {"theta": self._theta.copy()}, {}
 
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
+    def state(self) -> tuple[Arrays, dict[str, object]]:
         return {"theta": self._theta.copy(), "momentum": self._momentum.copy()}, {"draws": self._draws}
 
-    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         self._theta = arrays["theta"]
         self._momentum = arrays["momentum"]
-        self._draws = meta["draws"]
+        self._draws = build(_Draws, meta, where="state of the trainer").draws
 
     def close(self) -> None:
         pass
@@ -97,19 +104,19 @@ class CountingTrainer:
         self._counts = mean.copy() if self._replaces else self._counts + mean * np.float32(self._weight or 1)
 
     def evaluate(self) -> EvaluationSums:
-        """As loss: by how much the counts are off."""
+        """Sum of the errors of all counts, as the loss."""
         return EvaluationSums(float(np.abs(self._counts - 1).sum()), 0, 1)
 
     def parameters(self) -> np.ndarray:
         return self._counts.copy()
 
-    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+    def weights(self) -> tuple[Arrays, dict[str, object]]:
         return {"counts": self._counts.copy()}, {}
 
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
+    def state(self) -> tuple[Arrays, dict[str, object]]:
         return {"counts": self._counts.copy()}, {}
 
-    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         self._counts = arrays["counts"]
 
     def close(self) -> None:

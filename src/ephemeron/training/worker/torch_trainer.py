@@ -7,9 +7,7 @@ Parameters of mixed dtypes are exchanged in the widest of them and keep their ow
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,12 +15,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import BatchSource, Positions
 from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.eager import eager_optimizers
 from ephemeron.training.worker.losses import evaluated
+from ephemeron.training.worker.torch_state import (
+    OptimizerState,
+    RandomState,
+    TorchTrainerState,
+    named_tensors,
+    to_arrays,
+    to_tensor,
+)  # fmt: skip
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
 
 
@@ -63,7 +70,7 @@ class TorchTrainer:
             self.views.append(self.flat[start : start + p.numel()].view(p.shape))
             start += p.numel()
             p.register_post_accumulate_grad_hook(partial(_add, self._took_part, i))  # type: ignore[no-untyped-call]
-        self._random = _RandomState(seed)
+        self._random = RandomState(seed)
 
     # -- training -----------------------------------------------------------------------------------------
 
@@ -165,48 +172,49 @@ class TorchTrainer:
 
     # -- state --------------------------------------------------------------------------------------------
 
-    def weights(self) -> tuple[Arrays, dict[str, Any]]:
+    def weights(self) -> tuple[Arrays, Mapping[str, object]]:
         arrays, bf16 = to_arrays({n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)})
         return arrays, {"bf16": bf16} if bf16 else {}
 
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
-        arrays, meta = everything(self.model)
-        arrays = {f"w/{n}": a for n, a in arrays.items()}
-        meta = {"bf16": [f"w/{n}" for n in meta.get("bf16", [])]}
+    def state(self) -> tuple[Arrays, Mapping[str, object]]:
         with eager_optimizers():
             inner = self.optimizer.state_dict()
-        plain: dict[str, dict[str, Any]] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for index, values in inner["state"].items():
-            for key, value in values.items():
+        tensors = {f"w/{n}": t.detach() for n, t in named_tensors(self.model)}
+        values: dict[str, dict[str, object]] = {}
+        for index, by_name in inner["state"].items():
+            for name, value in by_name.items():
                 if isinstance(value, torch.Tensor):
-                    tensors[f"o/{index}/{key}"] = value.detach()
+                    tensors[f"o/{index}/{name}"] = value.detach()
                 else:
-                    plain.setdefault(str(index), {})[key] = value
-        more, bf16 = to_arrays(tensors)
-        arrays.update(more)
-        meta["bf16"] += bf16
-        meta["optimizer"] = {"plain": plain, "groups": inner["param_groups"]}
-        arrays["random/torch"], meta["random"] = self._random.save()
-        return arrays, meta
+                    values.setdefault(str(index), {})[name] = value
+        arrays, bf16 = to_arrays(tensors)
+        arrays["random/torch"], random = self._random.save()
+        optimizer = OptimizerState(values=values, groups=tuple(inner["param_groups"]))
+        return arrays, plain(TorchTrainerState(bf16=tuple(bf16), optimizer=optimizer, random=random))
 
-    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        bf16 = set(meta.get("bf16", ()))
-        prefix = "w/" if "optimizer" in meta else ""
+    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        state = build(TorchTrainerState, meta, where="state of the trainer")
+        bf16 = frozenset(state.bf16)
+        prefix = "" if state.optimizer is None else "w/"
         with torch.no_grad():
-            for name, tensor in _named(self.model):
+            for name, tensor in named_tensors(self.model):
                 tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
-        if "optimizer" not in meta:
+        if state.optimizer is None or state.random is None:
             return
-        state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in meta["optimizer"]["plain"].items()}
+        found: dict[int, dict[str, object]] = {int(i): dict(v) for i, v in state.optimizer.values.items()}
         for name, array in arrays.items():
             if name.startswith("o/"):
                 _, index, key = name.split("/", 2)
-                state.setdefault(int(index), {})[key] = to_tensor(array, name in bf16)
-        groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in meta["optimizer"]["groups"]]
+                found.setdefault(int(index), {})[key] = to_tensor(array, name in bf16)
+        groups = [{k: _betas(v) if k == "betas" else v for k, v in g.items()} for g in state.optimizer.groups]
         with eager_optimizers():
-            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self._random.restore(arrays["random/torch"], meta["random"])
+            self.optimizer.load_state_dict({"state": found, "param_groups": groups})
+        self._random.restore(arrays["random/torch"], state.random)
+
+
+def _betas(value: object) -> object:
+    """JSON has lists only, and optimisers compare and unpack tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def as_tensors(value: Any, dtype: torch.dtype) -> Any:
@@ -226,80 +234,6 @@ def as_tensors(value: Any, dtype: torch.dtype) -> Any:
 
 def _add(found: set[int], number: int, _: torch.Tensor) -> None:
     found.add(number)
-
-
-class _RandomState:
-    """PyTorch's, NumPy's and Python's global random states, kept per trainer and swapped in while it works."""
-
-    def __init__(self, seed: int) -> None:
-        saved = self._global()
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        self._mine = self._global()
-        self._set(saved)
-
-    @staticmethod
-    def _global() -> tuple[torch.Tensor, Any, Any]:
-        return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-    @staticmethod
-    def _set(state: tuple[torch.Tensor, Any, Any]) -> None:
-        torch.set_rng_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        outside = self._global()
-        self._set(self._mine)
-        try:
-            yield
-        finally:
-            self._mine = self._global()
-            self._set(outside)
-
-    def save(self) -> tuple[np.ndarray, dict[str, Any]]:
-        tensor, (name, keys, pos, has_gauss, gauss), (version, numbers, following) = self._mine
-        return tensor.numpy().copy(), {
-            "numpy": [name, keys.tolist(), int(pos), int(has_gauss), float(gauss)],
-            "python": [version, list(numbers), following],
-        }
-
-    def restore(self, tensor: np.ndarray, meta: dict[str, Any]) -> None:
-        name, keys, pos, has_gauss, gauss = meta["numpy"]
-        version, numbers, following = meta["python"]
-        self._mine = (
-            torch.from_numpy(np.array(tensor)),
-            (name, np.array(keys, dtype=np.uint32), pos, has_gauss, gauss),
-            (version, tuple(numbers), following),
-        )
-
-
-def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
-    """NumPy has no bfloat16: such tensors travel as the bits of uint16, and their names are listed."""
-    bf16 = [n for n, t in tensors.items() if t.dtype == torch.bfloat16]
-    arrays = {
-        n: (t.contiguous().view(torch.uint16) if t.dtype == torch.bfloat16 else t).cpu().numpy().copy()
-        for n, t in tensors.items()
-    }
-    return arrays, bf16
-
-
-def everything(model: nn.Module) -> tuple[Arrays, dict[str, Any]]:
-    """What a replacement needs of a model: each parameter and buffer once, also buffers that `state_dict()` leaves out."""
-    arrays, bf16 = to_arrays({n: t.detach() for n, t in _named(model)})
-    return arrays, {"bf16": bf16} if bf16 else {}
-
-
-def _named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
-
-
-def to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
-    """The inverse, for one."""
-    tensor = torch.from_numpy(np.array(array))
-    return tensor.view(torch.bfloat16) if bf16 else tensor
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

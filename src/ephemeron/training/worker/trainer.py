@@ -1,20 +1,30 @@
 """The port to the model: gradients out, merged updates in, and the whole state in named arrays.
 
-A worker knows nothing of PyTorch: it moves vectors. Every trainer keeps its own random state, so that many can
-take turns in one process and a replaced one draws the same numbers again.
+The training loop does not depend on PyTorch: it moves vectors. Every trainer keeps its own random state, so that several can
+take turns in one process, and a replacement draws the same numbers again.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ephemeron.training.tensors import Arrays
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNotes:
+    """Plain values beside saved weights."""
+
+    bf16: tuple[str, ...] = ()
+    """Names of arrays that hold the bits of bfloat16, which NumPy lacks."""
+
+
 class TrainingStep(NamedTuple):
-    """What one batch brought."""
+    """Contribution of one batch."""
 
     vector: np.ndarray
     """1-D: the sum over the batch of gradients (or parameters × samples). Valid until the next `compute`."""
@@ -22,9 +32,9 @@ class TrainingStep(NamedTuple):
     loss: float
     """Mean over the batch; 0 for an empty one."""
     skipped: int = 0
-    """Samples that could not be loaded and were passed over."""
+    """Samples that were skipped because they could not be loaded."""
     failure: str = ""
-    """Why the last of these could not."""
+    """Cause of the last of these."""
 
 
 class EvaluationSums(NamedTuple):
@@ -33,10 +43,10 @@ class EvaluationSums(NamedTuple):
     loss_sum: float
     """Mean loss times samples."""
     correct: int | None
-    """Right answers; None where outputs and targets are no classes."""
+    """Right answers; None where outputs are not scores of classes."""
     samples: int
     counted: int | None = None
-    """Answers that could be right, such as the positions of sequences; None: one of each sample."""
+    """Number of answers, such as the positions of sequences; None: one per sample."""
 
     def plus(self, other: EvaluationSums) -> EvaluationSums:
         """The sums over both slices. An empty slice changes nothing."""
@@ -48,7 +58,7 @@ class EvaluationSums(NamedTuple):
 
 
 class Trainer(Protocol):
-    """A model, its optimiser and its data slice."""
+    """A model, its optimiser and its samples."""
 
     size: int
     """Elements of the vectors it exchanges."""
@@ -58,22 +68,22 @@ class Trainer(Protocol):
         """Forward and backward over this rank's batch of the iteration."""
 
     def apply(self, mean: np.ndarray) -> None:
-        """Takes one merged version: an optimiser step, or new parameters."""
+        """Applies one merged version: an optimiser step, or new parameters."""
 
     def evaluate(self) -> EvaluationSums:
-        """Over this rank's slice of the test set."""
+        """Evaluates this rank's slice of the test set."""
 
     def parameters(self) -> np.ndarray:
         """The parameters as one vector (a copy)."""
 
-    def weights(self) -> tuple[Arrays, dict[str, Any]]:
-        """The result: exactly what the model's `state_dict()` holds, by its names, and notes on dtypes that NumPy lacks."""
+    def weights(self) -> tuple[Arrays, Mapping[str, object]]:
+        """The result: the model's `state_dict()` by its names, and `bf16`, the names of tensors of that dtype, if any."""
 
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
-        """Everything needed to go on exactly here: parameters, buffers, optimiser, random states."""
+    def state(self) -> tuple[Arrays, Mapping[str, object]]:
+        """Parameters, buffers, optimiser and random states: arrays, and plain values for JSON."""
 
-    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """The inverse of `state`; also accepts all initial parameters and buffers, for a fresh start."""
+    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        """Restores what `state` returned; also accepts all initial parameters and buffers, for a fresh start."""
 
     def close(self) -> None:
-        """Ends what loads samples. Idempotent."""
+        """Ends the loading of samples. Idempotent."""

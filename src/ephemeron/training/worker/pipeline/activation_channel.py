@@ -6,12 +6,13 @@ by its only reader, once no replacement of that reader would need it; what is se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.training.collectives import StalledPeers, wait_for_object
 from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
+from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.pipeline.activation_codec import ActivationHeader, opened, sealed
 from ephemeron.training.worker.spec import Stages
@@ -125,11 +126,11 @@ class ActivationChannel:
         if gone:
             await self._lifecycle.channel.delete(gone)
 
-    def state(self) -> Mapping[str, Sequence[float]]:
+    def state(self) -> Arrivals:
         """Arrival times of messages by stream, for a successor: see `ArrivalPredictor.state`."""
         return self._predictor.state()
 
-    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+    def load(self, state: Arrivals) -> None:
         """Restores what `state` returned."""
         self._predictor.load(state)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
 
@@ -14,6 +15,7 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import resolve
 from ephemeron.data import Sampler
+from ephemeron.data.batch_source import BatchSource
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.serialization.stage_bundle import BundleDocument, StageBundle, load_bundle
 from ephemeron.training.tensors import decode_state, encode_state
@@ -22,16 +24,28 @@ from ephemeron.training.worker.invocation import InvocationContext
 from ephemeron.training.worker.losses import make_loss
 from ephemeron.training.worker.pipeline.trainer import StageTrainer
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.torch_trainer import make_model, to_arrays, to_tensor
+from ephemeron.training.worker.torch_state import to_arrays, to_tensor
+from ephemeron.training.worker.torch_trainer import make_model
 
 Get = Callable[[str], Awaitable[memoryview]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageMeta:
+    """Plain values of a stage's object."""
+
+    document: BundleDocument
+    bf16: tuple[str, ...]
+    """Names of arrays that hold the bits of bfloat16."""
+    dtype: str
+    """Of floating inputs."""
 
 
 def stage_object(bundle: StageBundle, *, dtype: torch.dtype) -> bytes:
     """Object in the channel for the stages of a device; `stage_trainer` reads it."""
     arrays, bf16 = to_arrays(bundle.constants)
-    meta = {"document": plain(bundle.document), "bf16": bf16, "dtype": str(dtype).removeprefix("torch.")}
-    return encode_state(arrays, meta)
+    meta = _StageMeta(document=bundle.document, bf16=tuple(bf16), dtype=str(dtype).removeprefix("torch."))
+    return encode_state(arrays, plain(meta))
 
 
 async def stage_trainer(invocation: InvocationContext, spec: RunSpec, get: Get) -> tuple[StageTrainer, int]:
@@ -49,21 +63,26 @@ async def stage_trainer(invocation: InvocationContext, spec: RunSpec, get: Get) 
     code, raw, *samples = await asyncio.gather(*(get(key) for key in wanted))
     folders = [] if invocation.ctx.scratch is None else unbundle(bytes(code), invocation.ctx.scratch / "code")
     find = partial(resolve, folders=folders)
-    arrays, meta = decode_state(raw, key=keys.stage(stage))
-    document = build(BundleDocument, meta["document"], where=keys.stage(stage))
+    arrays, notes = decode_state(raw, key=keys.stage(stage))
+    meta = build(_StageMeta, notes, where=keys.stage(stage))
     split = load_bundle(
-        StageBundle(document=document, constants={n: to_tensor(a, n in meta["bf16"]) for n, a in arrays.items()}),
+        StageBundle(document=meta.document, constants={n: to_tensor(a, n in meta.bf16) for n, a in arrays.items()}),
         resolve=find,
         build_model=lambda: make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype),
     )
-    feed = None if not samples else _feed(spec, *samples, folders=folders, own_process=invocation.ctx.own_process)
+    feed = None if not samples else _feed(spec, samples, folders, own_process=invocation.ctx.own_process)
+    schedule = build(
+        Schedule,
+        {"kind": stages.schedule, "micro_batches": stages.micro_batches, "recompute": stages.recompute},
+        where="stages",
+    )
     return StageTrainer(
-        split, document.device, saved=document.saved, optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
-        schedule=Schedule(kind=stages.schedule, micro_batches=stages.micro_batches, recompute=stages.recompute), feed=feed,  # type: ignore[arg-type]
-        sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta["dtype"]),
+        split, meta.document.device, saved=meta.document.saved, optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
+        schedule=schedule, feed=feed, sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta.dtype),
         seed=rank_seed(spec.seed, replica),
     ), 0 if feed is None else feed.test_samples  # fmt: skip
 
 
-def _feed(spec: RunSpec, data: Buffer, test: Buffer, **how: Any) -> Any:
-    return open_feed(spec, data, test, **how)
+def _feed(spec: RunSpec, objects: Sequence[Buffer], folders: Sequence[Path], *, own_process: bool) -> BatchSource:
+    data, test = objects
+    return open_feed(spec, data, test, folders=folders, own_process=own_process)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ from ephemeron.partition.runtime.device import StageMessage
 from ephemeron.partition.runtime.micro_batches import sizes
 from ephemeron.partition.schedule_simulator.schedule import Pass
 from ephemeron.training.collectives import Group, StalledPeers
+from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.tensors import STOP
 from ephemeron.training.worker.pipeline.activation_channel import ActivationChannel, MessageKey
@@ -71,8 +72,8 @@ class PipelineStep(IterationStep):
         )
         every = self.spec.configuration.checkpoint_every
         self.activations.skip_deletion_before(max(0, started.checkpoints.durable - every))
-        if started.collective is not None:
-            self.activations.load(started.collective[1]["post"]["expected"])
+        if started.state is not None:
+            self.activations.load(started.state.meta.activations)
 
     def group(self, policy: Policy) -> Group:
         group = self.new_group(policy)
@@ -194,7 +195,7 @@ class PipelineStep(IterationStep):
 
     # -- state --------------------------------------------------------------------------------------------
 
-    def state(self) -> Mapping[str, Sequence[float]]:
+    def state(self) -> Arrivals:
         return self.activations.state()
 
     async def collect_garbage(self) -> None:

@@ -1,7 +1,7 @@
 """One function's stages behind the trainer port: passes one by one, then their gradients as one vector.
 
-The passes are those of `partition.running`; who carries values from stage to stage is not this module's business. So is
-the port kept: `compute` closes an iteration whose passes are over, `evaluate` an evaluation.
+The passes are those of `partition.runtime`; `pipeline.step` carries values from stage to stage. `compute` ends an iteration whose
+passes are over, and `evaluate` ends an evaluation.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import EVALUATION_BATCH, BatchSource, Positions, TrainingBatch
 from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundaries
 from ephemeron.partition.runtime.device import DeviceRun, StageMessage
@@ -26,8 +28,27 @@ from ephemeron.training.job import Target
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.eager import eager_optimizers
 from ephemeron.training.worker.losses import evaluated
-from ephemeron.training.worker.torch_trainer import as_tensors, optimizer_over, to_arrays, to_tensor
+from ephemeron.training.worker.torch_state import to_arrays, to_tensor
+from ephemeron.training.worker.torch_trainer import as_tensors, optimizer_over
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptimizerState:
+    """Optimiser of one device without its tensors, by name of the parameter."""
+
+    values: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """State values that are no tensors."""
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTrainerState:
+    """Plain values of a `StageTrainer`'s state; initial weights have `bf16` only."""
+
+    bf16: tuple[str, ...] = ()
+    """Names of arrays that hold the bits of bfloat16."""
+    optimizer: StageOptimizerState | None = None
 
 
 class StageTrainer:
@@ -35,8 +56,8 @@ class StageTrainer:
 
     Args:
         split: with this device's stages in it.
-        device: which.
-        saved: what this device writes into results: names here by key of the original model's `state_dict()`.
+        device: name of this device.
+        saved: parameters and buffers that this device writes into results: names here, by key of the original `state_dict()`.
         schedule: of micro-batches.
         loss: `loss(output, target)`, a mean over samples.
         optimizer: made over this device's parameters.
@@ -72,7 +93,7 @@ class StageTrainer:
         ends = list(itertools.accumulate(p.numel() for _, p in self.trained))
         self._bounds = list(zip([0, *ends], ends, strict=False))
         self.losses: dict[int, float] = {}
-        """Of micro-batches, as far as they are known here."""
+        """By micro-batch, its loss, as far as it is known here."""
         self._weights: tuple[float, ...] = ()
         self._samples = 0
         self._skipped: tuple[int, str] = (0, "")
@@ -109,8 +130,8 @@ class StageTrainer:
                 self.device.feed(Fed(iteration=iteration, micro_batch=m, values=given))
 
     def turn(self) -> list[StageMessage]:
-        """Does one pass; returns what other functions have to be given."""
-        self.device.run_next()
+        """Does one pass; returns the messages for other functions."""
+        self.device.turn()
         self.losses |= {m: s.loss for m, s in self.device.scored.items()}
         sent, self._outbox[:] = list(self._outbox), []
         return sent
@@ -120,7 +141,7 @@ class StageTrainer:
         return self.device.shared_gradients()
 
     def sum_shared(self, received: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Adds theirs."""
+        """Adds the gradients received from other functions."""
         self.device.updates.sum_shared(received)
 
     def compute(self, iteration: int) -> TrainingStep:
@@ -162,7 +183,7 @@ class StageTrainer:
             self.split.stages[b.stage].eval()
 
     def tests(self, samples: int) -> list[tuple[dict[str, Any], TrainingBatch | None]]:
-        """Of each part of the test slice: what the stages are given, and the samples themselves where they are here."""
+        """By part of the test slice: values given to the stages, and the samples themselves where this function reads them."""
         if self.feed is None:
             counts = [min(EVALUATION_BATCH, samples - at) for at in range(0, samples, EVALUATION_BATCH)]
             known = any(b.given for b in self.boundaries)
@@ -182,8 +203,8 @@ class StageTrainer:
         return made
 
     def evaluate(self) -> EvaluationSums:
-        """What the last stage scored since `begin_evaluation`; zeros elsewhere."""
-        for b in self.boundaries:
+        """Sums of the last stage since `begin_evaluation`; zeros elsewhere."""
+        for b in self.borders:
             self.split.stages[b.stage].train()
         return self._sums
 
@@ -204,41 +225,43 @@ class StageTrainer:
 
     # -- state --------------------------------------------------------------------------------------------
 
-    def weights(self) -> tuple[Arrays, dict[str, Any]]:
-        """What this device writes of the original model's `state_dict()`."""
+    def weights(self) -> tuple[Arrays, Mapping[str, object]]:
+        """This device's part of the original model's `state_dict()`."""
         states = self._states()
         arrays, bf16 = to_arrays({key: states[name] for key, name in self.saved.items()})
         return arrays, {"bf16": bf16} if bf16 else {}
 
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
+    def state(self) -> tuple[Arrays, Mapping[str, object]]:
         tensors = {f"w/{n}": t for n, t in self._states().items()}
-        plain: dict[str, dict[str, Any]] = {}
+        values: dict[str, dict[str, object]] = {}
         with eager_optimizers():
             states, options = self.device.updates.state()
-        for name, values in states.items():
-            for key, value in values.items():
+        for name, by_key in states.items():
+            for key, value in by_key.items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"o/{key}/{name}"] = value.detach()
                 else:
-                    plain.setdefault(name, {})[key] = value
+                    values.setdefault(name, {})[key] = value
         arrays, bf16 = to_arrays(tensors)
-        return arrays, {"bf16": bf16, "optimizer": {"plain": plain, "options": options}}
+        optimizer = StageOptimizerState(values=values, options=options)
+        return arrays, plain(StageTrainerState(bf16=tuple(bf16), optimizer=optimizer))
 
-    def load(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        bf16 = set(meta.get("bf16", ()))
-        prefix = "w/" if "optimizer" in meta else ""
+    def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
+        state = build(StageTrainerState, meta, where="state of the stage")
+        bf16 = frozenset(state.bf16)
+        prefix = "" if state.optimizer is None else "w/"
         with torch.no_grad():
             for name, tensor in self._states().items():
                 tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
-        if "optimizer" not in meta:
+        if state.optimizer is None:
             return
-        states: dict[str, dict[str, Any]] = {n: dict(v) for n, v in meta["optimizer"]["plain"].items()}
+        states: dict[str, dict[str, object]] = {n: dict(v) for n, v in state.optimizer.values.items()}
         for name, array in arrays.items():
             if name.startswith("o/"):
                 _, key, of = name.split("/", 2)
                 states.setdefault(of, {})[key] = to_tensor(array, name in bf16)
         with eager_optimizers():
-            self.device.updates.load(states, meta["optimizer"]["options"])
+            self.device.updates.load(states, state.optimizer.options)
 
     def close(self) -> None:
         if self.feed is not None:
