@@ -1,10 +1,11 @@
-"""From a specification to a trainer."""
+"""Builds trainers from specifications."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -15,9 +16,12 @@ from ephemeron.data.batch_source import ArrayFeed, BatchSource
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
+if TYPE_CHECKING:
+    from ephemeron.training.worker.torch_trainer import TorchTrainer
+
 
 def exchanged(spec: RunSpec) -> str:
-    """What travels: `gradients`, `parameters`, or `delta` for an asynchronous parameter server."""
+    """Kind of the exchanged vector: `gradients`, `parameters`, or `delta` for an asynchronous parameter server."""
     c = spec.configuration
     return "delta" if c.pattern == "parameter-server" and c.sync == "asp" else c.exchange
 
@@ -30,15 +34,15 @@ def rank_seed(seed: int, rank: int) -> int:
 def open_feed(
     spec: RunSpec, data: Buffer, test: Buffer, *, folders: Sequence[Path], own_process: bool = False
 ) -> BatchSource:
-    """A function's samples: those that it got, or the flow that it reads.
+    """A function's samples: stored for it by the driver, or read from a flow.
 
     Args:
-        data, test: what the channel holds for it: samples, or with a flow their numbers.
+        data, test: its objects in the channel: samples or, with a flow, their numbers.
         folders: of the user's code.
         own_process: whether this process may fork and start threads, to load ahead.
 
     Raises:
-        JobError, DatasetError: the flow is not what it was where the run was started.
+        JobError, DatasetError: the flow has changed since the run was started.
     """
     if spec.flow is None:
         return ArrayFeed(decode(bytearray(data)), decode(bytearray(test)))
@@ -51,7 +55,7 @@ def open_feed(
 
 
 def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> Trainer:
-    """The trainer that the specification asks for.
+    """The trainer of a specification.
 
     Raises:
         JobError: the model, loss or optimiser cannot be made.
@@ -70,6 +74,11 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Ba
             rank=rank, world=c.workers, iterations=spec.iterations, tables=c.aggregators,
             weighted=adds and not asynchronous, replaces=adds and asynchronous,
         )  # fmt: skip
+    return build_torch_trainer(spec, rank, folders=folders, feed=feed)
+
+
+def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> TorchTrainer:
+    """Like `build_trainer`, for a job that trains with PyTorch."""
     from ephemeron.training.worker.losses import make_loss
     from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
@@ -23,6 +22,7 @@ from ephemeron.training.metrics import means
 from ephemeron.training.tensors import digest, encode_state
 from ephemeron.training.worker.invocation import InvocationContext
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.result import RunSummary
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.startup import StartedWorker
 from ephemeron.training.worker.trainer import EvaluationSums
@@ -33,11 +33,11 @@ CHECK_EVERY_S = 1.0
 """Interval at which a rank that is done checks whether the run is over: the object that it waits for is deleted then."""
 
 
-async def finish(started: StartedWorker, collective: Collective, evaluation: EvaluationSums) -> dict[str, Any]:
+async def finish(started: StartedWorker, collective: Collective, evaluation: EvaluationSums) -> RunSummary | None:
     """Closes this rank's part of the run; rank 0 closes the run.
 
     Returns:
-        For rank 0: iterations, metrics and, where a function holds the whole model, `weights_sha256`.
+        For rank 0: the result of the run.
     """
     lifecycle, spec, trainer = started.lifecycle, started.spec, started.trainer
     channel, keys, rank = lifecycle.channel, lifecycle.keys, lifecycle.rank
@@ -47,7 +47,7 @@ async def finish(started: StartedWorker, collective: Collective, evaluation: Eva
             await channel.put(keys.part(stage), [encode_state(*trainer.weights())])
     if rank != 0:
         await _report_done(lifecycle, collective, evaluation)
-        return {}
+        return None
     slices = await all_of(
         _done(lifecycle, collective, other) for other in range(1, spec.configuration.workers)
     )  # fmt: skip
@@ -55,14 +55,16 @@ async def finish(started: StartedWorker, collective: Collective, evaluation: Eva
     if final is not None:
         trainer.apply(final)
         evaluation = trainer.evaluate()
-    summary: dict[str, Any] = {"iterations": spec.iterations, "metrics": means([evaluation, *slices])}
     if spec.stages is None:
         arrays, notes = trainer.weights()
-        summary["weights_sha256"] = digest(arrays)
+        weights_sha256 = digest(arrays)
     else:  # no function may be large enough for all of them: the client puts the parts together
-        arrays, notes = {}, {"parts": spec.stages.count}
+        arrays, notes, weights_sha256 = {}, {"parts": spec.stages.count}, None
+    summary = RunSummary(
+        iterations=spec.iterations, metrics=means([evaluation, *slices]), weights_sha256=weights_sha256
+    )  # fmt: skip
     with contextlib.suppress(KeyExists):  # another attempt of this rank was first: its result counts
-        await channel.put(keys.result, [encode_state(arrays, {**summary, **notes})], create=True)
+        await channel.put(keys.result, [encode_state(arrays, {**summary.to_json(), **notes})], create=True)
     _log.info("the run is finished after %d iterations", spec.iterations)
     await lifecycle.dismiss_successor()  # not before: a successor may be needed to wait for the others
     await clear(channel, keys, parts=parts_of(spec))

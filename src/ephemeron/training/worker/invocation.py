@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 
 from ephemeron.communication.channels.retry import RetryPolicy
@@ -84,10 +83,6 @@ class InvocationContext:
     def cpu_s(self) -> float:
         """CPU seconds of this invocation so far."""
         return round(self.ctx.cpu_time() - self._cpu_began, 6)
-
-    def traffic_dict(self) -> dict[str, int]:
-        """Channel operations of this invocation so far."""
-        return dataclasses.asdict(self.channel.traffic)
 
     def inject(self, faults: list[Fault]) -> None:
         """Injects these faults from now on, as far as they concern this attempt."""

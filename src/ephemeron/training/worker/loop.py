@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from ephemeron import logs
 from ephemeron.events import Checkpointed, Evaluated, Note, Progress
@@ -25,6 +24,8 @@ from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, first_leaf
+from ephemeron.training.worker.lease import Exit
+from ephemeron.training.worker.result import RunSummary, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
 from ephemeron.training.worker.step import IterationStep, WholeModelStep
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
@@ -32,28 +33,28 @@ from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
 _log = logging.getLogger(__name__)
 
 
-async def run_worker(ctx: Context) -> dict[str, Any]:
+async def run_worker(ctx: Context) -> dict[str, object]:
     """Runs one invocation to its end. A request with `transfer` measures the channel instead (`worker.probe`).
 
     Returns:
-        `outcome` (finished, relayed, stopped, duplicate or fenced), `traffic`, and what rank 0 knows of the result.
+        A `WorkerResult` as JSON; for a probe, a `ProbeResult`.
     """
     with logs.context(run=ctx.call.run, rank=ctx.call.rank, attempt=ctx.call.attempt):
         if ctx.call.request.get("transfer") is not None:
             from ephemeron.training.worker.probe import run_probe
 
             return await run_probe(ctx)
-        return await _run(InvocationContext(ctx))
+        return (await _run(InvocationContext(ctx))).to_json()
 
 
-async def _run(invocation: InvocationContext) -> dict[str, Any]:
-    value: dict[str, Any] = {}
+async def _run(invocation: InvocationContext) -> WorkerResult:
+    summary: RunSummary | None = None
+    outcome: Exit = "finished"
     try:
         with invocation.at_end:
             async with asyncio.TaskGroup() as tasks:
                 started = await load(invocation)
-                value = await TrainingLoop(started, _step(started), tasks).run()
-                outcome = "finished"
+                summary = await TrainingLoop(started, _step(started), tasks).run()
     except BaseExceptionGroup as group:
         cause = first_leaf(group)
         if not isinstance(cause, InvocationExit):
@@ -62,7 +63,7 @@ async def _run(invocation: InvocationContext) -> dict[str, Any]:
         if outcome in ("finished", "fenced", "duplicate"):
             await clear_if_over(invocation)
     _log.info("ends: %s", outcome)
-    return {"outcome": outcome, "traffic": invocation.traffic_dict(), **value}
+    return WorkerResult(outcome=outcome, traffic=invocation.channel.traffic, summary=summary)
 
 
 def _step(started: StartedWorker) -> IterationStep:
@@ -111,8 +112,11 @@ class TrainingLoop:
             collective.load(self.started.state.collective, self.started.state.meta.collective)
         return collective
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self) -> RunSummary | None:
         """Trains from the state at the start to the end, and closes the run.
+
+        Returns:
+            For rank 0: the result of the run.
 
         Raises:
             InvocationExit: the invocation ends before the run does.

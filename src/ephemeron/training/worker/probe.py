@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.context import Context
 from ephemeron.training.tensors import MessageHeader, codec_by_name, decode_state, encode_state, pack, unpack
-from ephemeron.training.worker.factory import build_trainer, open_feed
+from ephemeron.training.worker.factory import build_torch_trainer, open_feed
 from ephemeron.training.worker.probe_messages import (
     FoldResult,
     ParallelTransferRow,
@@ -44,8 +44,10 @@ from ephemeron.training.worker.probe_messages import (
     TransferRow,
 )
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.trainer import Trainer
 from ephemeron.units import MB, MIB
+
+if TYPE_CHECKING:
+    from ephemeron.training.worker.torch_trainer import TorchTrainer
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ SMALL_MB = 0.05
 _LEAST_STEPS = 3
 
 
-async def run_probe(ctx: Context) -> dict[str, Any]:
+async def run_probe(ctx: Context) -> dict[str, object]:
     """Measures what the call's `ProbeRequest` asks for.
 
     Returns:
@@ -102,9 +104,10 @@ class _Windows:
 class _Steps:
     """A trainer as a worker has it, whose batch size can be changed."""
 
-    def __init__(self, ctx: Context, spec: RunSpec, trainer: Trainer) -> None:
+    def __init__(self, ctx: Context, spec: RunSpec, trainer: TorchTrainer) -> None:
         self.ctx, self.spec, self.trainer = ctx, spec, trainer
         self._iteration = 0
+        self._per_epoch = spec.split.iterations
         self.state_bytes = 0
         """Of a checkpoint."""
 
@@ -117,9 +120,8 @@ class _Steps:
         )
         folders: list[Path] = [] if ctx.scratch is None else unbundle(bytes(code), ctx.scratch / "code")
         feed = open_feed(spec, data, test, folders=folders, own_process=ctx.own_process)
-        trainer = build_trainer(spec, 0, folders=folders, feed=feed)
-        if spec.trainer == "torch":
-            trainer.load(*decode_state(init, key=keys.init))
+        trainer = build_torch_trainer(spec, 0, folders=folders, feed=feed)
+        trainer.load(*decode_state(init, key=keys.init))
         return cls(ctx, spec, trainer)
 
     async def measure(self, wanted: StepProbe) -> list[StepResult]:
@@ -128,7 +130,8 @@ class _Steps:
         parts = [_Windows(batch) for batch in sorted(batches)]
         for turn in range(windows):
             for part in parts:
-                self.trainer.sampler = Sampler(plan_split(self.spec.samples, [part.batch]), 0, self.spec.seed)  # type: ignore[attr-defined]
+                split = plan_split(self.spec.samples, [part.batch])
+                self.trainer.sampler, self._per_epoch = Sampler(split, 0, self.spec.seed), split.iterations
                 if turn == 0:
                     gc.collect()
                     _forget_peak()
@@ -157,9 +160,8 @@ class _Steps:
 
     async def _step(self) -> tuple[float, float, float]:
         """Seconds of computing one gradient, CPU seconds of the same, and CPU seconds of applying it."""
-        iterations = self.trainer.sampler.split.iterations  # type: ignore[attr-defined]
-        full = max(1, iterations - 1)  # the last batch of an epoch may be smaller
-        iteration = (self._iteration // full) * iterations + self._iteration % full
+        full = max(1, self._per_epoch - 1)  # the last batch of an epoch may be smaller
+        iteration = (self._iteration // full) * self._per_epoch + self._iteration % full
         self._iteration += 1
         began = time.perf_counter()
         step, cpu = await self.ctx.compute(lambda: _timed(partial(self.trainer.compute, iteration)), samples=0)

@@ -84,7 +84,7 @@ class TorchTrainer:
             self.model.train()
             self._zero()
             loss = self.loss(self.model(self._tensor(batch.inputs)), self._tensor(batch.targets))
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             if self.exchange == "gradients":
                 self._gather_gradients()
             else:

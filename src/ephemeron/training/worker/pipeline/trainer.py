@@ -28,6 +28,7 @@ from ephemeron.training.job import Target
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.eager import eager_optimizers
 from ephemeron.training.worker.losses import evaluated
+from ephemeron.training.worker.pipeline.activation_codec import Value
 from ephemeron.training.worker.torch_state import to_arrays, to_tensor
 from ephemeron.training.worker.torch_trainer import as_tensors, optimizer_over
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
@@ -182,7 +183,7 @@ class StageTrainer:
         for b in self.boundaries:
             self.split.stages[b.stage].eval()
 
-    def tests(self, samples: int) -> list[tuple[dict[str, Any], TrainingBatch | None]]:
+    def tests(self, samples: int) -> list[tuple[dict[str, Value], TrainingBatch | None]]:
         """By part of the test slice: values given to the stages, and the samples themselves where this function reads them."""
         if self.feed is None:
             counts = [min(EVALUATION_BATCH, samples - at) for at in range(0, samples, EVALUATION_BATCH)]
@@ -191,11 +192,11 @@ class StageTrainer:
         return [(self._given((as_tensors(t.inputs, self._inputs_dtype),)), t) for t in self.feed.tests()]
 
     def forward_only(
-        self, border: StageBoundary, values: Mapping[str, Any], test: TrainingBatch | None
-    ) -> dict[str, Any]:
+        self, border: StageBoundary, values: Mapping[str, Value], test: TrainingBatch | None
+    ) -> dict[str, Value]:
         """One stage over one part; the last one scores it."""
         with torch.no_grad():
-            made: dict[str, Any] = self.split.stages[border.stage](values)
+            made: dict[str, Value] = self.split.stages[border.stage](values)
             if border.last and test is not None:
                 output = self.split.traced.result({**values, **made})
                 targets = as_tensors(test.targets, self._inputs_dtype)
@@ -210,13 +211,13 @@ class StageTrainer:
 
     # -- inputs -------------------------------------------------------------------------------------------
 
-    def _given(self, args: tuple[Any, ...]) -> dict[str, Any]:
-        given: dict[str, Any] = self.split.traced.named_inputs(args, {})
+    def _given(self, args: tuple[Any, ...]) -> dict[str, Value]:
+        given: dict[str, Value] = self.split.traced.named_inputs(args, {})
         return given | self.split.numbers(given)
 
-    def _sizes_of(self, samples: int) -> dict[str, Any]:
+    def _sizes_of(self, samples: int) -> dict[str, Value]:
         """Sizes that follow from the inputs, for stages that read no input itself."""
-        given: dict[str, Any] = {
+        given: dict[str, Value] = {
             i.name: i.value if i.shape is None
             else torch.empty([samples if n is None else n for n in i.shape], device="meta")
             for i in self.split.traced.program.inputs
