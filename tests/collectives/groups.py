@@ -167,7 +167,7 @@ class Rounds:
             trace=Clock(skew * self.skew_s),
         )  # fmt: skip
         if self.chunk is not None:
-            collective: Collective = KReduce(group, chunk=self.chunk)
+            collective: Collective = KReduce(group, chunk_size=self.chunk)
         else:
             collective = collective_for(self.pattern, group)
         self.collectives.append(collective)

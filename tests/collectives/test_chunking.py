@@ -98,7 +98,7 @@ def test_without_chunks_the_pipelined_form_is_the_plain_one():
         size=10 * MB, dtype=np.dtype(np.float32),
     )  # fmt: skip
     plain, chunked = collective_for("pipelined", group, chunk_bytes=0), collective_for("pipelined", group)
-    assert len(plain.pieces) == 2
+    assert len(plain.chunks) == 2
     assert not plain.overlaps
-    assert len(chunked.pieces) == 40
+    assert len(chunked.chunks) == 40
     assert chunked.overlaps

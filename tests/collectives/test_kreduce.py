@@ -16,8 +16,8 @@ from ephemeron.communication.keys import Keys
 from ephemeron.errors import JobError
 from ephemeron.functions.simulation import run
 from ephemeron.training.collectives import Group, KReduce, collective_for
-from ephemeron.training.collectives.kreduce import GATHERED
-from ephemeron.training.collectives.pieces import UNDER_WAY_BYTES, pieces
+from ephemeron.training.collectives.chunks import IN_FLIGHT_BYTES, chunks
+from ephemeron.training.collectives.kreduce import PREFETCHED
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.tensors import HEADER_BYTES
 
@@ -93,12 +93,12 @@ def test_order_of_arrival_does_not_matter(pattern, store):
 
 
 def test_every_rank_sends_every_piece_in_an_order_of_its_own():
-    whole = {(p.label, p.start, p.stop) for p in pieces(100, 4, 10)}
-    orders = [[p.owner for p in pieces(100, 4, 10, rank)] for rank in range(4)]
+    whole = {(p.label, p.start, p.stop) for p in chunks(100, 4, 10)}
+    orders = [[p.owner for p in chunks(100, 4, 10, rank)] for rank in range(4)]
     for rank, owners in enumerate(orders):
-        assert {(p.label, p.start, p.stop) for p in pieces(100, 4, 10, rank)} == whole
+        assert {(p.label, p.start, p.stop) for p in chunks(100, 4, 10, rank)} == whole
         assert owners[0] == (rank + 1) % 4
-    covered = sorted((p.start, p.stop) for p in pieces(100, 4, 10))
+    covered = sorted((p.start, p.stop) for p in chunks(100, 4, 10))
     assert covered[0][0] == 0
     assert covered[-1][1] == 100
     assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
@@ -184,8 +184,8 @@ def test_an_aggregator_holds_few_messages(pattern):
         await asyncio.gather(*(worker(rank) for rank in range(world)))
 
     run(scenario())
-    largest = max(p.stop - p.start for p in pieces(size, 1, 250_000 if pattern == "pipelined" else None)) * 4
-    per_piece = max(GATHERED, UNDER_WAY_BYTES // largest)
+    largest = max(p.stop - p.start for p in chunks(size, 1, 250_000 if pattern == "pipelined" else None)) * 4
+    per_piece = max(PREFETCHED, IN_FLIGHT_BYTES // largest)
     assert found[pattern] <= per_piece * (per_piece if pattern == "pipelined" else 1) < world
 
 

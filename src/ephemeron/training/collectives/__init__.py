@@ -1,4 +1,4 @@
-"""Reductions over a group of workers, each written once, over any channel."""
+"""Reductions over a group of workers, independent of the channel."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from ephemeron.training.collectives.state import CollectiveState
 def collective_for(
     pattern: str, group: Group, *, asynchronous: bool = False, chunk_bytes: int = CHUNK_BYTES
 ) -> Collective:
-    """The collective that a pattern names.
+    """The collective of a pattern.
 
     Args:
-        pattern: as in `Configuration`.
-        group: whose.
-        asynchronous: a parameter server adds what arrives when it arrives.
-        chunk_bytes: of the pipelined form; 0: plain, where requests cost more than overlapping saves. The same on all ranks.
+        pattern: see `Configuration`.
+        group: the ranks that reduce together.
+        asynchronous: the parameter server adds each contribution when it arrives.
+        chunk_bytes: chunk size of the pipelined form; 0: the plain form, where requests cost more than overlapping saves.
+            The same on all ranks.
 
     Raises:
-        JobError: a parameter server is asked of a channel that is none.
+        JobError: the channel of a pattern with a parameter server is not one.
     """
     if pattern == "parameter-server":
         server = group.channel.reducer()
@@ -45,10 +46,11 @@ def collective_for(
             )
         return ServerAccumulate(group, server) if asynchronous else ServerReduce(group, server)
     if pattern == "pipelined":
-        chunk = (
-            chunk_elements(group.size, group.aggregators, group.dtype.itemsize, chunk_bytes) if chunk_bytes else None
+        if not chunk_bytes:
+            return KReduce(group)
+        return KReduce(
+            group, chunk_size=chunk_elements(group.size, group.aggregators, group.dtype.itemsize, chunk_bytes)
         )
-        return KReduce(group, chunk=chunk)
     return KReduce(group) if group.policy.waits_for_all else ArrivedReduce(group)
 
 

@@ -1,76 +1,112 @@
-"""K-REDUCE without waiting (ASP): a version holds whatever has arrived, the last one what is left.
+"""K-REDUCE for ASP: a version holds the contributions that have arrived, and the last version holds the rest.
 
-Every contribution is folded into exactly one version of each shard, whatever dies: see `chain`. Peers that are silent
-for long are suspected although no rank waits for them yet, because the last version will wait for them.
+Every contribution is folded into exactly one version of each shard, whichever functions die: see `chain`. A peer that is silent
+for long is suspected although no rank waits for it, because the last version will have to wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from ephemeron.training.collectives.chain import Marks, VersionChain
+from ephemeron.training.collectives.chunks import Chunk, ChunkSum
+from ephemeron.training.collectives.garbage_collection import ObjectGC
 from ephemeron.training.collectives.group import Group, Reduced, StalledPeers
 from ephemeron.training.collectives.kreduce import KReduce, Used
 from ephemeron.training.collectives.pace import PeerPace
-from ephemeron.training.collectives.pieces import Chunk
+from ephemeron.training.collectives.stall_search import StallSearch
 from ephemeron.training.collectives.state import CollectiveState
 from ephemeron.training.tensors import Arrays, MessageHeader, unpack
+
+
+class ArrivedStallSearch(StallSearch):
+    """Search for stalled peers where no rank waits for a version before it contributes.
+
+    Args:
+        group, chunks, garbage: see `StallSearch`.
+        read: by shard, numbers of iterations folded in after the last version that was applied, by rank.
+    """
+
+    def __init__(
+        self, group: Group, chunks: list[Chunk], garbage: ObjectGC, read: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        super().__init__(group, chunks, garbage)
+        self._read = read
+
+    async def contribution(self, iteration: int, rank: int, key: str) -> StalledPeers:
+        return StalledPeers(iteration, [rank], [key])
+
+    async def merged(self, version: int, chunk: Chunk) -> StalledPeers:
+        if version < self.g.iterations - 1:
+            return await self.owner(version, chunk)
+        read = self._read.get(chunk.label, (0,) * self.g.world)
+        sent = set(await self.g.channel.list(self.g.keys.exchanged))
+        missing = [
+            (t, r) for r in range(self.g.world) for t in range(read[r], self.g.iterations)
+            if r != chunk.owner and self.g.keys.contribution(t, r, chunk.label) not in sent
+        ]  # fmt: skip
+        first = min((t for t, _ in missing), default=version)
+        return await self._contributors(version, first, [r for t, r in missing if t == first], chunk)
 
 
 class ArrivedReduce(KReduce):
     """See `Collective`.
 
     Args:
-        group: who we are.
+        group: see `KReduce`.
     """
 
     def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self.chain = VersionChain([0] * group.world)
-        """Chain of the shard that this rank reduces, if it reduces one."""
         self._read: dict[str, tuple[int, ...]] = {}
         """By shard, the marks after the last version that was applied."""
         self._next: dict[str, tuple[int, ...]] = {}
         """The same of the next version, as far as it was read."""
+        super().__init__(group)
+        self.chain = VersionChain([0] * group.world)
+        """Of the shard that this rank reduces, if it does."""
         self._paces: dict[str, PeerPace] = {}
         self._looked: dict[int, int] = {}
-        """By aggregator, what `latest_iteration` said last."""
+        """By aggregator, the last result of `latest_iteration`."""
         self._predecessor_marks: Marks | None = None
 
-    # -- aggregation --------------------------------------------------------------------------------------
+    def _stall_search(self) -> StallSearch:
+        return ArrivedStallSearch(self.g, self.chunks, self.garbage, self._read)
 
-    async def _reduce_chunk(self, version: int, piece: Chunk) -> None:
-        """Whatever has arrived. Ranks in order, so ties are decided."""
+    # -- reduction ----------------------------------------------------------------------------------------
+
+    async def _reduce_chunk(self, version: int, chunk: Chunk) -> None:
+        """Sums the contributions that have arrived, by rank, so that the order is determined."""
         chain, rank = self.chain, self.g.rank
         before, bound = tuple(chain.folded), self.chain.bound(version)
-        part, envelope = self._own.pop((version, piece.index))
-        total, weight, flags = self._fold(None, part, envelope, 0.0, 0)
+        total = ChunkSum()
+        self._add(total, *self._own.pop((version, chunk.index)))
         chain.folded[rank] = version + 1
         wait = bound is not None or version == self.g.iterations - 1
         for other in range(self.g.world):
             until = self.g.iterations if bound is None else bound[other]
             while other != rank and chain.folded[other] < until:
-                found = await self._arrived(chain.folded[other], other, piece, wait=wait)
+                found = await self._arrived(chain.folded[other], other, chunk, wait=wait)
                 if found is None:
                     break
-                total, weight, flags = self._fold(total, *found, weight, flags)
+                self._add(total, *found)
                 chain.advance(other)
         marks = Marks(before, tuple(chain.folded))
-        await self._publish(version, piece, total, weight, flags, self._held(marks), marks.numbers)
+        await self._publish(version, chunk, total, self._folded(marks), marks.numbers)
 
     async def _arrived(
-        self, iteration: int, rank: int, piece: Chunk, *, wait: bool
+        self, iteration: int, rank: int, chunk: Chunk, *, wait: bool
     ) -> tuple[np.ndarray, MessageHeader] | None:
         loop = asyncio.get_running_loop()
         pace = self._pace(f"c.{rank}")
         if wait:
-            found = await self._contribution(iteration, rank, piece)
+            found = await self._contribution(iteration, rank, chunk)
             pace.record(loop.time())
             return found
-        key = self.g.keys.contribution(iteration, rank, piece.label)
+        key = self.g.keys.contribution(iteration, rank, chunk.label)
         began = loop.time()
         data = await self.g.channel.fetch(key)
         if data is None:
@@ -79,20 +115,20 @@ class ArrivedReduce(KReduce):
             return None
         pace.record(loop.time())
         self._record("aggregate", began)
-        envelope, part = unpack(data, key=key)
-        return part, envelope
+        header, part = unpack(data, key=key)
+        return part, header
 
-    def _held(self, marks: Marks) -> Used:
+    def _folded(self, marks: Marks) -> Used:
         return {r: marks.folded(r) for r in range(self.g.world)}
 
-    async def _continue_after(self, version: int, piece: Chunk, theirs: MessageHeader, used: Used) -> Used | None:
+    async def _continue_after(self, version: int, chunk: Chunk, theirs: MessageHeader, used: Used) -> Used | None:
         marks = Marks.of(theirs.marks)
         if marks.before[self.g.rank] != version or not self._continues(marks, used):
             if theirs.attempt < self.g.attempt:
                 return None
-            await self.g.on_timeout(StalledPeers(version, ()))  # leaves: a newer attempt goes on
+            await self.g.on_timeout(StalledPeers(version, ()))  # ends this invocation: a newer attempt goes on
         self.chain.take_over(marks)
-        return self._held(marks)
+        return self._folded(marks)
 
     def _continues(self, marks: Marks, used: Used) -> bool:
         return all(marks.before[r] == ts.start for r, ts in used.items() if isinstance(ts, range))
@@ -100,51 +136,37 @@ class ArrivedReduce(KReduce):
     # -- download -----------------------------------------------------------------------------------------
 
     async def wait(self, version: int) -> Reduced:
-        merged = await super().wait(version)
+        reduced = await super().wait(version)
         self._read.update(self._next)
         self._next.clear()
-        return merged
+        return reduced
 
-    def _follows(self, piece: Chunk, envelope: MessageHeader) -> bool:
-        marks = Marks.of(envelope.marks)
-        if piece.owner != self.g.rank and self._read.get(piece.label, marks.before) != marks.before:
+    def _counts(self, chunk: Chunk, header: MessageHeader) -> bool:
+        marks = Marks.of(header.marks)
+        if chunk.owner != self.g.rank and self._read.get(chunk.label, marks.before) != marks.before:
             return False
-        self._next[piece.label] = marks.after
-        self.g.on_message(piece.owner, envelope.busy_s)
-        self._pace(f"m.{piece.owner}").record(asyncio.get_running_loop().time())
+        self._next[chunk.label] = marks.after
+        self.g.on_message(chunk.owner, header.busy_s)
+        self._pace(f"m.{chunk.owner}").record(asyncio.get_running_loop().time())
         return True
 
-    async def _glance(self, vector: np.ndarray, version: int, piece: Chunk) -> int | None:
-        found = await super()._glance(vector, version, piece)
-        if found is None and piece.owner != self.g.rank:
-            late = self._pace(f"m.{piece.owner}").is_late(asyncio.get_running_loop().time(), self.g.silence_timeout_s())
-            if late and await self._is_stuck(version, piece.owner):
-                await self.g.suspect(await self._stalled_owner(version, piece))
+    async def _poll_chunk(self, vector: np.ndarray, version: int, chunk: Chunk) -> int | None:
+        found = await super()._poll_chunk(vector, version, chunk)
+        if found is None and chunk.owner != self.g.rank:
+            now = asyncio.get_running_loop().time()
+            late = self._pace(f"m.{chunk.owner}").is_late(now, self.g.silence_timeout_s())
+            if late and await self._is_stuck(version, chunk.owner):
+                await self.g.suspect(await self.stalled.owner(version, chunk))
         return found
 
     async def _is_stuck(self, version: int, owner: int) -> bool:
-        """Whether an aggregator is past a version that is not there, or has done nothing since the last look."""
+        """Whether an aggregator is past a version that is missing, or has made no progress since the last look."""
         latest = await self.latest_iteration(owner)
         before, self._looked[owner] = self._looked.get(owner), latest
         return latest > version or latest == before
 
-    async def _stalled_contributors(self, iteration: int, rank: int, key: str) -> StalledPeers:
-        return StalledPeers(iteration, [rank], [key])  # no rank waits for a version before it contributes
-
-    async def _stalled_for_shard(self, version: int, piece: Chunk) -> StalledPeers:
-        if version < self.g.iterations - 1:
-            return await self._stalled_owner(version, piece)
-        read = self._read.get(piece.label, (0,) * self.g.world)
-        sent = set(await self.g.channel.list(self.g.keys.exchanged))
-        missing = [
-            (t, r) for r in range(self.g.world) for t in range(read[r], self.g.iterations)
-            if r != piece.owner and self.g.keys.contribution(t, r, piece.label) not in sent
-        ]  # fmt: skip
-        first = min((t for t, _ in missing), default=version)
-        return await self._stalled_among(version, first, [r for t, r in missing if t == first], piece)
-
     async def latest_iteration(self, rank: int) -> int:
-        """Latest iteration of which an object of a rank exists. Lists keys: only for waits that have timed out."""
+        """See `Collective`. Lists: called only after a wait has timed out."""
         found = [read[rank] - 1 for read in self._read.values()]
         prefix = self.g.keys.exchanged
         for key in await self.g.channel.list(prefix):
@@ -159,38 +181,38 @@ class ArrivedReduce(KReduce):
         if not self.mine:
             sent = self.acknowledged(iteration + 1) > iteration
             return not sent, not sent
-        (piece,) = self.mine
-        data = await self.g.channel.fetch(self.g.keys.merged(iteration, piece.label))
+        (chunk,) = self.mine
+        data = await self.g.channel.fetch(self.g.keys.merged(iteration, chunk.label))
         if data is not None:
-            self._predecessor_marks = marks = self._marks_in(data, iteration, piece)
+            self._predecessor_marks = marks = self._marks_in(data, iteration, chunk)
             self.chain.take_over(marks)
             return True, False
-        await self._look_behind(iteration, piece)
+        await self._find_later(iteration, chunk)
         return True, True
 
-    def _marks_in(self, data: memoryview, version: int, piece: Chunk) -> Marks:
-        return Marks.of(unpack(data, key=self.g.keys.merged(version, piece.label))[0].marks)
+    def _marks_in(self, data: memoryview, version: int, chunk: Chunk) -> Marks:
+        return Marks.of(unpack(data, key=self.g.keys.merged(version, chunk.label))[0].marks)
 
-    async def _look_behind(self, gap: int, piece: Chunk) -> None:
-        """Versions that a predecessor has published behind a gap say where those in it end. Lists: once per replacement."""
+    async def _find_later(self, gap: int, chunk: Chunk) -> None:
+        """Finds versions that a predecessor has published behind a gap: they bound those in it. Lists: once per replacement."""
         prefix = self.g.keys.exchanged
         for key in await self.g.channel.list(prefix):
             iteration, kind, label = key[len(prefix) :].split(".", 2)
-            if kind == "m" and label == piece.label and int(iteration) > gap:
+            if kind == "m" and label == chunk.label and int(iteration) > gap:
                 data = await self.g.channel.fetch(key)
                 if data is not None:
-                    self.chain.found(int(iteration), self._marks_in(data, int(iteration), piece).before)
+                    self.chain.found(int(iteration), self._marks_in(data, int(iteration), chunk).before)
 
-    def _used_by_predecessor(self, version: int, piece: Chunk) -> Used:
+    def _used_by_predecessor(self, version: int, chunk: Chunk) -> Used:
         assert self._predecessor_marks is not None
-        return self._held(self._predecessor_marks)
+        return self._folded(self._predecessor_marks)
 
     def acknowledged(self, iteration: int) -> int:
         if self.g.world == 1:
             return iteration
         none = (0,) * self.g.world
-        others = [p for p in self.pieces if p not in self.mine]
-        sent = min((self._read.get(p.label, none)[self.g.rank] for p in others), default=iteration)
+        others = [c for c in self.chunks if c not in self.mine]
+        sent = min((self._read.get(c.label, none)[self.g.rank] for c in others), default=iteration)
         return min(iteration, sent, self._applied_elsewhere())
 
     def state(self) -> tuple[Arrays, CollectiveState]:
@@ -200,7 +222,8 @@ class ArrivedReduce(KReduce):
     def load(self, arrays: Arrays, state: CollectiveState) -> None:
         super().load(arrays, state)
         self.chain.folded = list(state.folded)
-        self._read = dict(state.read)
+        self._read.clear()
+        self._read.update(state.read)
 
     def _pace(self, peer: str) -> PeerPace:
         if peer not in self._paces:

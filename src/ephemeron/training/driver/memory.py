@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ephemeron.data.batch_source import EVALUATION_BATCH
-from ephemeron.training.collectives.kreduce import GATHERED
+from ephemeron.training.collectives.kreduce import PREFETCHED
 from ephemeron.training.job import Configuration
 from ephemeron.units import MIB
 
@@ -94,7 +94,7 @@ def estimate(
     }
     largest = max(phases, key=lambda name: phases[name])
     shard = vector_bytes / max(1, c.aggregators)
-    gathered = 0 if c.workers == 1 else min(GATHERED, c.workers - 1) + 2
+    gathered = 0 if c.workers == 1 else min(PREFETCHED, c.workers - 1) + 2
     return MemoryEstimate(
         base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies)) / MIB,
         # Merged versions as they came, put together and applied; what is sent in its frame.

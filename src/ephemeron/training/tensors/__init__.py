@@ -2,7 +2,7 @@
 
 from ephemeron.training.tensors.absence import ABSENT, absent_parts
 from ephemeron.training.tensors.compression import Compressor, GradientCodec, codec_by_name
-from ephemeron.training.tensors.message import HEADER_BYTES, RELAY, STOP, MessageHeader, pack, unpack
+from ephemeron.training.tensors.message import HEADER_BYTES, RELAY, STOP, Kind, MessageHeader, pack, unpack
 from ephemeron.training.tensors.shards import bounds, chunk_bounds
 from ephemeron.training.tensors.state import Arrays, decode_state, digest, encode_state
 
@@ -14,6 +14,7 @@ __all__ = [
     "Arrays",
     "Compressor",
     "GradientCodec",
+    "Kind",
     "MessageHeader",
     "absent_parts",
     "bounds",

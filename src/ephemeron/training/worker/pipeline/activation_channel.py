@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ephemeron.partition.runtime.value_codec import BoundaryValue
-from ephemeron.training.collectives import StalledPeers, wait_for_object
-from ephemeron.training.collectives.poll_schedule import ArrivalPredictor
+from ephemeron.training.collectives import StalledPeers
+from ephemeron.training.collectives.object_receiver import ObjectReceiver
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.pipeline.activation_codec import ActivationHeader, opened, sealed
@@ -49,7 +49,9 @@ class ActivationChannel:
     ) -> None:  # fmt: skip
         self._lifecycle, self._invocation = lifecycle, lifecycle.invocation
         self._stages, self._replica, self._wanted = stages, replica, wanted
-        self._predictor = ArrivalPredictor(lifecycle.channel.traits.latency_s, poll_worth_s)
+        self._receiver = ObjectReceiver(
+            lifecycle.channel, self._invocation.trace, poll_worth_s=poll_worth_s, on_timeout=lifecycle.on_timeout
+        )
         self._reference = lifecycle.now()
         self.flags = 0
         """Union of the flags of this rank and of all messages read in this iteration."""
@@ -92,25 +94,18 @@ class ActivationChannel:
         """
         lifecycle, key = self._lifecycle, self._key(message)
         stream = f"{message.kind}.{message.source}.{message.target}.{message.micro_batch}"
-        reference, began = self._reference, lifecycle.now()
-        polled = not lifecycle.channel.traits.waits
         sender = self._stages.rank(message.sender, self._replica)
-        predicted = self._predictor.predict(stream, reference) if polled else None
 
         async def stalled() -> StalledPeers:
             return StalledPeers(message.iteration, [sender], [key])
 
-        (header, values), got, found, missed = await wait_for_object(
-            lifecycle.channel, key, timeout_s=lifecycle.wait_timeout_s, stalled=stalled,
-            on_timeout=lifecycle.on_timeout, accept=lambda data: opened(data, key=key), expected_at=predicted,
+        def decode(data: memoryview) -> tuple[ActivationHeader, dict[str, BoundaryValue]]:
+            return opened(data, key=key)
+
+        (header, values), _ = await self._receiver.receive(
+            key, stream, phase="download", reference=self._reference, timeout_s=lifecycle.wait_timeout_s,
+            stalled=stalled, decode=decode, sent_at=lambda received: received[0].sent_at,
         )  # fmt: skip
-        if polled:
-            age_s = lifecycle.run_now() - (lifecycle.now() - found) - header.sent_at
-            gap_s = min(0.25, (found - max(began, predicted or 0)) / 3) if missed or got.polls else 0.0
-            self._predictor.observe(stream, reference, found=found, gap_s=gap_s, age_s=age_s)
-        if found > began:
-            self._invocation.trace.record("wait", began, found)
-        self._invocation.trace.record("download", found, lifecycle.now())
         self.flags |= header.flags
         lifecycle.on_message(sender, header.busy_s)
         return header, values
@@ -127,12 +122,12 @@ class ActivationChannel:
             await self._lifecycle.channel.delete(gone)
 
     def state(self) -> Arrivals:
-        """Arrival times of messages by stream, for a successor: see `ArrivalPredictor.state`."""
-        return self._predictor.state()
+        """Arrival times of messages by stream, for a successor: see `ObjectReceiver.state`."""
+        return self._receiver.state()
 
     def load(self, state: Arrivals) -> None:
         """Restores what `state` returned."""
-        self._predictor.load(state)
+        self._receiver.load(state)
 
     def _key(self, m: MessageKey) -> str:
         return self._lifecycle.keys.between(m.iteration, m.kind, m.source, m.target, self._replica, m.micro_batch)

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +21,13 @@ from ephemeron.partition.runtime.device import DeviceRun, StageMessage
 from ephemeron.partition.runtime.device import MicroBatchInput as Fed
 from ephemeron.partition.runtime.micro_batches import cut, sizes
 from ephemeron.partition.runtime.training import Loss, Training
+from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.training.job import Target
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.eager import eager_optimizers
 from ephemeron.training.worker.losses import evaluated
-from ephemeron.training.worker.pipeline.activation_codec import Value
 from ephemeron.training.worker.torch_state import to_arrays, to_tensor
 from ephemeron.training.worker.torch_trainer import as_tensors, optimizer_over
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
@@ -183,7 +182,7 @@ class StageTrainer:
         for b in self.boundaries:
             self.split.stages[b.stage].eval()
 
-    def tests(self, samples: int) -> list[tuple[dict[str, Value], TrainingBatch | None]]:
+    def tests(self, samples: int) -> list[tuple[dict[str, object], TrainingBatch | None]]:
         """By part of the test slice: values given to the stages, and the samples themselves where this function reads them."""
         if self.feed is None:
             counts = [min(EVALUATION_BATCH, samples - at) for at in range(0, samples, EVALUATION_BATCH)]
@@ -192,11 +191,11 @@ class StageTrainer:
         return [(self._given((as_tensors(t.inputs, self._inputs_dtype),)), t) for t in self.feed.tests()]
 
     def forward_only(
-        self, border: StageBoundary, values: Mapping[str, Value], test: TrainingBatch | None
-    ) -> dict[str, Value]:
+        self, border: StageBoundary, values: Mapping[str, object], test: TrainingBatch | None
+    ) -> dict[str, BoundaryValue]:
         """One stage over one part; the last one scores it."""
         with torch.no_grad():
-            made: dict[str, Value] = self.split.stages[border.stage](values)
+            made: dict[str, BoundaryValue] = self.split.stages[border.stage](values)
             if border.last and test is not None:
                 output = self.split.traced.result({**values, **made})
                 targets = as_tensors(test.targets, self._inputs_dtype)
@@ -211,13 +210,13 @@ class StageTrainer:
 
     # -- inputs -------------------------------------------------------------------------------------------
 
-    def _given(self, args: tuple[Any, ...]) -> dict[str, Value]:
-        given: dict[str, Value] = self.split.traced.named_inputs(args, {})
+    def _given(self, args: tuple[object, ...]) -> dict[str, object]:
+        given: dict[str, object] = self.split.traced.named_inputs(args, {})
         return given | self.split.numbers(given)
 
-    def _sizes_of(self, samples: int) -> dict[str, Value]:
+    def _sizes_of(self, samples: int) -> dict[str, object]:
         """Sizes that follow from the inputs, for stages that read no input itself."""
-        given: dict[str, Value] = {
+        given: dict[str, object] = {
             i.name: i.value if i.shape is None
             else torch.empty([samples if n is None else n for n in i.shape], device="meta")
             for i in self.split.traced.program.inputs
