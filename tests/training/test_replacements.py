@@ -8,8 +8,8 @@ import pytest
 from training_runs import WORLD, synthetic
 
 from ephemeron.events import Ended, FaultFired, Invoked, Note
-from ephemeron.training.worker.failure_detector import MOST_TRIES
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
+from ephemeron.training.worker.replacement import MOST_TRIES
 
 PATTERNS = [
     {"pattern": "k-reduce", "sync": "bsp"},

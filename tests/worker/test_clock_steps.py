@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
@@ -13,6 +11,7 @@ from ephemeron.training.collectives import StalledPeers
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.failure_detector import FailureDetector
 from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.replacement import PeerReplacement
 from ephemeron.training.worker.timeouts import Timeouts
 from ephemeron.training.worker.wait_for_graph import WaitForGraph
 
@@ -29,12 +28,10 @@ def test_a_claim_from_the_future_protects_a_dead_attempt_no_longer_than_any_othe
         async def invoke(rank: int, attempt: int, claim: Claim) -> None:
             invoked.append((rank, attempt))
 
-        spec: Any = SimpleNamespace(
-            configuration=SimpleNamespace(checkpoint_every=2), cold_start_s=3.0, most_replacements=10
-        )
-        replacing = FailureDetector(
-            channel, KEYS, spec, Timeouts(least_s=TIMEOUT_S), rank=0, lifetime_s=900.0, now=loop.time, run_now=loop.time,
-            invoke=invoke, note=lambda text: None,
+        detector = FailureDetector(Timeouts(least_s=PATIENCE_S), lifetime_s=900.0, cold_start_s=3.0, checkpoint_every=2)
+        replacing = PeerReplacement(
+            channel, KEYS, detector, rank=0, most=10, now=loop.time, run_now=loop.time, invoke=invoke,
+            warn=lambda text: None,
         )  # fmt: skip
         assert await fencing.claim(channel, KEYS, 1, 1, Claim(at_s=AHEAD_S, not_after=5, tries=1))
         while not invoked:

@@ -22,6 +22,7 @@ from ephemeron.training.worker.fencing import Claim
 from ephemeron.training.worker.handoff import HandOff
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
 from ephemeron.training.worker.lease import Lease
+from ephemeron.training.worker.replacement import PeerReplacement
 from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.timeouts import IterationTimes, Timeouts
@@ -61,8 +62,12 @@ class InvocationLifecycle:
             IterationTimes(slowest_s=request.slowest_s, typical_s=request.typical_s), waited=request.waited
         )
         self.detector = FailureDetector(
-            self.channel, self.keys, spec, self.timeouts, rank=call.rank, lifetime_s=call.lifetime_s, now=self.now,
-            run_now=self.run_now, invoke=self._invoke_replacement, note=invocation.warn,
+            self.timeouts, lifetime_s=call.lifetime_s, cold_start_s=spec.cold_start_s,
+            checkpoint_every=spec.configuration.checkpoint_every,
+        )  # fmt: skip
+        self.replacement = PeerReplacement(
+            self.channel, self.keys, self.detector, rank=call.rank, most=spec.most_replacements, now=self.now,
+            run_now=self.run_now, invoke=self._invoke_replacement, warn=invocation.warn,
         )  # fmt: skip
         self.detector.progress_seen.update(request.seen)
         self.stop_requested = False
@@ -256,7 +261,7 @@ class InvocationLifecycle:
         async with self._leave_lock:  # several waits end at once
             if outcome is None and self.lease.pass_on():
                 await self._leave_waiting(stalled)
-            async with self.detector.launching:
+            async with self.replacement.launching:
                 raise InvocationExit("relayed" if outcome is None or self.lease.passed_on else outcome)
 
     async def _leave_waiting(self, stalled: StalledPeers) -> None:
@@ -267,9 +272,9 @@ class InvocationLifecycle:
         _log.info("ends while it waits for ranks %s at iteration %d", list(stalled.ranks), stalled.iteration)
         request, iteration = self.invocation.request, stalled.iteration
         if iteration <= request.reached:
-            await self.detector.spend(self.rank, iteration)  # this invocation has made no progress
+            await self.replacement.spend(self.rank, iteration)  # this invocation has made no progress
         peers = [rank for rank in stalled.ranks if rank != self.rank]
-        await all_of(self.detector.has_progressed(rank) for rank in peers)
+        await all_of(self.replacement.has_progressed(rank) for rank in peers)
         now = self.now()
         waited = tuple((rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers)
         if self.lease.has_successor:
@@ -291,7 +296,7 @@ class InvocationLifecycle:
         keys = dict(zip(stalled.ranks, stalled.keys, strict=False))
         if self.spec.stages is not None:
             late, keys = await self._wait_for_graph.suspects(stalled), {}
-        await all_of(self.detector.replace(rank, iteration, missed=keys.get(rank)) for rank, iteration in late)
+        await all_of(self.replacement.replace(rank, iteration, missed=keys.get(rank)) for rank, iteration in late)
         if any(
             rank == self.rank for rank, _ in late
         ):  # this rank's own object was lost: its replacement sends it again

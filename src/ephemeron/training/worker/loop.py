@@ -123,7 +123,7 @@ class TrainingLoop:
         """
         lifecycle, background = self.lifecycle, self.background
         lifecycle.timeouts.listen(lifecycle.now())
-        lifecycle.detector.latest_iteration = self.collective.latest_iteration
+        lifecycle.replacement.latest_iteration = self.collective.latest_iteration
         await self.collective.setup(self.trainer.parameters())
         if self.invocation.call.reason == "relay" and not self.replaying:
             background.start("predecessor", lifecycle.delete_predecessor_objects())
