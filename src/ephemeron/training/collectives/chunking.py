@@ -30,18 +30,18 @@ _SMALL, _LARGE = 1 * MB // 1000, 4 * MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCost:
-    """Time of requests at a store."""
+    """Duration of requests at a store."""
 
     latency_s: float
     """Latency of a single small request."""
     service_s: float
-    """Time of the store's own that each of many concurrent requests takes, at least."""
+    """Least time of the store itself for each of many concurrent requests."""
     bandwidth_mb_s: float
     """MB (1e6 bytes) per second of one large transfer."""
 
     @property
     def serial(self) -> bool:
-        """Whether the store answers few requests at once: transfers of all functions then share its bandwidth."""
+        """Whether the store answers few requests at once: the transfers of all ranks then share its bandwidth."""
         return self.service_s > self.latency_s / SERIAL
 
 
@@ -61,7 +61,7 @@ def best_chunk_bytes(workers: int, aggregators: int, *, model_bytes: int, cost: 
     Args:
         workers, aggregators: W and K.
         model_bytes: bytes of the exchanged vector.
-        cost: of requests, as measured.
+        cost: measured durations of requests.
     """
     if workers == 1:
         return 0
@@ -85,7 +85,7 @@ def best_chunk_bytes(workers: int, aggregators: int, *, model_bytes: int, cost: 
 
 
 async def measure_requests(channel: Channel, prefix: str) -> RequestCost:
-    """Latency, service time and bandwidth of a store: some 40 requests, whose objects are deleted again.
+    """Latency, service time and bandwidth of a store: some 40 requests; their objects are deleted again.
 
     Args:
         channel: the store.

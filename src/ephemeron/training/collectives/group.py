@@ -1,4 +1,4 @@
-"""Port of collectives, and the context of one worker that a collective gets."""
+"""The port of collectives, and what a collective gets from the worker that it serves."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ GRACE_SHARE = 0.2
 
 
 class Trace(Protocol):
-    """Where a collective reports what it spends its time on. Times are loop times."""
+    """Record of the time that a collective spends in each phase. Times are loop times."""
 
     def record(self, phase: Phase, start: float, end: float) -> None: ...
 
     def run_time(self) -> float:
-        """Now, in seconds of the run."""
+        """Seconds since the launch of the run."""
 
 
 class NoTrace:
-    """Trace without output."""
+    """A trace that keeps nothing."""
 
     def record(self, phase: Phase, start: float, end: float) -> None: ...
 
@@ -40,14 +40,16 @@ class NoTrace:
 
 @dataclass(slots=True)
 class ReductionStatus:
-    """State of a worker that every contribution carries; the worker keeps it current."""
+    """Progress of a worker, which it reports in every contribution. The worker keeps it current."""
 
     applied: int = 0
+    """Number of versions that its parameters contain."""
     durable: int = 0
+    """Number of versions that no replacement of it would need again."""
     intact: int = 0
-    """Versions from this one on cannot have been deleted before this invocation."""
+    """No version from this one on can have been deleted before this invocation."""
     busy_s: float = 0.0
-    """Slowest iteration that the worker knows, without waits."""
+    """Time of the slowest iteration that it knows, without waits."""
 
 
 async def _give_up(stalled: StalledPeers) -> None:
@@ -55,14 +57,14 @@ async def _give_up(stalled: StalledPeers) -> None:
 
 
 class StalledPeers(NamedTuple):
-    """Ranks from which an object of an iteration is missing."""
+    """Ranks that a wait is due to, and the iteration of the missing objects."""
 
     iteration: int
     ranks: Sequence[int]
     keys: Sequence[str] = ()
-    """Missing key of each rank; empty: not known."""
+    """By rank, key of the missing object; empty: not known."""
     grace_s: float = 0.0
-    """Seconds that they may still take, because their own last input may have arrived only just now."""
+    """Seconds that they may still take: objects that they waited for themselves may have arrived only just now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Group:
     rank: int
     world: int
     aggregators: int
-    """K: ranks below it aggregate one shard each."""
+    """K: each rank below it reduces one shard."""
     channel: Channel
     policy: Policy
     size: int
@@ -86,18 +88,18 @@ class Group:
     status: ReductionStatus = field(default_factory=ReductionStatus)
     trace: Trace = field(default_factory=NoTrace)
     poll_worth_s: float = 0.1
-    """Seconds of this group's time that a poll which finds nothing is worth. The default polls rarely; workers derive it
+    """Seconds of waiting that cost as much as a poll which finds nothing. The default polls rarely; workers derive it
     from prices, and poll more where steps scatter."""
     wait_timeout_s: Callable[[float], float] = lambda times: 60.0 * times
     """Seconds to wait for a peer before `on_timeout` is called; the argument is a multiple of the usual timeout."""
     on_message: Callable[[int, float], None] = lambda rank, busy_s: None
-    """Called for every new object of a rank, with the slowest iteration that the rank knows."""
+    """Called when a new object of a rank has arrived, with the time of the slowest iteration that the rank knows."""
     silence_timeout_s: Callable[[], float] = lambda: 60.0
-    """Seconds of silence after which a peer for which this rank does not wait is suspected."""
+    """Seconds for which a peer that no rank waits for may be silent."""
     suspect: Callable[[StalledPeers], Awaitable[None]] = _give_up
-    """Called for such a peer: raises to end the run or this invocation, else returns."""
+    """Called when such a peer has been silent for longer: raises to end the run or this invocation, else returns."""
     on_timeout: Callable[[StalledPeers], Awaitable[None]] = _give_up
-    """Called when a wait times out: raises to end the wait, returns to continue it."""
+    """Called when a peer is late: raises to end the wait, returns to go on with it."""
 
     @property
     def is_aggregator(self) -> bool:
@@ -123,7 +125,7 @@ class Collective(ABC):
     overlaps = False
     """`upload`, `reduce` and `wait` of one iteration may run at the same time."""
     self_paced = False
-    """Version t is this worker's own: no rank waits for another."""
+    """Version t is this worker's own: no rank waits for another one."""
 
     @abstractmethod
     def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Wait for an object of another rank. While the object is late, the ranks that should send it are looked for and replaced."""
+"""Waiting for an object of another rank, and handling the peers that are late with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ephemeron.training.collectives.group import StalledPeers
 T = TypeVar("T")
 
 RECHECK_S = 0.25
-"""Seconds between two reads of an object that exists but does not count."""
+"""Seconds between two reads of an object that does not count."""
 
 
 class ArrivedObject(NamedTuple, Generic[T]):
@@ -23,7 +23,7 @@ class ArrivedObject(NamedTuple, Generic[T]):
     """Result of `accept`."""
     received: Received
     found: float
-    """Loop time at which it was found."""
+    """Loop time of the request that found it."""
     late: bool
     """Whether it took longer than the timeout, or was preceded by an object that did not count."""
 
@@ -44,16 +44,16 @@ async def wait_for_object(
     instead would be late itself, and with it all objects that its peers wait for.
 
     Args:
-        channel: store of the object.
-        key: the object.
+        channel: of the run.
+        key: of the object.
         timeout_s: seconds after which it is late; asked anew for every wait.
         stalled: finds the ranks that should send it, once it is late.
         on_timeout: raises to end the wait, returns to go on with it.
-        accept: decodes the object; None: it does not count, and another object will replace it.
+        accept: decodes the object; None: it does not count, and another one will replace it.
         expected_at: loop time of the first poll.
 
     Raises:
-        ReplacementsFailed: from `on_timeout`; its message names the key.
+        ReplacementsFailed: from `on_timeout`; names the key and the problem there, too.
         ChannelUnreachable: the store does not answer.
     """
     loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ async def wait_for_object(
             value = accept(received.data)
             if value is not None:
                 return ArrivedObject(value, received, asked + received.waited_s, late)
-            late, missing = True, ChannelTimeout("what is there is not what is awaited", key=key)
+            late, missing = True, ChannelTimeout("another object is stored there than the awaited one", key=key)
             if loop.time() < due:
                 await asyncio.sleep(RECHECK_S)
                 continue

@@ -1,27 +1,27 @@
-"""When will it be there? Predictions for stores that must be polled.
+"""Poll schedule: prediction of the time at which an awaited object appears in a store that has to be polled.
 
-A poll too early costs a request; a poll too late costs everybody's time. Each stream (a kind of object from a
-given rank) remembers how long after a reference moment its last objects appeared. The first poll is made when it
+A poll too early costs a request; a poll too late costs the time of all ranks. Each stream (a kind of object from a
+given rank) remembers how long after a reference time its last objects appeared. The first poll is made at the time that
 would have cost least for these appearances: the delay after each of them, and `worth_s` for every poll that finds
-nothing. Where appearances scatter by more than a poll is worth, that is early; where they do not, one poll in some
+nothing. Where appearances scatter by more than a poll is worth, that time is early; where they do not, one poll in some
 ten finds nothing. The latest appearance is left out: an object that is very late (its sender died, or started last)
-moves nothing.
+changes nothing.
 
-An invocation begins with a memory of three rounds, which grows with the observations: the first rounds are slow, and a long
-memory would keep them in the estimates of all ranks for as many rounds again as there are waits in a round. A successor
-gets the estimates of its predecessor.
+An invocation begins with a memory of three rounds, which grows with the number of observations: the first rounds are slow,
+and a long memory would keep them in the estimates of all ranks for as many rounds again as there are waits in a round. A
+successor starts with its predecessor's estimates.
 
-A poll that succeeds does not say how long the object had been there. Its sender's time stamp would, if clocks
-agreed and if it were known how long the put took; but a poll that succeeds just after one that missed has found
-the object fresh, and so the age that it has by then is what to compare with. Whatever is wrong with the clocks is
-in both numbers. Until a poll has missed nothing is predicted, and polls are made at once; and while none misses,
-objects are taken for older and older, until one does.
+A poll that succeeds does not tell how long the object had been stored. The sender's time stamp would, if clocks agreed and
+if the duration of the put were known; but a poll that succeeds just after one that found nothing has found the object fresh,
+and so the age of that object is the one to compare with. An error of the clocks is in both numbers. Until a poll has found
+nothing, there is no prediction and polls are made at once; and while every poll succeeds, objects are taken for older and
+older, until one poll finds nothing.
 
-What did not help: always waiting until all but one would have been there. Where times scatter, the lateness of each rank
-is in the wait of all others: with steps of 100 ms that scatter by 15 ms, rounds took 28 % longer than over a store that
-can wait (now 11 %). Nor did larger steps between polls: they save as many polls as a later first poll does, for more
-time. Nor did a single estimate that moves up and down by steps: what one late start had taught it, it took a hundred
-rounds to forget, each of them as late as the one before had made it.
+What did not help: always waiting until all but one of the objects would have appeared. Where times scatter, the lateness of
+one rank is in the waits of all: with steps of 100 ms that scatter by 15 ms, rounds took 28 % longer than over a store that
+can wait (now 11 %). Nor did larger intervals between polls: they save as many polls as a later first poll does, for more
+time. Nor did a single estimate that moves up and down by steps: it took a hundred rounds to forget one late start, each of
+them as late as the one before had made it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from ephemeron.communication.channels.base import GROWTH, LEAST_STEP_S
 from ephemeron.training.collectives.state import Arrivals
 
 MEMORY = 16
-"""Rounds that count, once enough were heard; of these the latest one does not."""
+"""Rounds in memory, once there were enough; the latest of these does not count."""
 FEWEST, SLOWLY = 3, 4
-"""Rounds that count at first, and the rounds heard after which one more does."""
-DOUBT, GROWING = 0.01, 1.1
-"""Share of the step between polls by which objects are taken for older while no poll misses, and its growth."""
+"""Rounds in memory at first, and the number of rounds after which the memory grows by one."""
+AGEING, AGEING_GROWTH = 0.01, 1.1
+"""Share of the interval between polls by which objects are taken for older while every poll succeeds, and its growth."""
 
 
 def cheapest(appeared: Sequence[float], latency_s: float, worth_s: float) -> float:
-    """The first poll that would have cost least, had it been made for all these appearances.
+    """Time of the first poll that would have cost least for all these appearances.
 
     Args:
         appeared: seconds, ascending, at least one.
-        latency_s: of a request.
+        latency_s: duration of a request.
         worth_s: seconds of waiting that a poll which finds nothing is worth.
 
     Returns:
-        One of `appeared`; of equals the last.
+        One of `appeared`; the last one of several with the same cost.
     """
     return min(reversed(appeared), key=lambda at: _cost(appeared, at, latency_s, worth_s))
 
@@ -68,21 +68,21 @@ def _cost(appeared: Sequence[float], at: float, latency_s: float, worth_s: float
 class _KeyStream:
     appeared: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     """Seconds after the reference."""
-    heard: int = 0
-    """Rounds, in this life."""
+    observed: int = 0
+    """Number of rounds in this invocation."""
     fresh_age_s: float | None = None
-    """Age, as clocks tell, of an object that has just appeared; about, since it was asked for once in a `gap_s`."""
+    """Age, by the clocks, of an object that has just appeared; exact to about `gap_s`, the interval between polls."""
     gap_s: float = 0.0
-    """Between the last two polls when one missed; larger with every round since."""
+    """Interval between the last two polls when the first of them found nothing; grows with every round since."""
     chosen: float | None = None
     """The prediction, until the next appearance is known."""
 
     def recent(self) -> list[float]:
         """Appearances that count, ascending."""
-        return sorted(list(self.appeared)[-min(MEMORY, FEWEST + self.heard // SLOWLY) :])[:-1]
+        return sorted(list(self.appeared)[-min(MEMORY, FEWEST + self.observed // SLOWLY) :])[:-1]
 
     def typical(self) -> tuple[float, float, float]:
-        """Early, usual and late."""
+        """Earliest, median and latest of these."""
         recent = self.recent()
         return recent[0], recent[len(recent) // 2], recent[-1]
 
@@ -103,21 +103,21 @@ class _KeyStream:
             return after_s
         else:
             after_s -= max(0.0, age_s - fresh)
-            self.gap_s *= GROWING
-            self.fresh_age_s = min(fresh, age_s) - DOUBT * self.gap_s
-        self.heard, self.chosen = self.heard + 1, None
+            self.gap_s *= AGEING_GROWTH
+            self.fresh_age_s = min(fresh, age_s) - AGEING * self.gap_s
+        self.observed, self.chosen = self.observed + 1, None
         self.appeared.append(after_s)
         return after_s
 
 
 @dataclass(slots=True)
 class ArrivalPredictor:
-    """Per stream, seconds between a reference moment and the object's appearance."""
+    """Prediction of arrivals: by stream, seconds between a reference time and the appearance of the object."""
 
     latency_s: float = 0.0
-    """Latency of a request: at first the store's usual one, then that of requests that found nothing, if it is lower."""
+    """Duration of a request: at first the store's usual one, later that of polls that found nothing, if it is less."""
     worth_s: float = 0.005
-    """Seconds of waiting that a poll which finds nothing is worth."""
+    """Seconds of waiting that cost as much as a poll which finds nothing."""
     streams: dict[str, _KeyStream] = field(default_factory=dict)
 
     def predict(self, stream: str, reference: float) -> float | None:
@@ -127,21 +127,21 @@ class ArrivalPredictor:
         return None if after_s is None else reference + after_s
 
     def polled(self, took_s: float) -> None:
-        """Records the duration of a request that found nothing."""
+        """Takes in the duration of a request that found nothing."""
         self.latency_s += 0.3 * (min(took_s, self.latency_s) - self.latency_s)
 
     def observe(self, stream: str, reference: float, *, found: float, gap_s: float, age_s: float) -> float:
-        """The object was found by a request made at `found`.
+        """Takes in that an object was found by a request made at `found`.
 
         Args:
-            stream: whose.
+            stream: of the object.
             reference: as in `predict`.
             found: time of the request.
-            gap_s: time since a request that had found nothing; 0: there was none.
-            age_s: seconds between the sender's time stamp and `found`, on whatever clocks.
+            gap_s: seconds since the request before, which found nothing; 0: there was none.
+            age_s: seconds between the sender's time stamp and `found`, each by its own clock.
 
         Returns:
-            When it appeared, as far as that can be told.
+            Estimated time at which it appeared.
         """
         return reference + self.streams.setdefault(stream, _KeyStream()).observe(found - reference, gap_s, age_s)
 

@@ -1,11 +1,11 @@
 """Parameter-server forms (λDNN): a long-lived process sums, workers push and pull.
 
-Synchronous: shard j of version v is reduced by the server that its key falls on, in rank order, so the
+Synchronous: shard j of version v is reduced by the server that its key is mapped to, in rank order, so the
 weights are those of K-REDUCE. Asynchronous: workers push the change that their own optimiser made and get the
-current parameters back, whatever else has arrived meanwhile.
+current parameters back, with all other changes that have arrived meanwhile.
 
-One round trip fewer than through storage, but the servers' link carries every byte of every worker, and they are
-paid for while workers compute.
+This takes one round trip fewer than storage, but the servers' links carry every byte of every worker, and the servers are
+billed while workers compute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from ephemeron.training.tensors import STOP, bounds
 class ServerReduce(Collective):
     """Synchronous push and pull.
 
-    The vector gets a tail of 2 + 2W elements that is summed with it: whether a rank wants to stop; a one from
-    rank 0, by which the divisor can be undone; and, from each rank in its own places, its durable version and how long
-    its iterations take.
+    The vector gets a tail of 2 + 2W elements that is summed with it: whether a rank wants to stop; a one from rank 0, to undo
+    the division; and, at the places of each rank, its durable version and its iteration time.
     """
 
     def __init__(self, group: Group, server: SupportsReduction) -> None:
@@ -56,7 +55,7 @@ class ServerReduce(Collective):
         await self.server.reduce(key, rank=self.g.rank, world=self.g.world, weight=weight, vector=part)
 
     async def reduce(self, iteration: int) -> None:
-        """The server does it."""
+        """Does nothing: the server reduces."""
 
     async def wait(self, version: int) -> Reduced:
         parts = await all_of(self._pull(version, shard) for shard in range(len(self.bounds)))
@@ -79,7 +78,7 @@ class ServerReduce(Collective):
                 received = await self.g.channel.get(key, deadline=began + self.g.wait_timeout_s(1))
                 break
             except DamagedObject:
-                raise  # the server adds up a key once: no rank can make it again
+                raise  # the server adds up a key once: it cannot be made again
             except ChannelTimeout as e:
                 await handle_timeout(self.g.on_timeout, await self._stalled(version, key), e)
         if received.waited_s > 0:
@@ -88,7 +87,7 @@ class ServerReduce(Collective):
         return np.frombuffer(received.data, dtype=self.g.dtype)
 
     async def _stalled(self, version: int, key: str) -> StalledPeers:
-        """Those whose contribution the server has not got; all, where it knows of none."""
+        """Ranks whose contribution has not reached the server; all, where it has none."""
         heard = await self.server.heard(key)
         missing = [r for r in range(self.g.world) if r != self.g.rank and r not in heard]
         return StalledPeers(version, missing, [key] * len(missing))
@@ -107,9 +106,9 @@ class ServerReduce(Collective):
 
 
 class ServerAccumulate(Collective):
-    """Asynchronous push: the server adds every worker's change to the one set of parameters as it comes.
+    """Asynchronous push: the server adds every worker's change to the one set of parameters when it arrives.
 
-    A worker's version t is what the server answered to its own t-th push, so workers never wait for each other.
+    A worker's version t is the server's answer to its own t-th push, so workers never wait for each other.
     """
 
     self_paced = True
@@ -148,7 +147,7 @@ class ServerAccumulate(Collective):
         self._answers[iteration] = np.concatenate(parts)
 
     async def reduce(self, iteration: int) -> None:
-        """The server does it."""
+        """Does nothing: the server reduces."""
 
     async def wait(self, version: int) -> Reduced:
         return Reduced(self._answers.pop(version), 0)

@@ -1,7 +1,7 @@
-"""A group of one: nothing travels, nothing is copied.
+"""A group of one rank: nothing is sent or copied.
 
-K-REDUCE with one rank does the same and keeps three copies of the vector meanwhile. Where a function holds as much of a
-model as fits into it, that is too much.
+K-REDUCE with one rank gives the same result and keeps three copies of the vector meanwhile, which is too much where a function
+holds as much of a model as its memory allows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ephemeron.training.collectives.group import Collective, Group, Reduced
 
 
 class SingleRank(Collective):
-    """See `Collective`. The vector that was submitted is divided in place.
+    """See `Collective`. The submitted vector is divided in place.
 
     Args:
         group: of one rank.

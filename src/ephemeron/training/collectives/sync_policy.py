@@ -1,6 +1,6 @@
-"""When may a worker go on, and what must an aggregator wait for? Decisions only: no clock, no channel, no tensor.
+"""Synchronisation policies: when a worker may go on, and what an aggregator has to wait for. Pure.
 
-Everything is said in *versions*: version v is the merged update of iteration v. Before a worker computes
+Policies are stated in *versions*: version v is the merged update of iteration v. Before a worker computes
 iteration t its parameters must have seen some number of versions, and before an aggregator publishes version v
 some contributions must have been folded in:
 
@@ -8,8 +8,8 @@ some contributions must have been folded in:
 |---|---|---|
 | BSP    | exactly t                                  | all of v |
 | HAP    | aggregators exactly t, others exactly t−1  | all of v (FasDL, section 3.2.2) |
-| SSP(s) | at least t−s, newer ones if they are there | all of v (Ho et al. 2013) |
-| ASP    | whatever is there                          | whatever is there |
+| SSP(s) | at least t−s, newer ones if they exist | all of v (Ho et al. 2013) |
+| ASP    | those that exist                           | those that have arrived |
 
 Under BSP and HAP every step is determined, so two runs are bit-identical. HAP's staleness is exactly one for
 non-aggregators and zero for aggregators. Under SSP the fastest worker is at most s iterations ahead.
@@ -34,7 +34,7 @@ class Policy:
     other_staleness: int
     """Versions a non-aggregator's parameters may lack."""
     exact: bool
-    """The allowed staleness is also the actual one: newer versions wait their turn."""
+    """The allowed staleness is also the actual one: newer versions are not applied early."""
     waits_for_all: bool
     """A version holds every rank's contribution of its iteration."""
 
@@ -43,7 +43,7 @@ class Policy:
         return self.aggregator_staleness if aggregator else self.other_staleness
 
     def must_have_applied(self, iteration: int, *, aggregator: bool) -> int:
-        """How many versions have to be applied before `iteration` may be computed."""
+        """Number of versions that have to be applied before `iteration` may be computed."""
         return max(0, iteration - self.staleness(aggregator=aggregator))
 
     def may_apply(self, applied: int, iteration: int, *, aggregator: bool) -> bool:
@@ -54,12 +54,12 @@ class Policy:
 
     @property
     def deterministic(self) -> bool:
-        """Two runs give the same weights to the last bit."""
+        """Whether two runs give bit-identical weights."""
         return self.exact and self.waits_for_all
 
 
 def policy_for(text: str) -> Policy:
-    """The policy of `bsp`, `hap`, `asp` or `ssp:N`.
+    """The policy named `bsp`, `hap`, `asp` or `ssp:N`.
 
     Raises:
         JobError: no such protocol.
