@@ -135,7 +135,7 @@ class Collective(ABC):
             iteration: number of the iteration.
             vector: the *sum* over `weight` samples, 1-D of `Group.size`. It must not change until `upload` has returned.
             weight: samples that the vector stands for.
-            flags: `STOP`, `RELAY` or 0.
+            flags: `STOP`, `HAND_OFF` or 0.
         """
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Collective(ABC):
         """Waits until a version is complete and returns it.
 
         Raises:
-            BaseException: whatever `Group.on_timeout` raises when a peer is late.
+            BaseException: from `Group.on_timeout`, when a peer is late.
         """
 
     async def poll(self, version: int) -> bool:

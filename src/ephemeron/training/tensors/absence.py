@@ -1,11 +1,11 @@
-"""Minus zero says that a parameter has no gradient, so that "none" survives a sum without another byte.
+"""Minus zero as the mark of a parameter without gradient, which survives sums and takes no further bytes.
 
-A parameter that took no part in a step has no gradient in PyTorch, and optimisers pass it over: no decay, no momentum.
-A zero would be another thing. In IEEE 754 a sum is minus zero only if all of its terms are (round to nearest), and a
+A parameter that took no part in a step has no gradient in PyTorch, and optimisers skip it: no decay, no momentum. A gradient
+of zero has another effect. In IEEE 754 a sum is minus zero only if all of its terms are (round to nearest), and a
 division by a positive number keeps it: the merged gradient of a parameter is minus zero throughout only if no rank had
-one. Contributors write minus zero for what is absent and never for what is there.
+one. Contributors write minus zero for absent gradients and never for others.
 
-Not covered: a gradient whose every element is negative and smaller than the smallest number of its format.
+Not covered: a gradient all of whose elements are negative and underflow in its format.
 """
 
 from __future__ import annotations

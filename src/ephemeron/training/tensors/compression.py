@@ -1,11 +1,11 @@
 """Smaller messages: bf16 (half the bytes) and int8 with error feedback (a quarter).
 
 Without error feedback, rounding to 8 bits stalls training once gradients fall below a step of the grid. With
-it, what was rounded away is added to the next message, so that nothing is lost, only late (Seide et al. 2014;
-Karimireddy et al. 2019). The residual is part of a worker's state and travels in its checkpoint.
+it, the rounding error is added to the next message, so that it is delayed and not lost (Seide et al. 2014;
+Karimireddy et al. 2019). The residual is part of a worker's state and of its checkpoint.
 
 All codecs are deterministic: the same vector and residual give the same bytes on every platform. All keep minus zero,
-which says that there is no value at all (`tensors.absence`).
+which marks absent values (`tensors.absence`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GradientCodec(ABC):
     id: ClassVar[int]
     lossy: ClassVar[bool] = True
     feedback: ClassVar[bool] = False
-    """Whether what is rounded away is to be carried over to the next message."""
+    """Whether the rounding error is added to the next message."""
 
     @abstractmethod
     def encode(self, vector: np.ndarray) -> list[Buffer]:
@@ -113,7 +113,7 @@ _CODECS: tuple[GradientCodec, ...] = (Plain(), BFloat16(), Int8())
 
 
 def codec_by_name(name: str) -> GradientCodec:
-    """The codec that `--compression` names."""
+    """The codec of a value of `--compression`."""
     for codec in _CODECS:
         if codec.name == name:
             return codec
@@ -121,15 +121,15 @@ def codec_by_name(name: str) -> GradientCodec:
 
 
 def codec_by_id(number: int) -> GradientCodec:
-    """The codec that a header names."""
+    """The codec of a number in a header."""
     return _CODECS[number]
 
 
 class Compressor:
-    """A codec with memory: `encode` a slice of one long-lived vector, carrying its rounding errors over.
+    """A codec with error feedback: encodes slices of one vector, and adds their rounding errors to the next ones.
 
     Args:
-        codec: how.
+        codec: to encode with.
         size: elements of the whole vector.
         dtype: of the vector.
     """
@@ -152,7 +152,7 @@ class Compressor:
         return payload
 
     def round_trip(self, payload: list[Buffer], vector: np.ndarray) -> np.ndarray:
-        """What the readers of `payload` will see, for a sender that must use the same values."""
+        """The values that readers of `payload` get, for a sender that has to use the same ones."""
         if not self.codec.lossy:
             return vector
         return self.codec.decode(memoryview(b"".join(payload)), self.dtype, vector.size)

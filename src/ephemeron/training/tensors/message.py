@@ -1,9 +1,9 @@
-"""What travels between workers: a fixed header and raw buffers. Never a pickle.
+"""Messages between workers: a fixed header and raw buffers. No pickle.
 
-The header says how to read the vector (kind, codec, dtype, elements), who sent it (rank, attempt, iteration, shard) and what
-its sender has done (`applied`, `durable`), which is all that aggregators need to know when an object may be deleted. 64
-bytes, little-endian, behind the frame of 64 bytes that every object of a run has (`channels.frame`): that one binds
-the message to its key and has the checksum. The payload that follows both is aligned for NumPy.
+The header has the encoding of the vector (kind, codec, dtype, elements), its sender (rank, attempt, iteration, shard) and the
+sender's progress (`applied`, `durable`), from which aggregators decide when an object may be deleted. It has 64 bytes,
+little-endian, behind the frame of 64 bytes that every object of a run has (`communication.object_frame`): the frame binds the
+message to its key and has the checksum. The payload after both is aligned for NumPy.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ephemeron.training.tensors.compression import GradientCodec, codec_by_id
 
 _HEADER = struct.Struct("<BBBBIIIQdIIQdIf")
 HEADER_BYTES = FRAME_BYTES + _HEADER.size
-"""What a message has beside marks and vector, its frame included."""
+"""Size of a message without marks and vector, its frame included."""
 STOP = 1
 """Flag: the sender wants the run to stop at the next consistent iteration."""
-RELAY = 2
-"""Flag: the sender will soon hand over to a successor; whoever is past the middle of its life does so as well."""
+HAND_OFF = 2
+"""Flag: the sender will hand off to a successor soon; every rank past the middle of its time limit does so as well."""
 
 _DTYPES: dict[int, np.dtype[np.generic]] = {
     1: np.dtype("float32"),
@@ -48,22 +48,22 @@ class MessageHeader:
     iteration: int
     shard: int
     weight: float
-    """Samples that the vector stands for."""
+    """Number of samples in the vector's sum."""
     applied: int
-    """Merged versions the sender had applied."""
+    """Number of merged versions that the sender had applied."""
     durable: int
-    """Merged versions a replacement of the sender would not need again."""
+    """Number of merged versions that a replacement of the sender would not need again."""
     flags: int = 0
     sent_at: float = 0.0
-    """Run seconds at which the sender began its put: a hint for the next poll, nothing depends on it."""
+    """Seconds of the run at which the sender began its put: a hint for the next poll, on which no result depends."""
     busy_s: float = 0.0
-    """Seconds that the slowest iteration known to the sender took, without waiting for others."""
+    """Time of the slowest iteration known to the sender, without waits."""
     marks: tuple[int, ...] = ()
-    """Merged messages of asynchronous runs: per rank, iterations folded in so far."""
+    """In merged messages of asynchronous runs: see `collectives.chain.Marks`."""
 
 
 def pack(
-    envelope: MessageHeader,
+    message: MessageHeader,
     payload: Sequence[Buffer],
     *,
     codec: GradientCodec,
@@ -71,18 +71,18 @@ def pack(
     elements: int,
 ) -> list[Buffer]:
     """Header, marks and payload, ready for `Channel.put`. The payload is not copied."""
-    marks = np.asarray(envelope.marks, dtype="<i8").tobytes()
+    marks = np.asarray(message.marks, dtype="<i8").tobytes()
     body: list[Buffer] = [marks, *payload] if marks else list(payload)
     header = _HEADER.pack(
-        _KINDS.index(envelope.kind), codec.id, _DTYPE_IDS[dtype], envelope.flags, envelope.rank, envelope.attempt,
-        envelope.shard, envelope.iteration, envelope.weight, envelope.applied, envelope.durable, elements,
-        envelope.sent_at, len(envelope.marks), envelope.busy_s,
+        _KINDS.index(message.kind), codec.id, _DTYPE_IDS[dtype], message.flags, message.rank, message.attempt,
+        message.shard, message.iteration, message.weight, message.applied, message.durable, elements,
+        message.sent_at, len(message.marks), message.busy_s,
     )  # fmt: skip
     return [header, *body]
 
 
 def unpack(data: memoryview, *, key: str) -> tuple[MessageHeader, np.ndarray]:
-    """The inverse of `pack`: envelope and decoded vector (a read-only view of `data` where the codec allows).
+    """The inverse of `pack`: header and decoded vector (a read-only view of `data` where the codec allows).
 
     Raises:
         CorruptMessage: not a message.
@@ -93,10 +93,10 @@ def unpack(data: memoryview, *, key: str) -> tuple[MessageHeader, np.ndarray]:
         body = data[_HEADER.size :]
         marks = tuple(np.frombuffer(body[: 8 * n_marks], dtype="<i8", count=n_marks).tolist()) if n_marks else ()
         vector = codec_by_id(codec_id).decode(body[8 * n_marks :], _DTYPES[dtype_id], elements)
-        envelope = MessageHeader(
+        message = MessageHeader(
             kind=_KINDS[kind], rank=rank, attempt=attempt, iteration=iteration, shard=shard, weight=weight,
             applied=applied, durable=durable, flags=flags, sent_at=sent_at, busy_s=busy_s, marks=marks,
         )  # fmt: skip
     except (struct.error, ValueError, IndexError, KeyError) as e:
         raise CorruptMessage(f"not a message between workers: {e}", key=key) from None
-    return envelope, vector
+    return message, vector

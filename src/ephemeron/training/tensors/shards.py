@@ -1,4 +1,4 @@
-"""One flat vector, cut into K shards or any number of chunks (FasDL, equation 3-1: S_s = S_m / K)."""
+"""Division of a flat vector into K shards, or any number of chunks (FasDL, equation 3-1: S_s = S_m / K)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Optimisers of `torch.optim` without PyTorch's compiler, which they import and do not use.
+"""Optimisers of `torch.optim` without the import of PyTorch's compiler, which they do not use.
 
-Making an `Optimizer` and stepping it import `torch._dynamo`, to tell it to keep away: 1.1 of the 2.3 CPU seconds of a cold
-start, paid for by every function. Where nothing is compiled there is nothing to keep away. While an optimiser works, a
-stand-in of that name says so; whoever asks it for anything else gets the real module. Where the real one has been imported
-already, as by a model that is compiled, nothing is done.
+Constructing and stepping an `Optimizer` import `torch._dynamo`, to exclude these functions from compilation: 1.1 of the 2.3 CPU
+seconds of a cold start, billed for every function. Where nothing is compiled, nothing has to be excluded. While an optimiser
+works, a stand-in module of that name replaces the functions that optimisers call; any other attribute imports the real module.
+Where the real one has been imported already, for example by a compiled model, nothing is replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def eager_optimizers() -> Iterator[None]:
-    """Whatever an optimiser does in here imports no compiler. May be nested."""
+    """Context in which optimisers do not import the compiler. May be nested."""
     with _lock:
         if _NAME in sys.modules:
             yield
@@ -39,17 +39,17 @@ def eager_optimizers() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """What optimisers call of `torch._dynamo`, without effect."""
+    """Functions of `torch._dynamo` that optimisers call, without effect."""
 
     def disable(self, fn: Any, *_: Any, **__: Any) -> Any:
-        """There is no compiler to hide it from."""
+        """Returns the function: there is no compiler to exclude it from."""
         return fn
 
     def graph_break(self, *_: Any, **__: Any) -> None:
-        """There is no graph."""
+        """Does nothing: there is no graph."""
 
     def leave(self) -> None:
-        """Makes room for the real one."""
+        """Removes the stand-in, so that the real module can be imported."""
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
         if torch.__dict__.get("_dynamo") is self:

@@ -1,4 +1,4 @@
-"""Faults at given coordinates, from inside the function that they hit."""
+"""Injection of faults at given coordinates, inside the function that they concern."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ephemeron.training.job import Fault
 
 T = TypeVar("T")
 _ITERATION = re.compile(r"/(g\d+|x)/\d+\.")
-"""Keys of what an iteration exchanges."""
+"""Keys of the objects of an iteration."""
 
 
 class FaultInjector:
     """The faults that concern one attempt of one rank. Each kill and each drop happens once.
 
-    A kill fires when the first operation of its phase has ended: one shard of several is up, one of several has
-    been read. That is the middle of the phase, where a half-done job is hardest to clean up after.
+    A kill fires when the first operation of its phase has ended: one of several shards is stored, or has been read. That is
+    the middle of the phase, after which recovery is hardest.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FaultInjector:
         self.delay = max((f.factor for f in mine if f.kind == "delay"), default=1.0)
 
     def ended(self, phase: Phase) -> None:
-        """An operation of this phase is over."""
+        """Takes in the end of an operation, and kills the function if a fault says so."""
         for fault in self._kills:
             if fault.phase == phase and (fault.iteration == self.iteration or phase == "load"):
                 self._kills.remove(fault)
@@ -56,7 +56,7 @@ class FaultInjector:
                 self._die()
 
     def drops(self, key: str) -> bool:
-        """Whether the put of this key is to be lost: the first one of its iteration."""
+        """Whether to lose the put of this key: the first one of its iteration."""
         for fault in self._drops:
             if _ITERATION.search(key) and f"/{fault.iteration}." in key:
                 self._drops.remove(fault)

@@ -14,7 +14,7 @@ import logging
 from ephemeron.functions.base import Reason
 from ephemeron.training.collectives import StalledPeers, all_of
 from ephemeron.training.job import parse_fault
-from ephemeron.training.tensors import RELAY, STOP
+from ephemeron.training.tensors import HAND_OFF, STOP
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.budget import Budget
 from ephemeron.training.worker.failure_detector import FailureDetector
@@ -113,7 +113,7 @@ class InvocationLifecycle:
     def flags(self) -> int:
         """Flags of this rank's next contribution."""
         flags = STOP if self.stop_requested or self.over_budget() else 0
-        return flags | (RELAY if self.will_hand_off() else 0)
+        return flags | (HAND_OFF if self.will_hand_off() else 0)
 
     async def watch_control(self) -> None:
         """Polls every two seconds whether the user wants to stop the run. One rank does it for all."""

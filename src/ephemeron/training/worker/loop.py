@@ -19,7 +19,7 @@ from ephemeron.events import Checkpointed, Evaluated, Note, Progress
 from ephemeron.functions.context import Context
 from ephemeron.training.collectives import Collective, SingleRank, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.tensors import RELAY, STOP
+from ephemeron.training.tensors import HAND_OFF, STOP
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.finalize import clear_if_over, finish
@@ -208,7 +208,7 @@ class TrainingLoop:
             self.lifecycle.timeouts.mark_delivered(version)
         self.status.applied += 1
         self.stopping |= bool(merged.flags & STOP)
-        self.handing_off = bool(merged.flags & RELAY)
+        self.handing_off = bool(merged.flags & HAND_OFF)
 
     async def _evaluate(self) -> None:
         self.evaluation = e = await self.step.evaluate(self.t)

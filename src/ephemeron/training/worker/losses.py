@@ -1,8 +1,8 @@
-"""Losses by name, and right answers counted where a loss has any.
+"""Losses by name, and the count of right answers for losses of classification.
 
 Accuracy is a number only where outputs are scores of classes and targets are class numbers. PyTorch's own losses of
-classification have their classes in dimension 1: (N, C) and (N, C, d1, …). Of a user's function only (N, C) with targets
-(N) is taken for that: (N, T, V) might be anything. All else has a loss, and no accuracy.
+classification have their classes in dimension 1: (N, C) and (N, C, d1, …). A user's function is taken for one
+only where outputs are (N, C) and targets (N): (N, T, V) is ambiguous. All other losses have no accuracy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "multi_margin_loss"})
 
 
 class AnswerCounts(NamedTuple):
-    """How often a model found the class."""
+    """Number of right answers of a model."""
 
     correct: int
     counted: int
-    """Targets below 0 are not counted: losses ignore them."""
+    """Number of answers. Targets below 0 are not counted: losses ignore them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class Loss:
     function: Callable[..., torch.Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
-    """In `torch.nn.functional`; empty: the user's function."""
+    """Name in `torch.nn.functional`; empty: the user's function."""
 
     def __call__(self, output: Any, target: Any) -> torch.Tensor:
         return self.function(output, target, **self.options)
 
     def answers(self, output: Any, targets: Any) -> AnswerCounts | None:
-        """Right answers of a batch; None where outputs and targets are no classes.
+        """Right answers of a batch; None where outputs are not scores of classes.
 
         Args:
             output: (N, C) or, for PyTorch's own losses, (N, C, d1, …), floating.
@@ -70,14 +70,14 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def evaluated(loss: Callable[..., torch.Tensor], output: Any, targets: Any, samples: int) -> EvaluationSums:
-    """Sums over one part of a test set. Of losses that are no `Loss`, nothing is known but their value."""
+    """Sums over one part of a test set. A loss that is not a `Loss` has no accuracy."""
     answers = loss.answers(output, targets) if isinstance(loss, Loss) else None
     correct, counted = (None, 0) if answers is None else answers
     return EvaluationSums(float(loss(output, targets)) * samples, correct, samples, counted)
 
 
 def make_loss(target: Target, resolve: Callable[[str], Any]) -> Loss:
-    """A name of `torch.nn.functional`, or `module:function`, with its options bound.
+    """The loss of a target: a name in `torch.nn.functional`, or `module:function`, with its options bound.
 
     Raises:
         JobError: no such loss.

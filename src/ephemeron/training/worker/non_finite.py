@@ -1,10 +1,10 @@
-"""Stops a run at the first number that is NaN or infinite: every iteration after it would be paid for in vain.
+"""Stops a run at the first number that is NaN or infinite: every iteration after it would be useless, and billed.
 
-Three places see everything: a rank's own batch (its loss and what it is about to send), a merged version before it is
+Three places cover all numbers: a rank's own batch (its loss and what it is about to send), a merged version before it is
 applied (sums of finite numbers overflow), and the parameters before a checkpoint or the end. So no contribution, no
 checkpoint and no result of a run that stops holds such a number, and a resume starts before it.
 
-Costs one pass over each vector: 0.3 ms per MB, which is little beside packing it.
+The cost is one pass over each vector, 0.3 ms per MB, which is little compared with packing it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import TrainingStep
 
 _NAMED = 8
-"""Samples of a batch that a message names."""
+"""Number of samples of a batch that a message names."""
 
 
 def all_finite(vector: np.ndarray) -> bool:
@@ -33,12 +33,12 @@ def all_finite(vector: np.ndarray) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteCheck:
-    """Raises `NonFiniteValue` where the run's configuration says `stop`; else lets everything pass.
+    """Raises `NonFiniteValue` where the run's configuration says `stop`; otherwise checks nothing.
 
     Args:
         spec: of the run.
         rank: of this function.
-        member: its number among those that share the batch.
+        member: number of this rank among those that share the batch.
     """
 
     spec: RunSpec
@@ -46,7 +46,7 @@ class FiniteCheck:
     member: int
 
     def step(self, step: TrainingStep, iteration: int) -> TrainingStep:
-        """A rank's own contribution."""
+        """Checks and returns a rank's own contribution."""
         if self.stops:
             if not math.isfinite(step.loss):
                 self._fail(f"the loss is {step.loss}", iteration)
@@ -55,7 +55,7 @@ class FiniteCheck:
         return step
 
     def merged(self, vector: np.ndarray, version: int) -> np.ndarray:
-        """The update of one version, before it is applied."""
+        """Checks and returns the update of one version, before it is applied."""
         if self.stops and not all_finite(vector):
             raise NonFiniteValue(
                 f"the merged {self._exchanged} are not finite, though each rank's were: their sum overflows",
@@ -64,7 +64,7 @@ class FiniteCheck:
         return vector
 
     def parameters(self, vector: np.ndarray, iteration: int) -> None:
-        """The model, before it is saved."""
+        """Checks the model, before it is saved."""
         if self.stops and not all_finite(vector):
             raise NonFiniteValue(
                 "parameters are not finite after an optimizer step with finite gradients", rank=self.rank,
@@ -73,7 +73,7 @@ class FiniteCheck:
 
     @property
     def stops(self) -> bool:
-        """Whether the run wants to know."""
+        """Whether the run stops at such a number."""
         return self.spec.configuration.on_non_finite == "stop"
 
     @property
@@ -84,7 +84,7 @@ class FiniteCheck:
         raise NonFiniteValue(what, rank=self.rank, iteration=iteration, batch=self._batch(iteration))
 
     def _batch(self, iteration: int) -> str:
-        """`epoch 0, batch 7 of 10: 16 training samples 12, 40, …`, numbered as the data source has them."""
+        """Text such as `epoch 0, batch 7 of 10: 16 training samples 12, 40, …`, numbered as in the data source."""
         spec = self.spec
         epoch, number = divmod(iteration, spec.split.iterations)
         positions = batch_indices(spec.split, self.member, epoch, number, seed=spec.seed)

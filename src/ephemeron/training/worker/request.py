@@ -31,13 +31,13 @@ class WorkerRequest:
     typical_s: NonNegative = 0.0
     """Usual iteration of the caller, with waits; 0: unknown."""
     hand_within_s: NonNegative | None = None
-    """Time in which the predecessor hands over; None: this invocation is not a relay."""
+    """Seconds in which the predecessor hands off; None: this invocation is not a prepared successor."""
     not_after: Annotated[int, AtLeast(0)] | None = None
     """Iteration whose objects a peer misses: the invocation starts at that iteration or before it; None: at any."""
     tries: Annotated[int, AtLeast(0)] = 0
-    """Replacements in a row of this rank by peers that had waited in vain."""
+    """Replacements of this rank in a row, by peers whose waits had timed out."""
     reached: int = -1
-    """Latest iteration that the predecessors have come to."""
+    """Latest iteration that the predecessors have reached."""
     seen: tuple[tuple[int, int], ...] = ()
     """Rank and the latest iteration at which the predecessor has seen it."""
     waited: tuple[tuple[int, int, float], ...] = ()

@@ -1,7 +1,7 @@
 """A trainer without a model: pseudo-gradients of any size from a seed, the iteration and the parameters.
 
-For studies of time, cost and fault tolerance at scale, where gradients only have to be cheap, deterministic and
-sensitive to every mistake: a lost, repeated or reordered update changes the final weights.
+For studies of time, cost and fault tolerance at scale, where gradients have to be cheap, deterministic and sensitive to every
+error: a lost, repeated or reordered update changes the final weights.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SyntheticTrainer:
 
 
 class CountingTrainer:
-    """Counts how often each contribution was used: rank r adds one at place r·T + t of the vector in iteration t.
+    """Counts the uses of each contribution: rank r adds one at place r·T + t of the vector in iteration t.
 
     The vector holds one such table of W × T places for each aggregator, so that each shard is counted by itself.
     After the last version every place of every rank's copy is 1. See `ephemeron.training.worker.trainer.Trainer`.
@@ -82,8 +82,8 @@ class CountingTrainer:
         world: ranks that contribute.
         iterations: of the whole run.
         tables: K.
-        weighted: whether the means that arrive are over one sample from each rank; else they are plain sums.
-        replaces: whether what arrives are the counts themselves.
+        weighted: whether merged vectors are means over one sample from each rank; else they are plain sums.
+        replaces: whether merged vectors are the counts themselves.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Any `nn.Module` with any optimiser of `torch.optim`, behind the trainer port.
 
-Gradients live in one flat tensor of which each parameter's `.grad` is a view: nothing is copied to send them. A parameter
-that took no part in a step has none, here as in PyTorch, and its part of the tensor is minus zero (`tensors.absence`).
-Parameters of mixed dtypes are exchanged in the widest of them and keep their own.
+Gradients are one flat tensor of which each parameter's `.grad` is a view, so that sending them copies nothing. A parameter
+that took no part in a step has no gradient, here as in PyTorch, and its part of the tensor is minus zero (`tensors.absence`).
+Parameters of mixed dtypes are exchanged in the widest of these, and keep their own.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class TorchTrainer:
     """See `Trainer`.
 
     Args:
-        model: already on the right dtype.
+        model: in its final dtype.
         loss: `loss(output, target)`, a mean over the batch.
         optimizer: over the model's parameters.
         feed: this rank's samples.
         sampler: which samples belong to an iteration.
-        exchange: `gradients`; `parameters` (step first, average after); `delta` (what the step changed).
+        exchange: `gradients`; `parameters` (local step first, then the average); `delta` (change by the local step).
         seed: of this rank's random numbers.
     """
 

@@ -1,4 +1,4 @@
-"""What a worker spends its time on, by phase, in seconds of the run."""
+"""Time of a worker by phase, in seconds of the run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Span = tuple[Phase, float, float]
 
 
 class PhaseTrace:
-    """Collects spans between two flushes, and tells the fault injector of every operation that ended."""
+    """Spans between two flushes. Reports the end of every operation to the fault injector."""
 
     def __init__(self, origin: float, faults: FaultInjector) -> None:
         self._origin = origin
         self._faults = faults
         self._spans: list[Span] = []
         self.busy_s = 0.0
-        """Spent on anything but waiting, between the last two flushes."""
+        """Seconds between the last two flushes without waits."""
 
     def record(self, phase: Phase, start: float, end: float) -> None:
         self._spans.append((phase, start - self._origin, end - self._origin))
@@ -28,14 +28,14 @@ class PhaseTrace:
         return asyncio.get_running_loop().time() - self._origin
 
     def flush(self) -> list[Span]:
-        """Spans since the last flush: merged per phase, and waiting only where nothing else went on."""
+        """Spans since the last flush: united by phase; a wait only where no other phase was active."""
         spans, self._spans = exclusive(self._spans), []
         self.busy_s = sum(end - start for phase, start, end in spans if phase != "wait")
         return spans
 
 
 def exclusive(spans: list[Span]) -> list[Span]:
-    """Unites overlapping spans of a phase and cuts from `wait` whatever another phase covers."""
+    """Spans with overlapping ones of a phase united, and `wait` without the times of other phases."""
     by_phase: dict[Phase, list[tuple[float, float]]] = {}
     for phase, start, end in spans:
         by_phase.setdefault(phase, []).append((start, end))
