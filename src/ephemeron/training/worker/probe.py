@@ -1,11 +1,11 @@
-"""What a function runs to be measured instead of to train: raw seconds and megabytes, and no decisions.
+"""The entry point of probes, which measure a function instead of training: raw seconds and megabytes.
 
-The platform starts it with `EPHEMERON_ENTRY=ephemeron.training.worker.probe:run_probe`. It reads what a worker reads from the
-channel (specification, code, data, initial weights) and uses the real trainer on the real compute thread, so that what
-is measured is what will run. A `ProbeRequest` in the call says what to measure; the result is a `ProbeResult`.
+The platform starts it with `EPHEMERON_ENTRY=ephemeron.training.worker.probe:run_probe`. It reads the same objects as a worker
+(specification, code, data, initial weights) and uses the same trainer on the same compute thread, so that measurements hold for
+training. The request of the call is a `ProbeRequest`; the result is a `ProbeResult`.
 
-CPU quotas are enforced in periods (100 ms on Linux): a single step runs at full speed and the next one stands still.
-Seconds of a step are therefore always the mean of a window of many.
+CPU quotas are enforced in periods (100 ms on Linux): a single step may run at full speed and the next one be paused. The time
+of a step is therefore always the mean of a window of many.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 LOAD_TIMEOUT_S = 60.0
 SMALL_MB = 0.05
-"""Objects of which requests, not bytes, take the time."""
+"""Size of objects whose transfer time is that of the request."""
 _LEAST_STEPS = 3
 
 
@@ -84,7 +84,7 @@ async def run_probe(ctx: Context) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Windows:
-    """What was measured of one batch size."""
+    """Measurements of one batch size."""
 
     batch: int
     seconds: list[float] = field(default_factory=list)
@@ -102,14 +102,14 @@ class _Windows:
 
 
 class _Steps:
-    """A trainer as a worker has it, whose batch size can be changed."""
+    """A worker's trainer, with a variable batch size."""
 
     def __init__(self, ctx: Context, spec: RunSpec, trainer: TorchTrainer) -> None:
         self.ctx, self.spec, self.trainer = ctx, spec, trainer
         self._iteration = 0
         self._per_epoch = spec.split.iterations
         self.state_bytes = 0
-        """Of a checkpoint."""
+        """Size of a checkpoint."""
 
     @classmethod
     async def load(cls, ctx: Context) -> _Steps:
