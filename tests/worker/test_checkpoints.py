@@ -1,4 +1,4 @@
-"""Checkpoints: two kept, the older one counted on, and no way of losing both."""
+"""Checkpoints: at least two are kept, the oldest is relied on, and no lost put loses both."""
 
 from __future__ import annotations
 

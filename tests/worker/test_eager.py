@@ -1,4 +1,4 @@
-"""A trainer imports no compiler, and whoever wants one gets it."""
+"""Optimisers do not import the compiler, which stays importable."""
 
 from __future__ import annotations
 

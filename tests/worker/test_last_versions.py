@@ -1,4 +1,4 @@
-"""The end of a run whose ranks run ahead: what is left to wait for need not fit one life."""
+"""End of a run whose ranks run ahead: the last waits need not fit into one invocation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training_runs import synthetic
 
 
 @pytest.mark.parametrize("function_timeout_s", [3.6, 4.4])
-def test_short_lives_hand_over_between_the_last_versions(function_timeout_s):
+def test_short_invocations_hand_off_between_the_last_versions(function_timeout_s):
     """Iterations of 2.9 s: a rank that is one ahead waits for two versions, longer than a function lives."""
     world = Simulation(compute={"a": 2.8 * 1769 / 36, "b": 4.0, "m": 0.0})
     values = {"samples": 128 * 30, "epochs": 1, "elements": 250_000, "world": world, "workers": 4, "batch_size": 32}

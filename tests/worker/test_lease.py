@@ -1,36 +1,35 @@
-"""Leases: of any number that ask, one gets it."""
+"""Whether an attempt still acts for its rank."""
 
-from __future__ import annotations
+from hypothesis import given
+from hypothesis import strategies as st
 
-import asyncio
-
-from ephemeron.communication.channels.memory import MemoryChannel
-from ephemeron.communication.keys import Keys
-from ephemeron.training.worker import fencing
+from ephemeron.training.worker.lease import Lease
 
 
-def test_exactly_one_of_many_takes_a_key():
-    async def go():
-        channel = MemoryChannel()
-        taken = await asyncio.gather(*(fencing.take(channel, "run/claim/0/1", str(i)) for i in range(50)))
-        assert sum(taken) == 1
-        assert bytes(await channel.fetch("run/claim/0/1")) == str(taken.index(True)).encode()
-        assert not await fencing.take(channel, "run/claim/0/1", "late")
-        assert await fencing.take(channel, "run/claim/0/2", "another key")
-
-    asyncio.run(go())
+def lease(attempt=3):
+    return Lease(rank=2, attempt=attempt, tries=1)
 
 
-def test_the_latest_attempt_is_the_highest_number_claimed():
-    async def go():
-        channel, keys = MemoryChannel(), Keys("run")
-        assert await fencing.latest_attempt(channel, keys, 2) == 0
-        for attempt in range(1, 12):
-            await fencing.take(channel, keys.claim(2, attempt), "x")
-        await fencing.take(channel, keys.claim(1, 40), "another rank's")
-        await fencing.take(channel, keys.claim(22, 40), "another rank's, which begins alike")
-        assert await fencing.latest_attempt(channel, keys, 2) == 11
-        await channel.delete([keys.claim(2, attempt) for attempt in range(1, 11)])
-        assert await fencing.latest_attempt(channel, keys, 2) == 11
+def test_the_next_attempt_supersedes_unless_it_is_the_own_successor():
+    own = lease()
+    assert own.fencing_attempt == 4
+    own.has_successor = True
+    assert own.fencing_attempt == 5
 
-    asyncio.run(go())
+
+def test_the_claim_for_a_successor_keeps_the_count_of_replacements():
+    claim = lease().claim_for_successor(12.5, not_after=7)
+    assert (claim.at_s, claim.not_after, claim.tries) == (12.5, 7, 1)
+
+
+@given(fenced=st.booleans(), finished=st.booleans(), stopped=st.booleans())
+def test_a_superseded_attempt_says_so_before_anything_else(fenced, finished, stopped):
+    outcome = lease().exit_after_timeout(fenced=fenced, finished=finished, stopped=stopped)
+    wanted = [name for name, there in (("fenced", fenced), ("finished", finished), ("stopped", stopped)) if there]
+    assert outcome == (wanted[0] if wanted else None)
+
+
+def test_of_several_waits_that_end_at_once_one_passes_the_lease_on():
+    own = lease()
+    assert [own.pass_on() for _ in range(3)] == [True, False, False]
+    assert own.passed_on

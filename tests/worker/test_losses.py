@@ -1,4 +1,4 @@
-"""Accuracy is shown where it is one, counted right, and nowhere else."""
+"""Accuracy is counted for classification, and for no other loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The specification: what the trigger writes is what every worker reads."""
+"""Specifications: workers read what the driver has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a peer may be silent follows from what is known of iterations."""
+"""Timeouts of peers follow from iteration times."""
 
 from ephemeron.training.worker.timeouts import Timeouts
 
@@ -21,7 +21,7 @@ def test_one_s_own_computing_counts_before_any_iteration_is_over():
     assert timeouts.timeout_s() == 220.0
 
 
-def test_waiting_for_the_dead_makes_nobody_patient():
+def test_waiting_for_a_dead_peer_lengthens_no_timeout():
     timeouts = Timeouts(least_s=20.0)
     timeouts.begin(0.0)
     timeouts.mark_disturbed()
@@ -93,7 +93,7 @@ def test_the_pace_of_a_peer_is_the_time_of_one_iteration():
     assert timeouts.peer_timeout_s(3, limit_s=900.0) == 60.0
 
 
-def test_a_life_leaves_a_fifth_of_itself_or_two_iterations_for_a_wait():
+def test_a_wait_takes_at_most_a_fifth_of_an_invocation_or_two_iterations():
     timeouts = Timeouts(least_s=20.0, slowest_s=3.0)
     assert timeouts.limit_s(lifetime_s=100.0, cold_start_s=1.0) == 20.0
     assert timeouts.limit_s(lifetime_s=10.0, cold_start_s=1.0) == 7.0

@@ -1,4 +1,4 @@
-"""The trainer against plain PyTorch, and a successor against the trainer it takes over from."""
+"""The trainer compared with plain PyTorch, and a successor with its predecessor."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def states():
     return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
 
 
-def test_a_trainer_leaves_everybody_elses_random_numbers_alone():
+def test_a_trainer_does_not_change_global_random_states():
     t = trainer(everything)
     before = states()
     iterate(t, range(3))
@@ -508,7 +508,7 @@ def build_with(function, *, seed=0, dtype="float32", **options):
     return make_model(Target(target="m:f", options=options), {"m:f": function}.get, seed=seed, dtype=dtype)
 
 
-def test_a_model_is_the_same_for_everybody_and_follows_the_seed():
+def test_a_model_is_the_same_on_all_ranks_and_follows_the_seed():
     torch.manual_seed(1)
     first = build_with(linear, seed=5)
     torch.manual_seed(2)

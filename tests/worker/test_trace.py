@@ -1,4 +1,4 @@
-"""What a worker's time went on: nothing counted twice within a phase, and waiting only where nothing else went on."""
+"""Time of a worker by phase: no time is counted twice within a phase, and waits only where no other phase is active."""
 
 from __future__ import annotations
 

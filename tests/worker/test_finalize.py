@@ -1,4 +1,4 @@
-"""The end of a run: metrics over all slices, and an empty channel but for the result."""
+"""End of a run: metrics over all slices, and a channel that holds only the result."""
 
 from __future__ import annotations
 

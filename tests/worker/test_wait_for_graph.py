@@ -1,4 +1,4 @@
-"""Search for the rank to replace in the graph of published waits."""
+"""Of all ranks that wait, the one that has published no wait is suspected."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ TIMEOUT_S = 20.0
 
 
 def suspects(waits, *, asks, after_s=0.0, old=(), at=None):
-    """Ranks that `asks` suspects; `waits`: ranks that each living rank waits for; `old`: waits published long ago."""
+    """Ranks that `asks` suspects. `waits`: for whom each living rank waits; `old`: waits published long ago."""
 
     async def go():
         channel, loop = MemoryChannel(), asyncio.get_running_loop()
@@ -37,15 +37,15 @@ def suspects(waits, *, asks, after_s=0.0, old=(), at=None):
     return simulation.run(go())
 
 
-def test_a_rank_that_has_published_no_wait_is_suspected():
+def test_the_one_that_is_waited_for_and_silent():
     assert suspects({0: [1]}, asks=0) == [(1, 9)]
 
 
-def test_the_end_of_a_chain_is_suspected_with_its_missing_iteration():
+def test_the_end_of_a_chain_with_what_is_missed_of_it():
     assert suspects({0: [1], 1: [2], 2: [3]}, asks=0) == [(3, 7)]
 
 
-def test_several_ranks_are_suspected_at_once():
+def test_several_at_once():
     assert suspects({0: [1, 2], 1: [3], 2: [4]}, asks=0) == [(3, 7), (4, 7)]
 
 
@@ -65,12 +65,12 @@ def test_the_search_ends_when_what_is_missing_comes():
     assert round(took_s, 3) == 2.0
 
 
-def test_a_rank_that_waits_in_a_later_iteration_is_suspected():
+def test_a_rank_past_the_missing_iteration_has_to_send_it_again():
     assert suspects({0: [1], 1: [0]}, asks=0, at={0: 7, 1: 8}) == [(1, 7)]
     assert suspects({0: [1], 1: [0]}, asks=1, at={0: 7, 1: 8}) == []  # rank 0 will replace it
 
 
-def test_in_a_cycle_each_rank_suspects_the_next():
+def test_in_a_cycle_each_rank_replaces_the_next():
     ring = {0: [1], 1: [2], 2: [0]}
     assert [suspects(ring, asks=r, at=dict.fromkeys(ring, 7)) for r in ring] == [[(1, 7)], [(2, 7)], [(0, 7)]]
     assert suspects({**ring, 3: [0]}, asks=3, at=dict.fromkeys(range(4), 7)) == []  # not in it

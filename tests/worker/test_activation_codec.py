@@ -1,4 +1,4 @@
-"""What stages send each other arrives as it was, or is refused."""
+"""Messages between stages are read back unchanged, or refused."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_what_was_read_is_the_readers_own():
 
 
 @pytest.mark.parametrize("spoil", [lambda d: d[:-70], lambda d: d[:9], lambda d: b"x" + d[1:], lambda d: b""])
-def test_a_damaged_letter_is_refused(spoil):
+def test_a_damaged_message_is_refused(spoil):
     data = bytes(joined(sealed({"x": torch.arange(40.0)}, HEADER)))
     with pytest.raises(CorruptMessage, match="not a message between stages"):
         opened(memoryview(spoil(data)), key="k")

@@ -1,4 +1,4 @@
-"""Faults fire where they were asked for, in the attempt they were asked for, once."""
+"""Faults fire once, at their coordinates and in their attempt."""
 
 from __future__ import annotations
 
