@@ -180,16 +180,16 @@ class PipelineStep(IterationStep):
         async with asyncio.TaskGroup() as tasks:
             for k, (given, test) in enumerate(trainer.tests(samples)):
                 values = dict(given)
-                for border in trainer.boundaries:
-                    for source in border.received:
+                for boundary in trainer.boundaries:
+                    for source in boundary.received:
                         if self._function[source] != self.stage:
-                            a = MessageKey(iteration, "e", source, border.stage, k, sender=self._function[source])
+                            a = MessageKey(iteration, "e", source, boundary.stage, k, sender=self._function[source])
                             values |= (await self.activations.receive(a))[1]
-                    made = await self.compute(partial(trainer.forward_only, border, values, test), samples=each)
+                    made = await self.compute(partial(trainer.forward_only, boundary, values, test), samples=each)
                     values |= made
-                    for target, names in border.sent.items():
+                    for target, names in boundary.sent.items():
                         if self._function[target] != self.stage:
-                            a = MessageKey(iteration, "e", border.stage, target, k, sender=self.stage)
+                            a = MessageKey(iteration, "e", boundary.stage, target, k, sender=self.stage)
                             tasks.create_task(self.activations.send(a, {n: made[n] for n in names}))
         return await self.compute(trainer.evaluate, samples=0)
 
@@ -204,19 +204,19 @@ class PipelineStep(IterationStep):
     # -- messages of an iteration -------------------------------------------------------------------------
 
     def _all_streams(self) -> Iterator[_MessageStream]:
-        for border in self.stage_trainer.boundaries:
-            yield from self._streams_of(border)
+        for boundary in self.stage_trainer.boundaries:
+            yield from self._streams_of(boundary)
 
-    def _streams_of(self, border: StageBoundary) -> Iterator[_MessageStream]:
-        for source in border.received:
+    def _streams_of(self, boundary: StageBoundary) -> Iterator[_MessageStream]:
+        for source in boundary.received:
             if self._function[source] != self.stage:
                 yield _MessageStream(
-                    direction="forward", source=source, target=border.stage, sender=self._function[source]
+                    direction="forward", source=source, target=boundary.stage, sender=self._function[source]
                 )  # fmt: skip
-        for target in border.sent:
+        for target in boundary.sent:
             if self._function[target] != self.stage:
                 yield _MessageStream(
-                    direction="backward", source=target, target=border.stage, sender=self._function[target]
+                    direction="backward", source=target, target=boundary.stage, sender=self._function[target]
                 )  # fmt: skip
 
     def _wanted(self, t: int) -> Iterator[MessageKey]:

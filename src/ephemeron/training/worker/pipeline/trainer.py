@@ -131,7 +131,7 @@ class StageTrainer:
 
     def turn(self) -> list[StageMessage]:
         """Does one pass; returns the messages for other functions."""
-        self.device.turn()
+        self.device.run_next()
         self.losses |= {m: s.loss for m, s in self.device.scored.items()}
         sent, self._outbox[:] = list(self._outbox), []
         return sent
@@ -191,12 +191,12 @@ class StageTrainer:
         return [(self._given((as_tensors(t.inputs, self._inputs_dtype),)), t) for t in self.feed.tests()]
 
     def forward_only(
-        self, border: StageBoundary, values: Mapping[str, object], test: TrainingBatch | None
+        self, boundary: StageBoundary, values: Mapping[str, object], test: TrainingBatch | None
     ) -> dict[str, BoundaryValue]:
         """One stage over one part; the last one scores it."""
         with torch.no_grad():
-            made: dict[str, BoundaryValue] = self.split.stages[border.stage](values)
-            if border.last and test is not None:
+            made: dict[str, BoundaryValue] = self.split.stages[boundary.stage](values)
+            if boundary.last and test is not None:
                 output = self.split.traced.result({**values, **made})
                 targets = as_tensors(test.targets, self._inputs_dtype)
                 self._sums = self._sums.plus(evaluated(self._loss, output, targets, test.samples))
@@ -204,7 +204,7 @@ class StageTrainer:
 
     def evaluate(self) -> EvaluationSums:
         """Sums of the last stage since `begin_evaluation`; zeros elsewhere."""
-        for b in self.borders:
+        for b in self.boundaries:
             self.split.stages[b.stage].train()
         return self._sums
 
