@@ -1,6 +1,6 @@
-"""A cache bounded by bytes that forgets what was used longest ago. Not thread-safe: it lives on one event loop.
+"""Least-recently-used cache bounded by bytes. Not thread-safe: used on one event loop.
 
-Least recently used is the wrong policy for the samples of an epoch, of which each is used once; it serves metadata
+Least recently used is the wrong policy for the samples of an epoch, each of which is used once; it serves metadata
 shards, whose samples are read by the hundred when reading is sequential, and unpacked files.
 """
 
@@ -18,7 +18,7 @@ class BoundedCache(Generic[K, V]):
     """At most `limit` bytes.
 
     Args:
-        limit: bytes; what is larger by itself is not kept.
+        limit: bytes; a single larger value is not kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -33,7 +33,7 @@ class BoundedCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """What was put under this key, or None; counts as use."""
+        """Value of this key, or None; counts as use."""
         found = self._entries.get(key)
         if found is None:
             self.misses += 1
@@ -43,7 +43,7 @@ class BoundedCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, nbytes: int) -> None:
-        """Keeps a value, at the cost of the least recently used."""
+        """Keeps a value and evicts the least recently used ones beyond the limit."""
         if key in self._entries:
             self.nbytes -= self._entries.pop(key)[1]
         if nbytes > self.limit:

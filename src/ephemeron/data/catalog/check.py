@@ -1,7 +1,7 @@
-"""Whether a dataset is what its metadata says: shards whole, ranges within files, samples decodable.
+"""Check of a dataset against its metadata: shards whole, ranges within files, samples decodable.
 
-Defects are values, collected to the end: who mends a dataset wants the list. What stays unseen: bytes of raw arrays that
-changed without changing their number, which no decoder can notice.
+Defects are values, collected to the end: repairing a dataset needs the whole list. Not detected: bytes of raw arrays
+that changed without changing their number, which no decoder can notice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantCheck:
-    """What was found in one variant."""
+    """Result of the check of one variant."""
 
     variant: str
     samples: int
-    """That it should have."""
+    """Samples according to the metadata."""
     files: int
-    """Data files that they point into."""
+    """Data files that their references name."""
     nbytes: int
-    """Stored bytes that they point at; a range that several share counts once for each."""
+    """Stored bytes that they reference; a range shared by several samples counts once for each."""
     decoded: int
-    """Samples that could be read and decoded."""
+    """Samples that were read and decoded."""
     defects: tuple[str, ...]
-    """One line each."""
+    """Descriptions of the defects, one line each."""
 
 
 def check_variant(
@@ -50,12 +50,12 @@ def check_variant(
     """Checks every shard and range, and decodes some samples.
 
     Args:
-        store: where it is.
-        dataset: the version.
-        variant: its name.
-        decode: how many samples to decode, chosen at random; None: all.
-        seed: decides which.
-        tell: `(what, done, total)`, now and then.
+        store: store of the dataset.
+        dataset: version of the dataset.
+        variant: name of the variant.
+        decode: number of samples to decode, chosen at random; None: all.
+        seed: seed of that choice.
+        tell: `(what, done, total)`, called at intervals.
 
     Raises:
         DatasetUnreachable: a store fails.
@@ -107,7 +107,7 @@ def check_variant(
 
 
 def unreferenced(store: DatasetStore, name: str) -> dict[str, int]:
-    """Metadata shards that no version names, with their bytes: of imports that died, or are under way."""
+    """Metadata shards that no version names, with their bytes: left by imports that failed or are under way."""
     latest = store.dataset(name)
     versions = [latest if v == latest.version else store.dataset(name, v) for v in latest.history]
     named = {

@@ -1,7 +1,7 @@
-"""A dataset as published: one JSON document per version, never changed.
+"""A published dataset: one JSON document per version, never changed.
 
 DPFlow, section 3.3.1, Dataset: version, list of variants, number of samples, shard size. A version names its metadata
-shards by digest, so it is small (ImageNet: 1,281 shards, 45 kB), and it may share them with the version before.
+shards by digest, so it is small (ImageNet: 1,281 shards, 45 kB) and may share them with the previous version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Variant:
     """A split or another selection of a dataset: train, val, test, small, …"""
 
     samples: int
-    """How many."""
+    """Number of samples."""
     shard_size: int
     """Samples per metadata shard; the last may have fewer."""
     shards: tuple[str, ...]
@@ -35,14 +35,14 @@ class Variant:
     root: str | None = None
     """URL that data paths are relative to; None: the dataset's own `data` folder."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What holds for all samples: names of classes, columns, …"""
+    """Properties of all samples: names of classes, columns, …"""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """What it was imported from, and how."""
+    """Origin of the import and its options."""
     defects: Mapping[str, Any] = field(default_factory=dict)
-    """Of what was left out of it: `count`, and the `file` that lists it, in the metadata folder. Empty: nothing was."""
+    """`count` of entries left out, and the `file` in the metadata folder that lists them. Empty: none was left out."""
 
     def to_json(self) -> dict[str, Any]:
-        """As in the document."""
+        """JSON value of the variant in the document."""
         out: dict[str, Any] = {"samples": self.samples, "shard_size": self.shard_size, "root": self.root}
         decoders = {name: dict(options) for name, options in self.decoders.items()}
         out |= {"decoders": decoders, "info": self.info, "source": self.source}
@@ -50,7 +50,7 @@ class Variant:
 
     @classmethod
     def from_json(cls, value: Any) -> Variant:
-        """Raises ValueError where it is none."""
+        """Inverse of `to_json`. Raises ValueError if the value is malformed."""
         samples, size, shards = (
             typed(value, n, k) for n, k in (("samples", int), ("shard_size", int), ("shards", list))
         )
@@ -90,7 +90,7 @@ class Dataset:
     """1 for the first version that was published, 2 for the second, …"""
     variants: Mapping[str, Variant]
     history: Mapping[str, int]
-    """Version -> number, of this and all before it."""
+    """Version -> number, of this version and all earlier ones."""
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
@@ -99,14 +99,14 @@ class Dataset:
         """The variant of this name.
 
         Raises:
-            DatasetNotFound: there is none.
+            DatasetNotFound: the dataset has no such variant.
         """
         if name not in self.variants:
             raise DatasetNotFound(f"{self} has no variant {name!r}, only {', '.join(self.variants)}")
         return self.variants[name]
 
     def shard_path(self, variant: str, shard: int) -> str:
-        """Where in its store a metadata shard lies (DPFlow: `meta/ms-{shard_no}.json`)."""
+        """Path of a metadata shard in its store (DPFlow: `meta/ms-{shard_no}.json`)."""
         return f"{meta_folder(self.name)}/{shard_file(variant, shard, self.variants[variant].shards[shard])}"
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Dataset:
 
     @classmethod
     def from_json(cls, value: Any) -> Dataset:
-        """Raises ValueError where it is none."""
+        """Inverse of `to_json`. Raises ValueError if the value is malformed."""
         if (version := typed(value, "format", int)) > FORMAT:
             raise ValueError(f"document of format {version}; this version of ephemeron reads {FORMAT}")
         variants = {name: Variant.from_json(v) for name, v in typed(value, "variants", dict).items()}
@@ -129,10 +129,10 @@ class Dataset:
 
 
 def check_id(name: str) -> str:
-    """`namespace/name`, with characters that every store and file system keeps.
+    """Checks a name of the form `namespace/name`, with characters that every store and file system keeps.
 
     Raises:
-        JobError: it is none.
+        JobError: the name has another form.
     """
     parts = name.split("/")
     if len(parts) != 2 or not all(_NAME.fullmatch(part) for part in parts):
@@ -141,10 +141,10 @@ def check_id(name: str) -> str:
 
 
 def check_name(what: str, name: str) -> str:
-    """The name of a version or variant.
+    """Checks the name of a version or variant.
 
     Raises:
-        JobError: it has other characters than letters, digits, `.`, `_` and `-`, or a meaning of its own.
+        JobError: it has characters other than letters, digits, `.`, `_` and `-`, or is reserved.
     """
     if not _NAME.fullmatch(name) or name == LATEST:
         raise JobError(f"{what} {name!r} is no name", remedy="use letters, digits, '.', '_' and '-', and not 'latest'")
@@ -157,12 +157,12 @@ def dataset_folder(name: str) -> str:
 
 
 def data_folder(name: str) -> str:
-    """Where a dataset's own originals lie."""
+    """Folder of a dataset's own originals."""
     return f"{dataset_folder(name)}/data"
 
 
 def meta_folder(name: str) -> str:
-    """Where its metadata lies."""
+    """Folder of a dataset's metadata."""
     return f"{dataset_folder(name)}/meta"
 
 

@@ -1,7 +1,7 @@
-"""From the bytes of a data part to a value. A decoder is a function of the part and its options from the metadata.
+"""Decoders: functions from a data part and its options in the metadata to a value.
 
-Metadata names decoders and never code: who needs another one passes it to the reader. No decoder here unpickles.
-Whatever a decoder returns owns its memory, so that keeping one sample does not keep the request it came with.
+Metadata names decoders and never code: further decoders are passed to the reader. No decoder here unpickles.
+A decoded value owns its memory, so that keeping one sample does not keep the buffer of its request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ephemeron.data.samples import Array
 from ephemeron.errors import MissingExtra
 
 Decoder = Callable[[Any, Mapping[str, Any]], Any]
-"""`(part, options) -> value`. The part is bytes; of a Parquet row it is what the column, or row, holds."""
+"""`(part, options) -> value`. The part is bytes; of a Parquet row it is the value of the column or row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ def _image(part: Any, options: Mapping[str, Any]) -> Array:
 
 
 def _audio(part: Any, options: Mapping[str, Any]) -> Audio:
-    """WAV, FLAC, Ogg and whatever else libsndfile reads."""
+    """WAV, FLAC, Ogg and the other formats that libsndfile reads."""
     try:
         import soundfile
     except ImportError:
@@ -85,7 +85,7 @@ def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(part: Any, options: Mapping[str, Any]) -> Any:
-    """What the Parquet row holds: `columns` of it, or all."""
+    """Values of a Parquet row: of its `columns`, or of all."""
     columns = options.get("columns")
     return part if columns is None else {name: part[name] for name in columns}
 

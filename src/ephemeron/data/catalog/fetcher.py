@@ -1,12 +1,12 @@
-"""From sample numbers to undecoded samples: DPFlow's algorithm 3.1 (UDR), for many samples at once.
+"""Undecoded samples by number: DPFlow's algorithm 3.1 (UDR), for many samples at once.
 
     calc_index   number -> shard and position in it            (line 5)
     load_meta    shard -> metadata, from the cache or the store (lines 6 to 9)
     load_data    metadata -> bytes                              (lines 10 to 12)
 
 The algorithm as printed starts with an empty cache on every call and so never hits; its cache has no bound. Here the cache
-lives as long as the reader and is bounded by bytes, a shard that several want is read once, and ranges that lie
-together are read together. A fetcher is confined to the event loop of its process.
+exists as long as the reader and is bounded by bytes, a shard requested by several samples is read once, and adjacent
+ranges are read together. A fetcher is confined to the event loop of its process.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _UNPACKED_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """How much memory a reader may keep, and how large its requests are."""
+    """Memory that a reader may keep, and sizes of its requests, in bytes."""
 
     meta_cache_bytes: int = 64_000_000
     """Metadata shards kept."""
     unpack_cache_bytes: int = 256_000_000
     """Unpacked files and Parquet row groups kept, for datasets that have any."""
     gap_bytes: int = 64_000
-    """Most bytes read in vain to join two ranges into one request."""
+    """Largest gap, in unused bytes, across which two ranges are joined into one request."""
     request_bytes: int = 8_000_000
     """Largest request made by joining."""
 
@@ -54,7 +54,7 @@ class RawSample:
     index: int
     meta: SampleMeta
     parts: Mapping[str, Any]
-    """Bytes by part; of Parquet rows what they hold."""
+    """Bytes by part; of Parquet rows their values."""
 
 
 def calc_index(index: int, shard_size: int) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def calc_index(index: int, shard_size: int) -> tuple[int, int]:
 
 
 def data_place(files: Files, dataset: Dataset, variant: str) -> tuple[Files, str]:
-    """Where the data of a variant lies: files, and the prefix of its paths there."""
+    """Files with a variant's data, and the prefix of its paths there."""
     root = dataset.variant(variant).root
     return (files, f"{data_folder(dataset.name)}/") if root is None else (open_files(root), "")
 
@@ -72,10 +72,10 @@ class Fetcher:
     """Reads one variant.
 
     Args:
-        files: where the metadata lies.
-        dataset: the version.
-        variant: its name.
-        limits: of caches and requests.
+        files: files of the metadata.
+        dataset: version of the dataset.
+        variant: name of the variant.
+        limits: bounds of caches and requests.
     """
 
     def __init__(self, files: Files, dataset: Dataset, variant: str, limits: ReadLimits) -> None:
@@ -85,7 +85,7 @@ class Fetcher:
         self.shards: BoundedCache[int, DatasetShardMeta] = BoundedCache(limits.meta_cache_bytes)
         self.unpacked: BoundedCache[tuple[Any, ...], bytes | Table] = BoundedCache(limits.unpack_cache_bytes)
         self._sound: set[str] = set()
-        """Files whose time of change is another one, and whose content is the same."""
+        """Files with a changed modification time and unchanged content."""
         self._loading: dict[Any, asyncio.Task[Any]] = {}
         self._slots = asyncio.Semaphore(_SHARDS_AT_ONCE)
         self._openers = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -94,7 +94,7 @@ class Fetcher:
         """The samples of these numbers, in this order.
 
         Raises:
-            DatasetDamaged: a shard or a data file is absent or not as it should be.
+            DatasetDamaged: a shard or a data file is absent or not as it was imported.
             DatasetUnreachable: a store fails.
         """
         metas = await self.metas(indices)
@@ -116,7 +116,7 @@ class Fetcher:
             try:
                 async with self._slots:
                     meta = await self.load_meta(shard)
-            except DatasetDamaged as e:  # whoever asked first, it is this sample that cannot be had
+            except DatasetDamaged as e:  # names this sample, not the one that requested the shard first
                 raise DatasetDamaged(e.problem, file=e.file, index=indices[members[0]], **self._place()) from None
             for i in members:
                 position = calc_index(indices[i], self._variant.shard_size)[1]
@@ -156,7 +156,7 @@ class Fetcher:
         return found
 
     async def _load_data(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[Any]:
-        """The parts that these references point at; `indices` says whose they are."""
+        """The parts of these references; `indices` are their samples."""
         whole = [i for i, ref in enumerate(refs) if ref.inner is None and ref.row is None]
         inner = [i for i, ref in enumerate(refs) if ref.inner is not None or ref.row is not None]
         read, *opened = await _all(
@@ -167,7 +167,7 @@ class Fetcher:
         return [out[i] for i in range(len(refs))]
 
     async def _whole(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[bytes]:
-        """What these references store, unpacked where it is packed."""
+        """Stored bytes of these references, unpacked where they are packed."""
         found = await self._stored(refs, indices)
         packed = [i for i, ref in enumerate(refs) if ref.unpack is not None]
         thread = asyncio.get_running_loop().run_in_executor
@@ -179,9 +179,9 @@ class Fetcher:
         return found
 
     async def _stored(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[bytes]:
-        """Bytes as they are stored, in as few requests as is sensible."""
+        """Bytes as they are stored, with close ranges joined into one request."""
         requests: list[FileRange] = []
-        served: list[list[tuple[int, int]]] = []  # per request: which references, and where each begins in it
+        served: list[list[tuple[int, int]]] = []  # per request: its references, and the start of each within it
         by_file: dict[str, list[int]] = defaultdict(list)
         for i, ref in enumerate(refs):
             by_file[ref.path].append(i)
@@ -209,7 +209,7 @@ class Fetcher:
         return [out[i] for i in range(len(refs))]
 
     async def _inside(self, ref: DataRef, index: int) -> Any:
-        """A part of something that was unpacked once, for all its parts."""
+        """A part of a file or row group that is unpacked once for all its parts."""
         try:
             content = await self._unpacked(ref, index)
             if isinstance(content, Table):
@@ -249,7 +249,7 @@ class Fetcher:
         return found
 
     async def _check_file(self, ref: DataRef, path: str, index: int) -> None:
-        """Whether a file that is read in parts is the one that was imported, by its identity; else by its content."""
+        """Checks by its identity, else by its content, that a file read in parts is the one that was imported."""
         if ref.pin is None or path in self._sound:
             return
         now = await self._data.identity(path)
@@ -263,7 +263,7 @@ class Fetcher:
             raise self._damaged(not_imported(was, now), self._data, path, index)
 
     async def _once(self, key: Any, load: Any) -> Any:
-        """What `load` yields; whoever asks while it is under way waits for the same."""
+        """Result of `load`; concurrent callers with the same key share it."""
         task = self._loading.get(key)
         if task is None:
             task = self._loading[key] = asyncio.ensure_future(load())
@@ -297,7 +297,7 @@ class Fetcher:
 
 
 async def _all(*work: Any) -> list[Any]:
-    """All results; after the first error nothing goes on in the background."""
+    """All results; after the first error the rest is cancelled, and nothing continues in the background."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

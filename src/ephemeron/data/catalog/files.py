@@ -1,9 +1,9 @@
-"""Where a dataset lies: the port through which its metadata and data are read and its metadata is written.
+"""Access to the files of a dataset: the interface through which metadata and data are read and metadata is written.
 
-Two implementations: a folder (plain system calls) and any store that obstore speaks to. A folder has its own because
-of what was measured on the development machine (2 cores): 64 reads of 3 kB take 7 ms through obstore's LocalStore and
-0.06 ms by `pread`; and because obstore's runtime does not survive `fork`, with which PyTorch starts DataLoader workers
-on Linux: there another process has to be asked (`store_process`).
+Two implementations: a folder (plain system calls) and any store that obstore supports. The folder has its own for two
+reasons. Measured on the development machine (2 cores), 64 reads of 3 kB take 7 ms through obstore's LocalStore and
+0.06 ms by `pread`. And obstore's runtime does not survive `fork`, with which PyTorch starts DataLoader workers
+on Linux: a forked process reads through another process (`store_process`).
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ class FileRange:
     length: int | None = None
     """Bytes; None: up to the end."""
     pin: str | None = None
-    """Of an object: its `identity`, which has to be that of now."""
+    """Expected `identity` of an object; the read fails if the current one differs."""
 
 
 class Files(ABC):
     """Files by relative path. Safe to use from several threads and event loops; picklable where the store is shared.
 
-    `create` is atomic: a path holds nothing or the whole, and of several writers exactly one is told True. Nothing
-    is ever overwritten or deleted.
+    `create` is atomic: a path holds nothing or the whole, and of several writers exactly one gets True. Files are
+    never overwritten or deleted.
     """
 
     url: str
-    """Names the place, for messages and metadata; without secrets."""
+    """URL of the root, for messages and metadata; without secrets."""
     survives_fork: bool = True
-    """Whether a forked child can read, also where its parent has done so."""
+    """True if a forked child can read, also after its parent has read."""
     local: bool = True
-    """Whether reading takes this machine's system calls alone, and no other process or network client."""
+    """True if reading needs only system calls of this machine, and no other process or network client."""
 
     @abstractmethod
     async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
-        """The bytes of these ranges, in their order; fewer than asked for where a file ends before.
+        """The bytes of these ranges, in their order; fewer than requested where a file ends earlier.
 
         Raises:
             FileNotFoundError: a file is absent; its only argument is the path.
-            FileVersionChanged: an object's identity is not the one that the range names.
+            FileVersionChanged: the current identity of an object differs from that of the range.
             DatasetUnreachable: the store fails.
         """
 
     @abstractmethod
     async def size(self, path: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
+        """Bytes of a file, or None if it does not exist."""
 
     @abstractmethod
     async def identity(self, path: str) -> str | None:
-        """What changes with a file's content: an object's ETag, a local file's time of change; None where there is none."""
+        """Identity of a file's content: ETag of an object, modification time of a local file; None if absent."""
 
     async def identities(self, prefix: str) -> dict[str, str]:
-        """The identities of everything below a folder, as far as a listing tells them."""
+        """Identities of all files below a folder, as far as a listing contains them."""
         return {}
 
     @abstractmethod
     async def tree(self, prefix: str) -> dict[str, int]:
-        """Path and bytes of everything below the folder `prefix` ("" is everything), sorted by path."""
+        """Path and bytes of all files below the folder `prefix` ("" is the root), sorted by path."""
 
     @abstractmethod
     async def folders(self, prefix: str) -> list[str]:
@@ -80,7 +80,7 @@ class Files(ABC):
 
     @abstractmethod
     async def create(self, path: str, data: bytes | Path) -> bool:
-        """Writes a file, from memory or from a local file; False where the path is taken, which changes nothing.
+        """Writes a file, from memory or from a local file; False, without effect, where the path exists.
 
         Raises:
             DatasetUnreachable: the store fails.

@@ -17,7 +17,7 @@ _PART = ".part-"
 
 
 class FolderFiles(Files):
-    """A folder, on a file system with hard links if something is to be created in it. It is made then, if need be.
+    """A folder, created on first write. Writing needs a file system with hard links.
 
     Args:
         root: absolute path.
@@ -31,7 +31,7 @@ class FolderFiles(Files):
         return f"FolderFiles({str(self.root)!r})"
 
     async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
-        # A few threads hide the latency of a NAS; on a disk they cost next to nothing.
+        # A few threads hide the latency of a NAS; on a disk they cost almost nothing.
         share = max(16, -(-len(ranges) // _THREADS))
         parts = [ranges[i : i + share] for i in range(0, len(ranges), share)]
         return [data for part in await asyncio.gather(*map(self._in_thread, parts)) for data in part]
@@ -114,7 +114,7 @@ class FolderFiles(Files):
         return await asyncio.to_thread(self._create, path, data)
 
     def _create(self, path: str, data: bytes | Path) -> bool:
-        """Writes beside and links: a link fails where the name is taken, a rename would replace."""
+        """Writes a temporary file and links it: a link fails where the name exists, a rename would replace it."""
         target = self.root / path
         part = target.with_name(f"{_PART}{secrets.token_hex(8)}")
         try:

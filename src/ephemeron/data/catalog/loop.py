@@ -1,8 +1,8 @@
-"""One event loop per process, in a thread of its own: asynchronous underneath, blocking on the face.
+"""One event loop per process, in a thread of its own: asynchronous I/O behind a blocking interface.
 
-Whoever reads from any thread hands a coroutine over and waits. All reading therefore shares one loop: requests of many
-threads overlap, and what is confined to the loop needs no lock. A forked child has no such thread and starts its own,
-which is why loops are kept by process id.
+Any thread submits a coroutine and waits for it. All reading therefore shares one loop: requests of many
+threads overlap, and state that is confined to the loop needs no lock. A forked child lacks the thread and starts
+its own, which is why loops are kept by process id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _own() -> _Loop:
 
 
 def end() -> None:
-    """Ends the loop of this process and its threads. For whoever has the process to himself and is done with reading."""
+    """Ends the loop of this process and its threads. For processes that read no more datasets."""
     own = _loops.pop(os.getpid(), None)
     if own is None:
         return
@@ -58,7 +58,7 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which runs on the loop of this process while this thread waits."""
+    """Result of `work`, which runs on the loop of this process while this thread waits."""
     own = _own()
     if threading.current_thread() is own.thread:
         work.close()
@@ -72,5 +72,5 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def unpackers() -> ThreadPoolExecutor:
-    """Threads for unpacking. Apart from those that read, since unpacking may wait for reading."""
+    """Threads for unpacking. Separate from the reading threads, since unpacking may wait for reading."""
     return _own().unpackers

@@ -1,11 +1,11 @@
-"""The metadata of one sample: where its data lies and what its target is.
+"""The metadata of one sample: locations of its data, and its target.
 
 DPFlow, section 3.3.1 keeps one `path` per sample (algorithm 3.1, line 11), which fits a folder of images. Here a sample
 has one or more named data parts, each of which may be a whole file, a range of bytes (a record of CIFAR, a row of an
-array, a line of a table, a member of a tar or zip archive), such a range inside something that has to be unpacked
-first (gzip, deflate, CIFAR's pickles), or a row of a Parquet file. Originals stay as they are.
+array, a line of a table, a member of a tar or zip archive), such a range inside a packed file
+(gzip, deflate, CIFAR's pickles), or a row of a Parquet file. Originals stay unchanged.
 
-Everything here is what one line of JSON in a metadata shard says. Fields that have nothing to say are left out.
+These types correspond to one line of JSON in a metadata shard. Fields without a value are left out.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 UNPACKERS = ("gzip", "deflate", "cifar-python", "parquet")
-"""What `DataRef.unpack` may say."""
+"""Values of `DataRef.unpack`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRef:
-    """Where the bytes of a data part are.
+    """Location of the bytes of a data part.
 
     Raises:
         ValueError: the fields contradict each other, or the path leaves its root.
     """
 
     path: str
-    """Of the file, relative to the root of the variant."""
+    """Path of the file, relative to the root of the variant."""
     offset: int | None = None
     """First byte; None: the part is the whole file."""
     length: int | None = None
-    """Bytes as stored. Of a whole file it is the size at the time of import, by which truncation is noticed."""
+    """Bytes as stored. For a whole file the size at the time of import, which reveals truncation."""
     unpack: str | None = None
-    """How the stored bytes are unpacked, one of `UNPACKERS`; None: they are the part."""
+    """Format in which the stored bytes are packed, one of `UNPACKERS`; None: they are the part itself."""
     inner: tuple[int, int] | None = None
-    """First byte and number of bytes of the part within what was unpacked; None: all of it."""
+    """First byte and number of bytes of the part within the unpacked bytes; None: all of them."""
     row: tuple[int, int] | None = None
     """Parquet: row group, and row within it."""
     column: str | None = None
     """Parquet: the column that is the part, with dots for fields of structures; None: the whole row."""
     pin: str | None = None
-    """By which a change of the stored bytes is noticed (`pins`); None: by their number alone."""
+    """Digest or ETag that reveals a change of the stored bytes (`pins`); None: only their number is checked."""
 
     def __post_init__(self) -> None:
         parts = self.path.split("/")
@@ -61,7 +61,7 @@ class DataRef:
 
     @property
     def nbytes(self) -> int:
-        """Size of the part, as far as the metadata knows it; else of what is read for it; else 0."""
+        """Size of the part, if the metadata has it; else the size of the bytes read for it; else 0."""
         return self.inner[1] if self.inner is not None else self.length or 0
 
     def within(self, start: int, length: int) -> DataRef:
@@ -71,7 +71,7 @@ class DataRef:
         return replace(self, offset=(self.offset or 0) + start, length=length)
 
     def to_json(self) -> dict[str, Any]:
-        """As in a shard."""
+        """JSON value of the reference in a shard."""
         out: dict[str, Any] = {"path": self.path}
         for name in ("offset", "length", "unpack", "column", "pin"):
             if (value := getattr(self, name)) is not None:
@@ -83,7 +83,7 @@ class DataRef:
 
     @classmethod
     def from_json(cls, value: Any) -> DataRef:
-        """Raises ValueError where it is none."""
+        """Inverse of `to_json`. Raises ValueError if the value is malformed."""
         fields = {name: typed(value, name, kind, None) for name, kind in _REF_FIELDS.items()}
         unknown = set(value) - set(fields)
         if unknown:
@@ -112,18 +112,18 @@ class SampleMeta:
     """One sample, undecoded."""
 
     key: str
-    """Names the sample for people: a path, an archive's member, an utterance, a record's number."""
+    """Readable name of the sample: a path, an archive's member, an utterance, a record's number."""
     data: Mapping[str, DataRef]
     """Its parts by name, at least one; `Variant.decoders` says how each is decoded."""
     target: Any = None
     """Small targets themselves, as JSON: a class number, boxes, a transcript."""
     target_at: DataRef | None = None
-    """Where a target lies that is too large for that; decoded as the part `target`."""
+    """Location of a target that is too large for that; decoded as the part `target`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of it, as JSON."""
+    """Further properties, as JSON."""
 
     def to_json(self) -> dict[str, Any]:
-        """As in a shard."""
+        """JSON value of the sample in a shard."""
         out: dict[str, Any] = {"key": self.key, "data": {name: ref.to_json() for name, ref in self.data.items()}}
         if self.target_at is not None:
             out["target_at"] = self.target_at.to_json()
@@ -138,11 +138,11 @@ class SampleMeta:
         """The sample of a line.
 
         Args:
-            value: of the line.
-            pins: by path, of what several samples share.
+            value: JSON value of the line.
+            pins: pins shared by several samples, by path.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the value is malformed.
         """
         if pins:
             value = _with_pins(value, pins)
@@ -159,7 +159,7 @@ class SampleMeta:
         )
 
     def refs(self) -> dict[str, DataRef]:
-        """Everything to be read, by part; a target that lies somewhere is the part `target`."""
+        """All references to read, by part; a target with a location is the part `target`."""
         return dict(self.data) if self.target_at is None else {**self.data, "target": self.target_at}
 
 
@@ -178,10 +178,10 @@ _REQUIRED = object()
 
 
 def typed(table: Any, name: str, kind: type, default: Any = _REQUIRED) -> Any:
-    """`table[name]`, which is of this kind (a bool is no int).
+    """`table[name]`, checked to be of this type (a bool is not an int).
 
     Raises:
-        ValueError: the table is none, or the value is absent without a default, or of another kind.
+        ValueError: `table` is not a table, or the value is absent without a default, or has another type.
     """
     if not isinstance(table, dict):
         raise ValueError(f"{type(table).__name__} instead of a table")

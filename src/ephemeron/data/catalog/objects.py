@@ -25,7 +25,7 @@ _REQUESTS = 32
 _LARGEST_PUT = 5 * 10**9
 
 _first_used_by = 0
-"""Process id of whoever used an object store first: its forked children cannot, and ask another process."""
+"""Process id of the first user of an object store: its forked children have to read through another process."""
 _SCHEMES = ("s3", "gs", "az")
 
 
@@ -34,8 +34,8 @@ class ObjectFiles(Files):
 
     Args:
         store: any obstore store, with its prefix set.
-        url: how metadata and messages name it; `open_objects` opens it where this is unpickled.
-        requests: most requests at once, per call.
+        url: its name in metadata and messages; `open_objects` opens it on unpickling.
+        requests: most concurrent requests per call.
     """
 
     local = False
@@ -43,7 +43,7 @@ class ObjectFiles(Files):
     def __init__(self, store: ObjectStore, *, url: str, requests: int = _REQUESTS) -> None:
         self.url = url
         self.survives_fork = urlsplit(url).scheme in _SCHEMES
-        """By asking a process that was never forked (`store_process`), where that one can open the same store."""
+        """True where another process, which was never forked (`store_process`), can open the same store."""
         self._store: Any = store
         self._requests = requests
 
@@ -82,7 +82,7 @@ class ObjectFiles(Files):
         except _FAILURES as e:
             if _is_absent(e):
                 raise FileNotFoundError(wanted.path) from None
-            # Stores refuse a range that begins behind the end of the object, each in its own words.
+            # Stores refuse a range that begins beyond the end of the object, with different errors.
             size = await self.size(wanted.path)
             if size is not None and size <= wanted.offset:
                 return b""
@@ -164,10 +164,10 @@ class ObjectFiles(Files):
         return True
 
     def _is_forked(self) -> bool:
-        """Whether obstore's threads are not there, so that whoever asks them anything waits for ever.
+        """True in a forked child, which lacks obstore's threads, so that every call to obstore would hang.
 
         Raises:
-            DatasetError: they are not, and no other process can open this store.
+            DatasetError: in such a child, if no other process can open this store.
         """
         global _first_used_by
         _first_used_by = _first_used_by or os.getpid()
@@ -188,7 +188,7 @@ def open_objects(url: str) -> ObjectFiles:
     """The objects below `s3://bucket/prefix`, `gs://…` or `az://…`. Connects on first use.
 
     Raises:
-        JobError: the URL is of another kind.
+        JobError: the URL has another scheme.
     """
     return ObjectFiles(cloud_store(url), url=url.rstrip("/"))
 
@@ -202,7 +202,7 @@ def _if_match(wanted: FileRange) -> Any:
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from one that had used an object store."""
+    """True if this process was forked from one that had used an object store."""
     return _first_used_by not in (0, os.getpid())
 
 

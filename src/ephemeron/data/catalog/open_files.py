@@ -1,4 +1,4 @@
-"""From a URL to the files below it: a folder of this machine, or an object store."""
+"""Files below a URL: in a folder of this machine, or in an object store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def open_files(url: str) -> Files:
     """Opens a folder (a path or `file:///path`), `s3://bucket/prefix`, `gs://…` or `az://…`. Connects on first use.
 
     Raises:
-        JobError: the URL is of another kind.
+        JobError: the URL has another scheme.
     """
     if "://" not in url:
         return FolderFiles(Path(url).absolute())

@@ -1,12 +1,13 @@
-"""What ties a version to bytes: for every reference a pin, taken at import and compared when it is read.
+"""Pins: digests or ETags of a version's data, recorded for every reference at import and compared on reading.
 
-    etag:…             of an object: every request carries it as `If-Match`, so other content is refused by the store
-    xxh3:HEX           of the bytes that a reference stores, wherever they lie: compared with what was read, at 10 GB/s
-    xxh3:HEX@MTIME     of a whole file of which samples are small parts (Parquet): compared when the file's time of change
-                       (nanoseconds) is another one than at import; `verify` always compares
+    etag:…             of an object: every request carries it as `If-Match`, so the store refuses other content
+    xxh3:HEX           of the stored bytes of a reference, in any store: compared with the bytes read, at 10 GB/s
+    xxh3:HEX@MTIME     of a whole file of which samples are small parts (Parquet): compared when the file's modification
+                       time (nanoseconds) differs from that at import; `verify` always compares
 
-Taking `xxh3` means reading all data once at import; an ETag comes with the listing. A pin tells change and is no defence
-against malice. An object that is uploaded again in other parts gets another ETag for the same content: import it again.
+Computing `xxh3` reads all data once at import; an ETag comes with the listing. A pin detects change and does not
+protect against deliberate manipulation. An object that is uploaded again with another part size gets another ETag for
+the same content: import it again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BATCH_BYTES = 64_000_000
 _BATCH = 512
 _PIECE = 8_000_000
 _HEADS = 16
-"""Up to so many objects are asked for one by one; beyond that all are listed."""
+"""Largest number of objects that are queried one by one; more are listed."""
 
 
 def content_pin(data: bytes) -> str:
@@ -40,7 +41,7 @@ def etag_of(ref: DataRef) -> str | None:
 
 
 def changed(ref: DataRef, stored: bytes) -> str:
-    """What is wrong with the bytes that a reference stores; empty: nothing, or nothing is known."""
+    """Description of the difference between a reference's pin and its stored bytes; empty: none, or no pin."""
     if ref.pin is None or not ref.pin.startswith("xxh3:") or "@" in ref.pin:
         return ""
     found = content_pin(stored)
@@ -48,14 +49,14 @@ def changed(ref: DataRef, stored: bytes) -> str:
 
 
 def not_imported(was: str, now: str | None) -> str:
-    """In words."""
+    """Message about a pin that differs."""
     if was.startswith("etag:"):
         return f"it is not the object that was imported: was {was}, is {now or 'absent'}"
     return f"its content is not what was imported: was {was.partition('@')[0]}, is {now}"
 
 
 def file_pin(files: Files, path: str) -> str:
-    """The content pin of a whole file, which is read by the piece.
+    """Content pin of a whole file, which is read in blocks.
 
     Raises:
         FileNotFoundError: it is absent.
@@ -74,9 +75,9 @@ def taken(samples: Iterable[SampleMeta], files: Files, absent: Callable[[str], N
     """The samples with pins on all their references.
 
     Args:
-        samples: without pins.
-        files: that their paths are relative to.
-        absent: told of files that are not there; unless it raises, their samples are left out.
+        samples: samples without pins.
+        files: root of their paths.
+        absent: called with the path of each absent file; unless it raises, the samples of that file are left out.
 
     Raises:
         DatasetUnreachable: the store fails.
@@ -109,7 +110,7 @@ def _with_etags(samples: Iterable[SampleMeta], files: Files) -> Iterator[SampleM
 
 
 def _with_content(batch: list[SampleMeta], files: Files, shared: dict[Any, str | None]) -> list[SampleMeta]:
-    """Raises FileNotFoundError if any file is absent."""
+    """Adds content pins to the samples. Raises FileNotFoundError if a file is absent."""
     wanted: dict[Any, DataRef] = {}
     for sample in batch:
         wanted.update((_key(ref), ref) for ref in sample.refs().values() if _key(ref) not in shared)
@@ -123,12 +124,12 @@ def _with_content(batch: list[SampleMeta], files: Files, shared: dict[Any, str |
 
 
 def stored_range(ref: DataRef) -> FileRange:
-    """The bytes that a reference stores."""
+    """Range of the stored bytes of a reference."""
     return FileRange(ref.path) if ref.offset is None else FileRange(ref.path, ref.offset, ref.length)
 
 
 def _key(ref: DataRef) -> Any:
-    """Of what is stored, which several references may share."""
+    """Identity of the stored bytes, which several references may share."""
     return ref.path if ref.row else (ref.path, ref.offset, ref.length)
 
 

@@ -1,8 +1,8 @@
-"""Which requests to make for a set of byte ranges: those that lie close together become one.
+"""Requests for a set of byte ranges: ranges that are close together become one.
 
-A request costs a round trip (about 20 ms in a cloud, nothing in a folder), a gap costs its bytes. Reading through a gap
-pays while `gap / bandwidth < latency`, as long as the requests would not have run side by side anyway, which they do
-here; so the gap is far below the 1.4 MB that 20 ms at 70 MB/s suggest.
+A request costs a round trip (about 20 ms in a cloud, almost none in a folder), a gap costs its bytes. Reading through a
+gap pays while `gap / bandwidth < latency`, if the requests would run one after another. Here they run concurrently,
+so the gap is far below the 1.4 MB that follow from 20 ms at 70 MB/s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """One request, and which of the ranges it serves."""
+    """One request, and the ranges that it serves."""
 
     start: int
     stop: int
@@ -25,8 +25,8 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> li
 
     Args:
         ranges: (start, stop) in bytes, in any order; they may overlap.
-        gap: most bytes read in vain between two ranges.
-        largest: no span is made longer than this by joining; a single longer range stays whole.
+        gap: most unused bytes read between two ranges.
+        largest: longest span made by joining; a single longer range stays whole.
     """
     spans: list[ByteRange] = []
     start = stop = 0

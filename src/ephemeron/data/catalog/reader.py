@@ -1,8 +1,8 @@
-"""The unified dataset reader (DPFlow, section 3.3.1, UDR): numbers in, decoded samples out, whatever lies where.
+"""The unified dataset reader (DPFlow, section 3.3.1, UDR): sample numbers in, decoded samples out, from any store.
 
-A reader is bound to one version and carries its document, so that all who get a copy read the same samples even while
-newer versions appear. It may be pickled, forked and used from many threads: reading happens on
-one event loop per process (`loop`), decoding in the thread that asked.
+A reader is bound to one version and contains its document, so that all copies of it read the same samples even after
+newer versions are published. It may be pickled, forked and used from many threads: reading happens on
+one event loop per process (`loop`), decoding in the calling thread.
 
 It is a map-style dataset for PyTorch: `reader[i]` is `(data, target)`, and `DataLoader` fetches a batch in one go.
 """
@@ -36,17 +36,17 @@ class Sample:
     """One decoded sample."""
 
     index: int
-    """Its number within the variant."""
+    """Number of the sample within the variant."""
     key: str
-    """What people call it."""
+    """Readable name of the sample."""
     data: Mapping[str, Any]
-    """Its parts, decoded."""
+    """Decoded parts by name."""
     target: Any
     extra: Mapping[str, Any]
 
     @property
     def value(self) -> Any:
-        """The part, where there is one; else all of them by name."""
+        """The part, if there is exactly one; else all of them by name."""
         return next(iter(self.data.values())) if len(self.data) == 1 else dict(self.data)
 
 
@@ -54,16 +54,16 @@ class DatasetReader:
     """Samples of one variant of one version.
 
     Args:
-        files: the store's.
-        dataset: the version.
-        variant: its name.
-        limits: of caches and requests.
+        files: files of the store.
+        dataset: version of the dataset.
+        variant: name of the variant.
+        limits: bounds of caches and requests.
         decoders: further decoders, or others in place of known ones, by name. Picklable ones, if the reader is pickled.
-        decode: False leaves every part as it is stored (bytes, or what a Parquet row holds).
+        decode: False leaves every part as it is stored (bytes, or the value of a Parquet row).
 
     Raises:
-        DatasetNotFound: there is no such variant.
-        JobError: it uses a decoder that nobody gave.
+        DatasetNotFound: the dataset has no such variant.
+        JobError: the variant uses an unknown decoder.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DatasetReader:
             variant: e.g. `train`.
             version: its name, or `latest`, which is resolved now.
             store: a store or its URL; by default `datasets-store` in the home folder.
-            options: as of the class.
+            options: further arguments of the class.
         """
         place = store if isinstance(store, DatasetStore) else DatasetStore.open(store)
         return cls(place.files, place.dataset(name, version), variant, **options)
@@ -120,18 +120,18 @@ class DatasetReader:
 
     @property
     def is_local(self) -> bool:
-        """Whether metadata and data lie in folders; false where either is in an object store."""
+        """True if metadata and data are in folders; false if either is in an object store."""
         data, _ = data_place(self._files, self.dataset, self.variant)
         return self._files.local and data.local
 
     @property
     def has_own_decoders(self) -> bool:
-        """Whether somebody gave decoders, of which nothing is known; the others draw no random numbers."""
+        """True if the user passed decoders, which may draw random numbers; the built-in ones draw none."""
         return bool(self._more)
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What holds for all samples: names of classes, columns, …"""
+        """Properties of all samples: names of classes, columns, …"""
         return self._spec.info
 
     def read(self, index: SupportsIndex) -> Sample:
@@ -163,7 +163,7 @@ class DatasetReader:
         return sample.value, sample.target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """What PyTorch's DataLoader calls for a batch."""
+        """Batch access for PyTorch's DataLoader."""
         return [(sample.value, sample.target) for sample in self.read_many(indices)]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -192,7 +192,7 @@ class DatasetReader:
         return out
 
     def _fetcher(self) -> Fetcher:
-        """Of this process: a forked child has its own loop, and so its own caches."""
+        """Fetcher of this process: a forked child has its own loop, and so its own caches."""
         found = self._fetchers.get(os.getpid())
         if found is None:
             made = Fetcher(self._files, self.dataset, self.variant, self._limits)
@@ -215,7 +215,7 @@ class DatasetReader:
             return self._decoders[name](raw.parts[name], self._spec.decoders[name])
         except MissingExtra:
             raise
-        except Exception as e:  # decoders of damaged bytes raise nearly anything, and all of it means this
+        except Exception as e:  # decoders of damaged bytes raise nearly any type, and all of them mean damage
             what = self._spec.decoders.get(name, {}).get("decoder", "none is named")
             raise DatasetDamaged(
                 f"{name} of {raw.meta.key} cannot be decoded ({what}): {one_line(e)}",

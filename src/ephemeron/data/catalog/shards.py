@@ -1,11 +1,11 @@
-"""Metadata in shards, so that nobody reads or holds the index of a whole dataset to get at one sample.
+"""Metadata in shards, so that access to one sample does not read the index of the whole dataset.
 
 A shard is a JSON file with one sample per line (DPFlow, section 3.3.1, DatasetShardMeta; file names
-`ms-{shard_no}` as there). It is kept as those bytes, and a line is parsed when its sample is asked for: an epoch's worth
+`ms-{shard_no}` as there). It is kept as those bytes, and a line is parsed when its sample is requested: an epoch
 of Python objects would take about eight times the memory, and an access to one sample would parse a thousand.
 
-Names carry a digest of the content. A shard that another version has already is thus the same file, a new
-version of a dataset costs the shards that changed, and damage is noticed before it is believed.
+Names contain a digest of the content. So versions share the files of equal shards, a new
+version of a dataset costs the shards that changed, and damage is detected before a shard is used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _END = b"]}\n"
 
 
 class DatasetShardMeta:
-    """The metadata of consecutive samples of a variant.
+    """Metadata of consecutive samples of a variant.
 
     Args:
-        data: the file's bytes, as `encode_shard` made them.
+        data: the file's bytes, a result of `encode_shard`.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the bytes are malformed.
     """
 
     __slots__ = ("_data", "_ends", "_pins", "count", "first", "header", "nbytes")
@@ -51,9 +51,9 @@ class DatasetShardMeta:
         self.first = int(self.header["first"])
         """Number of its first sample within the variant."""
         self.count = len(self._ends) - 2
-        """Samples in it."""
+        """Number of samples in it."""
         self.nbytes = len(data) + self._ends.nbytes
-        """Memory it takes."""
+        """Memory in bytes."""
 
     def __len__(self) -> int:
         return self.count
@@ -62,8 +62,8 @@ class DatasetShardMeta:
         """The sample at this position of the shard.
 
         Raises:
-            IndexError: there is none.
-            ValueError: its line is no sample.
+            IndexError: the position is out of range.
+            ValueError: its line is malformed.
         """
         if not 0 <= position < self.count:
             raise IndexError(f"position {position} in a shard of {self.count} samples")
@@ -75,7 +75,7 @@ def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, s
     """The file of a shard. The same samples give the same bytes.
 
     Raises:
-        ValueError: something in a sample is no JSON, or not finite.
+        ValueError: a value in a sample cannot be written as JSON, or is not finite.
     """
     header: dict[str, Any] = {
         "format": SHARD_FORMAT,
@@ -92,7 +92,7 @@ def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, s
 
 
 def _hoisted(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Takes pins that several references to one file share out of them, so that they are said once."""
+    """Moves pins shared by several references to one file out of them, so that each is stored once."""
     refs = [ref for row in rows for ref in (*row["data"].values(), row.get("target_at")) if ref is not None]
     by_path: dict[str, list[dict[str, Any]]] = {}
     for ref in refs:
@@ -108,7 +108,7 @@ def _hoisted(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def digest(data: bytes) -> str:
-    """Hex xxh3-128 of a shard's bytes: tells damage and sameness, and is no defence against malice."""
+    """Hex xxh3-128 of a shard's bytes: detects damage and equality, not deliberate manipulation."""
     return str(xxhash.xxh3_128_hexdigest(data))
 
 

@@ -1,16 +1,16 @@
 """A collection of datasets in a folder or an object store: `datasets/NAMESPACE/NAME/{data,meta}`.
 
-    data/…                                originals, if they lie here (they may lie at any URL)
+    data/…                                originals, if stored here (they may be at any URL)
     meta/versions/000001.json             one document per version
     meta/VARIANT/ms-0.DIGEST.json, …      the shards these documents name
 
-Everything is written create-only and nothing is changed, so importers cannot hurt each other or a reader. Shards come
-first and belong to nobody until a document names them: an import that dies leaves files that no one reads. Documents
-are numbered without gaps, and whoever creates number n has read all before: so version names are unique and of two
-importers at once the second keeps what the first published.
+All writes are create-only and no file is changed, so importers cannot harm each other or a reader. Shards are written
+first and are unused until a document names them: an import that fails leaves files that are never read. Documents
+are numbered without gaps, and the importer that creates number n has read all before. So version names are unique, and
+of two concurrent importers the second keeps the variants that the first published.
 
-DPFlow, section 3.3.1 lists a store's datasets in one JSON file and counts a version up in place. Both have to be
-overwritten, which two importers cannot do at once without losing one; here the store is asked what it holds.
+DPFlow, section 3.3.1 lists a store's datasets in one JSON file and increments a version in place. Two concurrent
+importers cannot overwrite either without losing an update; here the store is listed instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ephemeron.data.catalog.shards import cut, digest, encode_shard
 from ephemeron.errors import DatasetDamaged, DatasetNotFound, DatasetUnreachable, JobError
 
 SHARD_SIZE = 1000
-"""Samples per shard: 80 to 200 kB for a classification set, which any store delivers about as fast as one byte."""
+"""Samples per shard: 80 to 200 kB for a classification set; a store delivers that about as fast as one byte."""
 
 _DOCUMENT = re.compile(r"(\d{6,})\.json")
 _ATTEMPTS = 100
@@ -51,27 +51,27 @@ class NewVariant:
     """A variant to be published."""
 
     samples: Iterable[SampleMeta]
-    """Read once, shard by shard."""
+    """Iterated once, shard by shard."""
     decoders: Mapping[str, Mapping[str, Any]]
     root: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     defects: Callable[[], Sequence[Mapping[str, Any]]] = list
-    """What is no sample; asked for when all samples were read."""
+    """Entries that were left out; called after all samples were read."""
 
 
 class DatasetStore:
-    """The datasets below one place. Blocking; safe to use from several threads."""
+    """The datasets below one URL. Blocking; safe to use from several threads."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
 
     @classmethod
     def open(cls, url: str | None = None) -> DatasetStore:
-        """Opens a folder or a URL, by default `datasets-store` in the home folder. Speaks to nobody yet.
+        """Opens a folder or a URL, by default `datasets-store` in the home folder. Connects on first use.
 
         Raises:
-            JobError: the URL is of no known kind.
+            JobError: the URL has an unknown scheme.
         """
         return cls(open_files(url or str(home() / "datasets-store")))
 
@@ -94,7 +94,7 @@ class DatasetStore:
         Raises:
             JobError: the name is malformed.
             DatasetNotFound: there is no such dataset or version.
-            DatasetDamaged: a document is.
+            DatasetDamaged: a document is absent or malformed.
             DatasetUnreachable: the store fails.
         """
         numbers = self._numbers(check_id(name))
@@ -109,10 +109,10 @@ class DatasetStore:
         return self._document(name, latest.history[version])
 
     def defects(self, dataset: Dataset, variant: str) -> list[dict[str, Any]]:
-        """What was left out of a variant when it was imported: `file`, `at`, `reason`, and where a copy is `kept`.
+        """Entries left out of a variant at import: `file`, `at`, `reason`, and the path of a copy if one is `kept`.
 
         Raises:
-            DatasetDamaged: the list is absent, or none.
+            DatasetDamaged: the list is absent or malformed.
             DatasetUnreachable: the store fails.
         """
         named = dataset.variant(variant).defects
@@ -139,13 +139,13 @@ class DatasetStore:
 
         Args:
             name: `namespace/name`.
-            variants: read one after the other; an error in one publishes nothing.
+            variants: read one after the other; an error in one publishes none.
             version: its name; by default the next free whole number.
-            keep: whether variants of the version before that are not given stay, sharing its shards.
+            keep: keep variants of the previous version that are not given, sharing its shards.
             shard_size: samples per metadata shard.
 
         Raises:
-            JobError: a name is malformed, the version exists, a variant is empty, or a sample is no JSON.
+            JobError: a name is malformed, the version exists, a variant is empty, or a sample is not JSON.
             DatasetUnreachable: the store fails.
         """
         check_id(name)
@@ -192,7 +192,7 @@ class DatasetStore:
         return Variant(samples=samples, shard_size=shard_size, shards=tuple(digests), **fields)  # type: ignore[arg-type]
 
     def _next(self, name: str, version: str | None, written: Mapping[str, Variant], *, keep: bool) -> Dataset:
-        """What comes after the latest version, with these variants."""
+        """Successor of the latest version, with these variants."""
         numbers = self._numbers(name)
         latest = self._document(name, numbers[-1]) if numbers else None
         history = dict(latest.history) if latest else {}
@@ -209,7 +209,7 @@ class DatasetStore:
     def _create(self, document: Dataset) -> bool:
         data = (json.dumps(document.to_json(), indent=1, ensure_ascii=False) + "\n").encode()
         path = version_path(document.name, document.number)
-        # If the answer to a create-only put was lost and the put repeated, what is in the way is our own.
+        # After a create-only put whose answer was lost was repeated, the existing document is our own.
         return run(self.files.create(path, data)) or run(self.files.fetch([FileRange(path)])) == [data]
 
     def _numbers(self, name: str) -> list[int]:

@@ -1,13 +1,13 @@
-"""Object stores for forked processes: a process that was never forked reads them, and forked ones ask it.
+"""Object stores for forked processes, which send their requests to a process that was never forked.
 
 obstore's threads do not survive `fork`, and loaders are forked (so that flows need not be pickled). A forked process that
-wants to read therefore starts this module in a process of its own, by `exec`, and asks it over a Unix socket; children that
-are forked later ask the same one (a pool of loaders begins one for all of them, `begin`). Its sockets have no names, so
-only descendants can ask it, and it ends with the last of them. It costs 0.2 to 0.6 s to start and 30 to 45 MB; to be asked
-costs 0.15 ms per call and 3 ms per MB (development machine, 2 cores), less than what a store takes to answer.
+reads an object store therefore starts this module in a new process, by `exec`, and sends requests over a Unix socket;
+children forked later use the same one (a pool of loaders starts one for all of them, `begin`). Its sockets are unnamed,
+so only descendants can connect, and it ends with the last of them. It takes 0.2 to 0.6 s to start and 30 to 45 MB; a
+request adds 0.15 ms per call and 3 ms per MB (development machine, 2 cores), less than the latency of a store.
 
-A request is a pickled (number, url, method, arguments), its answer (number, kind, value), both behind their length. A
-process that dies is replaced and asked again: reading twice gives the same, and so does creating what is never changed.
+A request is a pickled (number, url, method, arguments), its answer (number, kind, value), both prefixed by their length.
+A process that dies is replaced and the request repeated: reading is idempotent, and so is create-only writing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from ephemeron.errors import DatasetUnreachable, FileVersionChanged
 _LENGTH = struct.Struct("!Q")
 _TRIES = 3
 MAX_IN_FLIGHT = 8 << 20
-"""Bytes under way in a connection, and in its socket."""
+"""Bytes under way in a connection, including its socket."""
 _MAIN = "import sys; sys.path.append(sys.argv[1]); from ephemeron.data.catalog.store_server import main; main(int(sys.argv[2]))"
 
 _control: socket.socket | None = None
-"""Over which a store process is sent the other ends of connections; forked children inherit it."""
+"""Socket on which a store process receives the other ends of connections; forked children inherit it."""
 _connections: dict[tuple[int, int], asyncio.Task[_Connection]] = {}
-"""By process and event loop."""
+"""Connections by process and event loop."""
 _starting = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: globals().update(_starting=threading.Lock(), _connections={}))
 
 
 async def call(url: str, method: str, *arguments: Any) -> Any:
-    """What a method of the `Files` at a URL returns, in a process that may use object stores.
+    """Result of a method of the `Files` at a URL, called in a process that may use object stores.
 
     Raises:
-        FileNotFoundError, FileVersionChanged, DatasetUnreachable, JobError: as that method.
-        DatasetUnreachable: store processes keep dying.
+        FileNotFoundError, FileVersionChanged, DatasetUnreachable, JobError: raised by that method.
+        DatasetUnreachable: store processes die repeatedly.
     """
     here = os.getpid(), id(asyncio.get_running_loop())
     for _ in range(_TRIES):
@@ -92,7 +92,7 @@ class _Connection:
         self._task = asyncio.ensure_future(self._listen())
 
     async def ask(self, url: str, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
-        """An answer. Raises ConnectionError where there will be none."""
+        """Answer to one request. Raises ConnectionError if the connection ends before it."""
         if self._task.done():
             raise ConnectionError
         self._number += 1
@@ -128,7 +128,7 @@ async def _open() -> _Connection:
 
 
 def _connect() -> socket.socket:
-    """A connection to the store process, which is started if there is none or it has died."""
+    """A connection to the store process, which is started if it does not exist or has died."""
     global _control
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
@@ -150,7 +150,7 @@ def _started() -> socket.socket:
     ours, theirs = socket.socketpair()
     root = str(Path(__file__).parents[3])
     with theirs:
-        # Not waited for: it ends when nobody is left who could ask it.
+        # Not waited for: it ends with the last process that can send it requests.
         process = subprocess.Popen(
             [sys.executable, "-c", _MAIN, root, str(theirs.fileno())], pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

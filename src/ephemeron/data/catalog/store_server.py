@@ -15,7 +15,7 @@ from ephemeron.errors import EphemeronError, FileVersionChanged
 
 
 def main(control: int) -> None:
-    """Answers until all ends of the control socket are closed."""
+    """Serves requests until all ends of the control socket are closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
     asyncio.run(_serve(socket.socket(fileno=control)))
 
@@ -70,7 +70,7 @@ async def _one(
         kind, value = "changed", (e.path, e.wanted, e.found)
     except EphemeronError as e:
         kind, value = "refused", pickle.dumps(e)
-    except Exception as e:  # noqa: BLE001 - it is raised where somebody asked for it
+    except Exception as e:  # noqa: BLE001 - it is raised in the requesting process
         kind, value = "failed", f"{type(e).__name__}: {e}"
     if not writer.is_closing():
         send_message(writer, (number, kind, value))

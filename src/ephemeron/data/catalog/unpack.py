@@ -1,6 +1,6 @@
-"""What has to be unpacked before a data part can be cut out of it: gzip, deflate, CIFAR's pickles, Parquet row groups.
+"""Unpacking of files that contain data parts: gzip, deflate, CIFAR's pickles, Parquet row groups.
 
-Unpacking a file for each of its samples would cost the whole file each time, so the reader keeps what it unpacked.
+Unpacking a file for each of its samples would cost the whole file each time, so the reader caches unpacked files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Table:
         self.nbytes = int(table.nbytes)
 
     def pick(self, row: int, column: str | None) -> Any:
-        """A row as a table of plain values, or what one of its columns holds.
+        """A row as a table of plain values, or the value of one of its columns.
 
         Raises:
-            ValueError: there is no such row or column.
+            ValueError: the row or the column does not exist.
         """
         if not 0 <= row < self._table.num_rows:
             raise ValueError(f"row {row} of a row group with {self._table.num_rows}")
@@ -70,7 +70,7 @@ def parquet_file(files: Files, path: str, nbytes: int) -> Any:
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        ValueError: it is no Parquet file.
+        ValueError: it is not a Parquet file.
     """
     try:
         import pyarrow as pa
@@ -84,7 +84,7 @@ def parquet_file(files: Files, path: str, nbytes: int) -> Any:
 
 
 def row_group(files: Files, ref: DataRef, path: str, nbytes: int) -> Table:
-    """The row group that a reference points into; only the column it wants, if it wants one.
+    """The row group that a reference names; only its column, if it names one.
 
     Raises:
         MissingExtra: pyarrow is not installed.

@@ -1,4 +1,4 @@
-"""Verification of a version's data: the checks of `check`, and a comparison of everything that has a digest with its digest.
+"""Verification of a version's data: the checks of `check`, and a comparison of all data with their digests.
 
 The comparison may read all data; objects with an ETag are only listed.
 """
@@ -24,25 +24,25 @@ _BATCH_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantVerification:
-    """What was found in one variant."""
+    """Result of the verification of one variant."""
 
     variant: str
     samples: int
-    """That it should have."""
+    """Samples according to the metadata."""
     files: int
-    """Data files that they point into."""
+    """Data files that their references name."""
     stored_bytes: int
-    """Stored bytes that they point at; a range that several share counts once for each."""
+    """Stored bytes that they reference; a range shared by several samples counts once for each."""
     decoded: int
     """Samples that were read and decoded."""
     pinned: int
-    """Samples all of whose bytes were compared."""
+    """Samples all bytes of which were compared."""
     unpinned: int
-    """Samples of which the metadata has no digest."""
+    """Samples without a digest in the metadata."""
     nbytes: int
     """Bytes read for the comparison."""
     defects: tuple[str, ...]
-    """One line each."""
+    """Descriptions of the defects, one line each."""
 
 
 def verify_variant(
@@ -52,12 +52,12 @@ def verify_variant(
     """Checks every shard, range and pin, and decodes some samples.
 
     Args:
-        store: where it is.
-        dataset: the version.
-        variant: its name.
-        decode: how many samples to decode, chosen at random; None: all. No sample is decoded where content has changed.
+        store: store of the dataset.
+        dataset: version of the dataset.
+        variant: name of the variant.
+        decode: number of samples to decode, chosen at random; None: all. Samples with changed content are not decoded.
         digests: compare content with its digests.
-        tell: `(what, done, total)`, now and then.
+        tell: `(what, done, total)`, called at intervals.
 
     Raises:
         DatasetUnreachable: a store fails.
@@ -92,7 +92,7 @@ def verify_variant(
 
 
 class _Comparing:
-    """Pins of references against what lies there; what several share is read and told once."""
+    """Comparison of pins with the stored bytes; shared bytes are read and reported once."""
 
     def __init__(self, files: Files, prefix: str) -> None:
         self.nbytes = 0
@@ -102,7 +102,7 @@ class _Comparing:
         self._seen: set[tuple[str, int | None, int | None]] = set()
 
     def problems(self, wanted: list[tuple[int, DataRef]]) -> Iterator[tuple[int, str]]:
-        """Sample and problem, for what was not seen before. What is absent or cut short is left to `check`."""
+        """Sample and problem of each new difference. Absent and truncated files are left to `check`."""
         ranges: list[tuple[int, DataRef]] = []
         for index, ref in wanted:
             shared = etag_of(ref) is not None or ref.row is not None

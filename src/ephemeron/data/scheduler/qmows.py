@@ -18,7 +18,7 @@ Deviations from the printed algorithms, where these cannot work as printed:
   suspect waits until its loader has no other task in hand.
 - 3.6 does not end when nothing can be stolen, and two loaders that both want K tasks steal from each other for ever.
   Here a request steals from one loader, only if fewer than N tasks are left, and half of the difference, so
-  each theft makes loads more equal. All tasks of a loader that has not asked for `unresponsive_s` can be stolen.
+  each steal makes loads more equal. All tasks of a loader that has not asked for `unresponsive_s` can be stolen.
 - The number of starts of a slow task is unbounded. Here at most `copies` loaders have it at a time.
 - A task that kills its loader is put back and kills the next. Here every task that a dead loader had in hand is
   suspected, a suspect is loaded alone, and a death alone with it is a failure of its own. A poisoned sample thus

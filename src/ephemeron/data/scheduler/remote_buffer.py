@@ -69,8 +69,8 @@ class RemoteBuffer:
         buffered + reserved ≤ limit after a prefetched object was admitted or kept
 
     so one sample 1,000 times as large as the rest exceeds the limit by no more than itself, only while it is in the
-    next batch of a consumer; the admission of jobs bounds the number of consumers. An object that arrives too large to be
-    prefetched is refused before its bytes are read: call `arrived` with the length in the message's header. Bytes that
+    next batch of a consumer; the admission of jobs bounds the number of consumers. An object that arrives too large to
+    be prefetched is refused before its bytes are read: call `arrived` with the length in the message's header. Bytes that
     loaders still have in hand are in their memory, not in this one; bytes shared with a cache count here all the same.
 
     Args:

@@ -1,7 +1,7 @@
-"""Importers: from what people have to metadata. `import_dataset` is all that is needed from outside.
+"""Importers: metadata for data in common formats. The public function is `import_dataset`.
 
 source            folder, URL, archive or file, as entries with references
-base              what an importer is
+base              interface of importers
 files_per_sample  images, coco, librispeech
 records           cifar10, cifar100, idx, npz
 tables            csv, parquet
@@ -57,26 +57,26 @@ def import_dataset(
     on_defect: str = "fail",
     tell: Tell | None = None,
 ) -> Dataset:
-    """Describes a source and publishes the description as a new version. Data stays where it is, unless copied.
+    """Describes a source and publishes the description as a new version. Data is not moved, and copied only on request.
 
     Args:
         kind: one of `KINDS`.
         source: folder, archive, file or URL.
         name: `namespace/name`.
-        store: where the metadata goes.
-        variant: e.g. `train`; by default `train`, or all that the source tells apart.
+        store: store of the metadata.
+        variant: e.g. `train`; by default `train`, or all splits of the source.
         version: its name; by default the next whole number.
-        options: of the kind.
-        keep: whether variants of the version before stay.
-        copy: whether to copy the source's files into the dataset's own `data` folder first.
+        options: options of the kind.
+        keep: keep variants of the previous version.
+        copy: copy the source's files into the dataset's own `data` folder first.
         shard_size: samples per metadata shard.
-        digests: whether to pin the content (`pins`): local data is read once for it, objects are pinned by their ETags.
-        on_defect: what to do with a row that cannot be read, an empty file or one that is absent: `fail`, `skip`, or
-            `quarantine`, which keeps a copy. What was left out is listed: `DatasetStore.defects`.
-        tell: told how far it is.
+        digests: record pins of the content (`pins`): local data is read once for it, objects are pinned by their ETags.
+        on_defect: treatment of an unreadable row, an empty file or an absent one: `fail`, `skip`, or
+            `quarantine`, which keeps a copy. Entries left out are listed: `DatasetStore.defects`.
+        tell: called with the progress.
 
     Raises:
-        JobError: a name, an option or the source is wrong; nothing is published then.
+        JobError: a name, an option or the source is wrong; no version is published.
         MissingExtra: the kind needs a package that is not installed.
         DatasetUnreachable: a store fails.
     """
@@ -122,7 +122,7 @@ def _taken(
 
 
 def _listed(defects: Defects, place: ImportSource, store: DatasetStore, name: str) -> list[dict[str, Any]]:
-    """The list of what was left out; in quarantine, with a copy of each."""
+    """The list of entries left out; in quarantine, with a copy of each."""
     out = []
     for defect in defects.found:
         entry, ref = defect.to_json(), defect.ref
@@ -152,7 +152,7 @@ def _moved(samples: Iterable[SampleMeta], prefix: str) -> Iterator[SampleMeta]:
 
 
 def _copy(place: ImportSource, store: DatasetStore, folder: str, tell: Tell | None) -> None:
-    """The files of a source, whether or not samples use them; a file that is there already has to be the same."""
+    """Copies the files of a source, used by samples or not; an existing file has to be identical."""
     if not isinstance(place.files, FolderFiles):
         raise JobError(
             f"{place.url} is not on this machine, and only local files are copied",

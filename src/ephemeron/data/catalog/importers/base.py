@@ -1,7 +1,7 @@
-"""What an importer is: a function from a source to variants whose samples are yielded one by one.
+"""Interface of importers: a function from a source to variants whose samples are yielded one by one.
 
-It copies nothing. It reads what it has to (annotations, headers, labels), checks it, and says which file is wrong and
-why. Metadata is yielded as it goes, so that a data set of millions needs the memory of a shard.
+It copies nothing. It reads what it needs (annotations, headers, labels), checks it, and names the file and the cause
+of each error. Metadata is yielded incrementally, so that a dataset of millions needs the memory of a shard.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.errors import JobError
 
 Tell = Callable[[str, int, int | None], None]
-"""`(what, done, total)`: called now and then with how far it is; `total` is None while it is not known."""
+"""`(what, done, total)`: progress, called at intervals; `total` is None while it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """What to import."""
+    """Source and options of an import."""
 
     source: ImportSource
     variant: str | None
-    """The user's name for it; None: `train`, or all that the source itself tells apart."""
+    """Name given by the user; None: `train`, or all splits of the source."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the kind; all that it knows are there."""
+    """Options of the kind, with defaults filled in."""
     defects: Defects = field(default_factory=Defects)
-    """Where samples go that are none."""
+    """Collector of entries that are not usable samples."""
 
     def single(self, found: FoundFiles) -> dict[str, FoundFiles]:
-        """For kinds without splits of their own."""
+        """The only variant, for kinds without splits of their own."""
         return {self.variant or "train": found}
 
     def split(self, found: Mapping[str, Callable[[], FoundFiles]]) -> dict[str, FoundFiles]:
-        """For kinds that have some: all, or the one asked for.
+        """All splits, or the requested one, for kinds that have several.
 
         Raises:
-            JobError: it has no such split.
+            JobError: the source has no such split.
         """
         if self.variant is not None and self.variant not in found:
             raise JobError(f"{self.source.url} has no {self.variant!r}", remedy=f"it has {', '.join(found)}")
@@ -54,7 +54,7 @@ class FoundFiles:
     samples: Iterable[SampleMeta]
     decoders: Mapping[str, Mapping[str, Any]]
     total: int | None = None
-    """How many samples there will be, if that is known before they are yielded."""
+    """Number of samples, if known before they are yielded."""
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -65,13 +65,13 @@ class Importer:
     kind: str
     find: Callable[[ImportRequest], dict[str, FoundFiles]]
     options: Mapping[str, str] = field(default_factory=dict)
-    """Name -> default; what they mean is in the help of the command line."""
+    """Name -> default; the help of the command line explains them."""
 
     def filled(self, options: Mapping[str, str]) -> dict[str, str]:
         """The options, with defaults for the others.
 
         Raises:
-            JobError: one is unknown.
+            JobError: an option is unknown.
         """
         for name in options:
             if name not in self.options:
@@ -81,7 +81,7 @@ class Importer:
 
 
 def counted(found: FoundFiles, variant: str, tell: Tell | None, *, every: int = 1000) -> Iterator[SampleMeta]:
-    """The samples, telling every so many of them how far it is, and at the end."""
+    """The samples, with a report of progress after every `every` samples and at the end."""
     done = 0
     for done, sample in enumerate(found.samples, 1):
         yield sample

@@ -1,10 +1,10 @@
-"""What an import does with a row that cannot be read, an empty file, or a file that is absent.
+"""Treatment of unreadable rows, empty files and absent files during an import.
 
 fail        refuses the import and publishes nothing (the default)
-skip        leaves the sample out; a list of all that was left out is stored beside the version
-quarantine  the same, and a copy of what it was is kept in the dataset's folder `quarantine`, to be looked at and mended
+skip        leaves the sample out; a list of all entries left out is stored beside the version
+quarantine  the same, and a copy of the entry is kept in the dataset's folder `quarantine`, for inspection and repair
 
-Only what concerns single samples or single files is a defect. A source that is something else altogether (no such column,
+Only a problem of single samples or single files is a defect. A source of another kind altogether (no such column,
 no annotations, arrays of other shapes) is refused in any case.
 """
 
@@ -19,28 +19,28 @@ from ephemeron.errors import JobError
 
 OnDefect: TypeAlias = Literal["fail", "skip", "quarantine"]
 MOST_KEPT_BYTES = 16_000_000
-"""Larger ones are not copied."""
+"""Larger entries are not copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """Something that is no sample."""
+    """An entry that is not a usable sample."""
 
     file: str
-    """As the source names it."""
+    """Name of the file in the source."""
     reason: str
     at: str = ""
-    """Line, row or annotation, where it is less than the file."""
+    """Line, row or annotation, if the defect concerns less than the file."""
     ref: DataRef | None = None
-    """Its bytes, where there are any."""
+    """Location of its bytes, if there are any."""
 
     def to_json(self) -> dict[str, Any]:
-        """As in the list."""
+        """JSON value of the entry in the list."""
         return {"file": self.file, "at": self.at, "reason": self.reason}
 
 
 class Defects:
-    """What was found, under a policy.
+    """Defects found so far, and the policy for them.
 
     Raises:
         JobError: the policy is unknown.
@@ -53,10 +53,10 @@ class Defects:
         self.found: list[Defect] = []
 
     def caught(self, e: JobError, source: ImportSource, file: str, *, at: str = "", ref: DataRef | None = None) -> None:
-        """Takes note of an error that concerns one sample or file.
+        """Records an error that concerns one sample or file.
 
         Raises:
-            JobError: the same, if nothing may be left out.
+            JobError: the same error, if the policy is `fail`.
         """
         if self.policy == "fail":
             raise JobError(f"{e} (to leave out what is wrong: on_defect = 'skip', or --on-defect skip)") from None

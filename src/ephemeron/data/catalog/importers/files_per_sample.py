@@ -18,7 +18,7 @@ _IMAGE = {"image": {"decoder": "image", "mode": "RGB"}}
 
 
 def _image_folder(request: ImportRequest) -> dict[str, FoundFiles]:
-    """CLASS/…/file.jpg; classes are numbered in the order of their names. Files that are no images are counted only."""
+    """CLASS/…/file.jpg; classes are numbered in the order of their names. Other files are only counted."""
     source = request.source
     paths = source.only(IMAGES, what="images")
     for path in [path for path in paths if "/" not in path]:
@@ -45,7 +45,7 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
     """COCO's object detection (Lin et al. 2014): images and an instances_*.json.
 
     Targets are `{"image_id", "boxes", "labels", "iscrowd"}`: boxes as COCO's [x, y, width, height] in pixels, labels as
-    positions in `info["categories"]`, which COCO's own category ids, having gaps, are not. Segmentations stay behind.
+    positions in `info["categories"]`, since COCO's own category ids have gaps. Segmentations are not imported.
     """
     source, where = request.source, request.options["annotations"]
     if not where:
@@ -82,7 +82,7 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
     def samples() -> Iterator[SampleMeta]:
         for number, name in images:
             if number not in targets:
-                continue  # an annotation of it is wrong
+                continue  # one of its annotations is wrong
             if name not in source.entries:
                 absent = JobError(
                     f"{source.url} has no {name}, which {where} lists", remedy="give the folder of the images"
@@ -144,7 +144,7 @@ def _librispeech(request: ImportRequest) -> dict[str, FoundFiles]:
 
 
 def _lines(request: ImportRequest, path: str) -> list[tuple[int, str]]:
-    """Lines with something in them, numbered from 1; of a file that is no text none."""
+    """Non-empty lines, numbered from 1; none for a file that is not UTF-8 text."""
     source = request.source
     try:
         return [(n, line) for n, line in enumerate(source.read(path).decode().splitlines(), 1) if line.strip()]
@@ -155,7 +155,7 @@ def _lines(request: ImportRequest, path: str) -> list[tuple[int, str]]:
 
 
 def _is_empty(request: ImportRequest, path: str) -> bool:
-    """Whether a file has no bytes, which is a defect."""
+    """True for a file without bytes, which is a defect."""
     if request.source.entries[path].length:
         return False
     request.defects.caught(request.source.wrong(path, "is empty"), request.source, path)

@@ -23,7 +23,7 @@ from ephemeron.errors import JobError
 
 
 def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
-    """Both published forms; of the pickles each sample is a range of the pixels inside."""
+    """Both published forms; in the pickled form each sample is a byte range of the pixels inside the pickle."""
     source = request.source
     names = {name for form in cifar.FORMS[kind] for name in form.names}
     by_name: dict[str, str] = {}
@@ -55,7 +55,7 @@ def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
 
 
 def _idx(request: ImportRequest) -> dict[str, FoundFiles]:
-    """train-images-idx3-ubyte and so on, perhaps with .gz. Images get a channel axis."""
+    """train-images-idx3-ubyte etc., optionally with .gz. Images get a channel axis."""
     source = request.source
     found = idx_files(source.entries)
     parts = {name: part for name, part in (("train", "train"), ("test", "t10k")) if any(p == part for p, _ in found)}
@@ -91,7 +91,7 @@ def _rows(part: str, ref: DataRef, start: int, array: Array, targets: Sequence[A
 
 
 def _npz(request: ImportRequest) -> dict[str, FoundFiles]:
-    """An .npz with an array of inputs and one of targets; targets of more than one number per sample stay in it."""
+    """An .npz with an array of inputs and one of targets; targets of several numbers per sample stay in the file."""
     source = request.source
     (name, *others) = source.only([".npz"], what=".npz file")
     if others:
@@ -115,7 +115,7 @@ def _npz(request: ImportRequest) -> dict[str, FoundFiles]:
 
 
 class _Member:
-    """An array in an .npz: its header, and where its rows are."""
+    """An array in an .npz: its header, and the location of its rows."""
 
     def __init__(self, name: str, ref: DataRef, header: tuple[Any, ...], start: int, path: str) -> None:
         self.name, self._ref, self._start, self._path = name, ref, start, path

@@ -1,7 +1,7 @@
-"""What an importer looks at: the files below a folder or URL, the members of a tar or zip archive, or one file.
+"""Source of an import: the files below a folder or URL, the members of a tar or zip archive, or one file.
 
-Members of archives are byte ranges of the archive, so whatever is imported from a folder can be imported from an
-archive, which stays as it is. A compressed tar cannot be entered in the middle and is refused.
+Members of archives are byte ranges of the archive, so a dataset in a folder can also be imported from an
+archive, which stays unchanged. A compressed tar has no random access and is refused.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _PACKED = {zipfile.ZIP_STORED: None, zipfile.ZIP_DEFLATED: "deflate"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSource:
-    """Files by path, each with where its bytes are.
+    """Files by path, each with the location of its bytes.
 
-    `entries` is sorted by path and leaves out what is hidden (a part of the path begins with a dot).
+    `entries` is sorted by path and leaves out hidden files (a part of the path begins with a dot).
     """
 
     url: str
-    """As given, for messages."""
+    """URL given by the user, for messages."""
     files: Files
-    """`path` of every reference is relative to this."""
+    """Root of the `path` of every reference."""
     entries: dict[str, DataRef]
 
     def read(self, path: str) -> bytes:
         """The bytes of an entry, unpacked where it is a compressed member.
 
         Raises:
-            JobError: they are damaged, or fewer than they were a moment ago.
+            JobError: the bytes are damaged, or fewer than listed before.
         """
         ref = self.entries[path]
         whole = FileRange(ref.path) if ref.offset is None else FileRange(ref.path, ref.offset, ref.length)
@@ -60,7 +60,7 @@ class ImportSource:
             raise self.wrong(path, f"cannot be read: {e}") from None
 
     def stream(self, path: str) -> BinaryIO:
-        """An entry as a seekable stream that reads only what is asked for, by the megabyte.
+        """An entry as a seekable stream that reads only the requested blocks of a megabyte.
 
         Raises:
             JobError: it is compressed inside an archive.
@@ -72,10 +72,10 @@ class ImportSource:
         return cast(BinaryIO, io.BufferedReader(reader, _BUFFER))
 
     def contents(self, path: str) -> tuple[bytes, DataRef]:
-        """Bytes without gzip where the name ends in `.gz`, and the reference to be cut for parts of them.
+        """Bytes of an entry, without gzip if the name ends in `.gz`, and the reference from which parts can be cut.
 
         Raises:
-            JobError: as of `read`, or it is packed twice.
+            JobError: as in `read`, or the entry is packed twice.
         """
         data, ref = self.read(path), self.entries[path]
         if not path.endswith(".gz"):
@@ -86,7 +86,7 @@ class ImportSource:
             raise self.wrong(path, f"cannot be unpacked: {e}") from None
 
     def packed(self, path: str, how: str) -> DataRef:
-        """The reference to what is inside an entry that needs unpacking.
+        """Reference to the contents of an entry that needs unpacking.
 
         Raises:
             JobError: it is compressed inside an archive as well.
@@ -99,7 +99,7 @@ class ImportSource:
         """An entry's JSON.
 
         Raises:
-            JobError: it is none.
+            JobError: the entry is not JSON.
         """
         try:
             return json.loads(self.read(path))
@@ -107,10 +107,10 @@ class ImportSource:
             raise self.wrong(path, f"is no JSON: {one_line(e)}") from None
 
     def only(self, suffixes: Iterable[str], *, what: str) -> list[str]:
-        """Paths that end so, of which there has to be one.
+        """Paths with one of these suffixes, at least one.
 
         Raises:
-            JobError: there is none.
+            JobError: no path has one.
         """
         found = [path for path in self.entries if path.lower().endswith(tuple(suffixes))]
         if not found:
@@ -123,10 +123,10 @@ class ImportSource:
 
 
 def open_source(url: str) -> ImportSource:
-    """Looks at a folder, URL, archive or file.
+    """Lists a folder, URL, archive or file.
 
     Raises:
-        JobError: it does not exist, is empty, or is an archive that cannot be entered.
+        JobError: it does not exist, is empty, or is an archive without random access.
         DatasetUnreachable: the store fails.
     """
     place = open_files(url)
@@ -150,7 +150,7 @@ def enter(source: ImportSource, path: str) -> ImportSource:
     """The members of an archive: a tar if its name says so, else a zip.
 
     Raises:
-        JobError: it is damaged, or has members that are no plain ranges.
+        JobError: the archive is damaged, or has members that are not plain byte ranges.
     """
     members = _tar_members if path.lower().endswith(".tar") else _zip_members
     try:
@@ -188,7 +188,7 @@ def _zip_members(source: ImportSource, path: str) -> dict[str, DataRef]:
 
 
 def _visible(source: ImportSource) -> ImportSource:
-    """Without what is hidden, and sorted."""
+    """The source without hidden files, sorted."""
     kept = {path: source.entries[path] for path in sorted(source.entries) if not _hidden(path)}
     if not kept:
         raise JobError(f"{source.url} has no files in it", remedy="give a folder, an archive, a file or a URL")

@@ -18,7 +18,7 @@ _KINDS: tuple[tuple[str, Any], ...] = (("int", int), ("float", float), ("text", 
 
 
 def _csv(request: ImportRequest) -> dict[str, FoundFiles]:
-    """Files with a header line. A sample is a record's bytes; the type of a column is what all its cells are."""
+    """Files with a header line. A sample is a record's bytes; the type of a column is that of all its cells."""
     source, delimiter = request.source, request.options["delimiter"]
     paths = source.only([".csv", ".tsv", ".csv.gz", ".tsv.gz"], what="tables")
     rows: list[tuple[str, DataRef, list[str]]] = []
@@ -70,7 +70,7 @@ def _header(source: ImportSource, path: str, data: bytes, delimiter: str) -> lis
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and bytes of each record: a line, or several where a quoted cell has line breaks in it (RFC 4180)."""
+    """Start and size of each record: a line, or several where a quoted cell has line breaks in it (RFC 4180)."""
     start = 3 if data.startswith(b"\xef\xbb\xbf") else 0
     at = start
     while at < len(data):
@@ -158,7 +158,7 @@ _NO_TARGET = object()
 
 
 def _targets(request: ImportRequest, path: str, file: Any, group: int, column: str) -> list[Any]:
-    """Of the rows of a group; `_NO_TARGET` for those that have none."""
+    """Targets of the rows of a group; `_NO_TARGET` for rows without one."""
     values: list[Any] = file.read_row_group(group, columns=[column]).column(0).to_pylist()
     for row, value in enumerate(values):
         if not isinstance(value, (bool, int, float, str, list, dict)):
