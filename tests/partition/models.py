@@ -452,7 +452,7 @@ class Quantised(nn.Module):
 
 
 def frozen() -> nn.Module:
-    """A body that is not trained, under a head that is; one parameter that nobody reads."""
+    """A body that is not trained, under a head that is; one unused parameter."""
     model = ResNet()
     for p in model.stem.parameters():
         p.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Small graphs and topologies, drawn at random, and exhaustive search to hold the solvers against."""
+"""Random small graphs and topologies, and exhaustive search as a reference for solvers."""
 
 from __future__ import annotations
 

@@ -90,9 +90,11 @@ def test_bounds_and_plans_against_every_placement(seed, schedule):
     if optimum < math.inf:
         assert done.bound_s <= optimum * (1 + 1e-9)
         for s in done.found:
-            judged = replay(graph, topology, costs.placement(s.where), schedule=schedule, stages=s.device_names(costs))
-            assert judged.fits
-            assert judged.bottleneck_s == pytest.approx(s.bottleneck_s, rel=1e-9, abs=1e-12)
+            replayed = replay(
+                graph, topology, costs.placement(s.where), schedule=schedule, stages=s.device_names(costs)
+            )
+            assert replayed.fits
+            assert replayed.bottleneck_s == pytest.approx(s.bottleneck_s, rel=1e-9, abs=1e-12)
             assert s.bottleneck_s >= optimum * (1 - 1e-9)
         if 0 < optimum < math.inf:
             assert min(s.bottleneck_s for s in done.found) == pytest.approx(optimum, rel=2e-3)

@@ -1,4 +1,4 @@
-"""List schedules and dispatching: what they give is possible, the judge agrees on it, and it is no worse than what they began from."""
+"""List schedules and dispatching: results are feasible, agree with the simulator, and are not worse than their starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREVER = timer(None)
 
 
 @given(world=worlds(most_nodes=9), seed=st.integers(0, 2**20))
-def test_a_dispatched_order_is_one_that_the_judge_can_follow(world, seed):
+def test_the_simulator_can_follow_a_dispatched_order(world, seed):
     graph, topology = world
     costs = costs_of(graph, topology)
     rng = Random(seed)
@@ -75,7 +75,7 @@ def test_more_runs_are_never_worse():
     assert values[-1] < values[0]
 
 
-def test_a_model_in_the_mirror_takes_as_long():
+def test_mirrored_costs_take_as_long():
     """Without transfers of unequal bytes it is the same model, read backwards."""
     rng = Random(4)
     graph = drawn_graph(rng, 20)

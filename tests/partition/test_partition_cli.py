@@ -87,16 +87,16 @@ def example(tmp_path_factory):
 @pytest.mark.slow
 def test_the_example_is_traced_measured_placed_and_proved(example):
     done, _ = example
-    told = json.loads(done.stdout)
-    assert [s["stage"] for s in told["stages"]] == list(range(len(told["stages"])))
-    assert sum(s["operators"] for s in told["stages"]) == len(told["placement"]) > 60
-    assert all(s["peak_bytes"] <= s["needed_bytes"] <= s["memory_bytes"] for s in told["stages"])
-    assert 0 < told["bound_s"] <= told["value_s"]
-    assert told["gap"] == pytest.approx(1 - told["bound_s"] / told["value_s"])
-    assert told["value_s"] == pytest.approx(max(r["busy_s"] for r in (*told["stages"], *told["links"])))
-    assert told["samples_s"] == pytest.approx(4 / (4 * told["value_s"]))
-    assert {"m-TOPO", "m-ETF", "m-SCT", "Pesto", "NetSplit"} <= {m["method"] for m in told["methods"]}
-    assert all(m["longer"] >= -1e-12 for m in told["methods"] if m["longer"] is not None)
+    printed = json.loads(done.stdout)
+    assert [s["stage"] for s in printed["stages"]] == list(range(len(printed["stages"])))
+    assert sum(s["operators"] for s in printed["stages"]) == len(printed["placement"]) > 60
+    assert all(s["peak_bytes"] <= s["needed_bytes"] <= s["memory_bytes"] for s in printed["stages"])
+    assert 0 < printed["bound_s"] <= printed["value_s"]
+    assert printed["gap"] == pytest.approx(1 - printed["bound_s"] / printed["value_s"])
+    assert printed["value_s"] == pytest.approx(max(r["busy_s"] for r in (*printed["stages"], *printed["links"])))
+    assert printed["samples_s"] == pytest.approx(4 / (4 * printed["value_s"]))
+    assert {"m-TOPO", "m-ETF", "m-SCT", "Pesto", "NetSplit"} <= {m["method"] for m in printed["methods"]}
+    assert all(m["longer"] >= -1e-12 for m in printed["methods"] if m["longer"] is not None)
     for step in ("tracing Transformer", "measuring", "placing", "bottleneck", "proved", "against the plan"):
         assert step in done.stderr
 
@@ -117,17 +117,17 @@ def test_its_documents_can_be_read_and_replayed(example):
 
 def test_its_schedule_is_drawn_within_its_frame(example):
     _, out = example
-    told = json.loads(example[0].stdout)
+    printed = json.loads(example[0].stdout)
     svg = ET.parse(out / "schedule.svg").getroot()
     _, _, width, height = map(float, svg.attrib["viewBox"].split())
     rects = [r for r in svg.iter("{http://www.w3.org/2000/svg}rect") if r.find("{*}title") is not None]
-    assert len(rects) >= 2 * 4 * len(told["stages"])
+    assert len(rects) >= 2 * 4 * len(printed["stages"])
     for r in rects:
         x, y, w, h = (float(r.attrib[n]) for n in ("x", "y", "width", "height"))
         assert 0 <= x <= x + w <= width
         assert 0 <= y <= y + h <= height
     said = [r.find("{*}title").text for r in rects]
-    for device in (s["device"] for s in told["stages"]):
+    for device in (s["device"] for s in printed["stages"]):
         assert any(s.startswith(f"{device}: forward pass") for s in said)
         assert any(s.startswith(f"{device}: backward pass") for s in said)
 
@@ -140,22 +140,22 @@ def test_its_report_needs_nothing_else(example):
         assert words in page
 
 
-def test_profile_writes_a_graph_that_is_placed_as_it_is(tmp_path):
+def test_measure_writes_a_graph_that_can_be_placed(tmp_path):
     pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
     out = tmp_path / "graph.json"
     done = run("measure", f"{EXAMPLE}/nets.py:convnet", "--batch-size", 3, "--optimizer", "sgd", "--repeats", 3,
                "--threads", 1, "--out", out, "--json")  # fmt: skip
     assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["graph"] == "convnet"
-    assert told["alpha"] == pytest.approx(2.0), "SGD keeps nothing but gradients"
-    assert told["heaviest"][0]["share"] == max(r["share"] for r in told["heaviest"])
+    printed = json.loads(done.stdout)
+    assert printed["graph"] == "convnet"
+    assert printed["alpha"] == pytest.approx(2.0), "SGD keeps nothing but gradients"
+    assert printed["heaviest"][0]["share"] == max(r["share"] for r in printed["heaviest"])
     assert "sum of operators / whole model" in done.stderr
     graph = parse_graph(out.read_text())
-    assert (graph.batch_size, len(graph.nodes)) == (3, told["operators"])
+    assert (graph.batch_size, len(graph.nodes)) == (3, printed["operators"])
     (tmp_path / "devices.toml").write_text(TWO.format(memory=512))
-    told = placed(tmp_path, "--schedule", "gpipe")
-    assert told["schedule"]["micro_batches"] == 3, "no more than samples"
+    printed = placed(tmp_path, "--schedule", "gpipe")
+    assert printed["schedule"]["micro_batches"] == 3, "no more than samples"
 
 
 def test_links_between_processes_are_measured_on_demand(tmp_path):
@@ -172,8 +172,8 @@ def test_links_between_processes_are_measured_on_demand(tmp_path):
 
 
 def test_a_faster_device_gets_more_and_the_table_says_so(files):
-    told = placed(files)
-    assert {s["device"]: s["operators"] for s in told["stages"]} == {"a": 2, "b": 4}
+    printed = placed(files)
+    assert {s["device"]: s["operators"] for s in printed["stages"]} == {"a": 2, "b": 4}
     done = run("--devices", files / "devices.toml", files / "graph.json", "--time-limit-s", 3)
     assert done.exit_code == 0
     assert "bottleneck" in done.stdout
@@ -188,13 +188,13 @@ def test_recomputing_takes_less_memory_and_more_time(files):
 
 
 def test_an_iteration_takes_the_batch_whole(files):
-    told = placed(files, "--objective", "iteration")
-    assert told["schedule"] == {"kind": "plain", "micro_batches": 1, "overlap": True, "recompute": False}
-    assert told["value_s"] == told["iteration_s"]
-    assert told["samples_s"] == pytest.approx(16 / told["iteration_s"])
+    printed = placed(files, "--objective", "iteration")
+    assert printed["schedule"] == {"kind": "plain", "micro_batches": 1, "overlap": True, "recompute": False}
+    assert printed["value_s"] == printed["iteration_s"]
+    assert printed["samples_s"] == pytest.approx(16 / printed["iteration_s"])
 
 
-def test_too_little_memory_is_told_with_what_fits(files):
+def test_too_little_memory_is_reported_with_suggestions(files):
     (files / "devices.toml").write_text(TWO.format(memory=60))
     done = run(files / "graph.json", "--devices", files / "devices.toml", "--micro-batches", 2)
     assert done.exit_code == 2

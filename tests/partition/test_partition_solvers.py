@@ -1,4 +1,4 @@
-"""The solvers' own arithmetic against the judge's, which shares none of it; co-location and bounds against small truths."""
+"""Arithmetic of the solvers against the independent simulator; co-location and bounds against small examples."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def somewhere(graph: Graph, topology: Topology, seed: int) -> dict[str, str]:
 
 
 @given(world=worlds(most_nodes=9), seed=st.integers(0, 2**20))
-def test_annealing_times_a_placement_as_the_judge_does(world, seed):
-    """Any order that is possible: the judge follows it to the same second."""
+def test_annealing_times_a_placement_as_the_simulator_does(world, seed):
+    """The simulator takes the same time for any feasible order."""
     graph, topology = world
     costs = costs_of(graph, topology)
     where = costs.where(somewhere(graph, topology, seed))
@@ -54,7 +54,7 @@ def test_annealing_times_a_placement_as_the_judge_does(world, seed):
 
 
 @given(world=worlds(most_nodes=9), seed=st.integers(0, 2**20), schedule=st.sampled_from(SCHEDULES))
-def test_a_pipeline_is_loaded_as_the_judge_says(world, seed, schedule):
+def test_loads_of_a_pipeline_are_those_of_the_simulator(world, seed, schedule):
     graph, topology = world
     costs = costs_of(graph, topology, micro_batches=schedule.micro_batches)
     line = DeviceOrder(devices=tuple(range(len(costs.devices))), flight=(1,) * len(costs.devices))
@@ -123,7 +123,7 @@ def same(count: int) -> Topology:
     return connected([Device(name=f"d{k}", kind="gpu", memory_bytes=1) for k in range(count)], lambda a, b: (0.0, 1.0))
 
 
-def test_energy_sees_narrow_places():
+def test_the_energetic_bound_includes_bottlenecks_of_the_graph():
     """1-4-1-4-1 operators of 1 s and 2 s on two devices: 7 rounds forward, 14 s backward. Loads say 16.5, the path 15."""
     costs = costs_of(layered([1, 4, 1, 4, 1], 1.0, 2.0), same(2))
     assert path_bound_s(costs) == pytest.approx(15)

@@ -103,7 +103,7 @@ def test_eight_operators_in_a_pipeline_of_three():
 @settings(max_examples=60)
 @given(world=worlds(), objective=st.sampled_from(["iteration", "throughput"]))
 def test_the_bound_is_never_above_the_value(world, objective):
-    """Of whatever the judge can be shown, not only of the plan itself."""
+    """For all evaluated candidates, not only for the plan."""
     graph, topology = world
     schedule = PIPELINED if objective == "throughput" else Schedule()
     plan = placed(graph, topology, objective=objective, schedule=schedule, budget=WORK)
@@ -125,7 +125,7 @@ def test_the_bound_is_never_above_the_value(world, objective):
 @pytest.mark.parametrize("objective", ["iteration", "throughput"])
 @pytest.mark.parametrize("block", range(7))
 def test_never_worse_than_a_baseline(objective, block):
-    """280 random instances: each baseline is run apart and judged apart."""
+    """280 random instances: each baseline is run and simulated separately."""
     rng = Random(f"{objective} {block}")
     budget = SearchBudget(time_limit_s=None, annealing_steps=300, program_nodes=5, constraint_work=0.05)
     schedule = PIPELINED if objective == "throughput" else Schedule()
@@ -383,7 +383,7 @@ def test_what_does_not_agree_is_refused(more, message):
         place(CHAIN, two(1000), budget=WORK, **more)
 
 
-def test_no_effort_at_all_is_refused():
+def test_an_empty_budget_is_refused():
     with pytest.raises(JobError, match="workers = 0 should be above 0"):
         SearchBudget(workers=0)
 

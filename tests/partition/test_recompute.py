@@ -47,7 +47,7 @@ def two(memory_bytes: int = 10_000):
 
 
 def test_by_hand():
-    """Of x's tensors ab comes from the model's input and cd is sent: both count 3 times (in flight); bc lies inside: once."""
+    """Of x's tensors ab comes from the model's input and cd is sent: both count 3 times (in flight); bc is inside: once."""
     kept, again = (replay(CHAIN, two(), HALVES, schedule=s) for s in (KEPT, AGAIN))
     assert kept.in_flight == again.in_flight == {"x": 3, "y": 1}
     part = 40 // 4 + 80 // 4
@@ -134,7 +134,7 @@ def test_it_never_needs_more_memory_and_is_a_schedule(world, kind, parts, overla
 
 
 @given(world=pipelines(), schedule=st.sampled_from([AGAIN, replace(AGAIN, kind="gpipe")]))
-def test_solvers_and_judge_agree_on_memory_and_load(world, schedule):
+def test_solvers_and_simulator_agree_on_memory_and_load(world, schedule):
     graph, topology, where = world
     tight = replace(topology, devices=tuple(replace(d, memory_bytes=1) for d in topology.devices))
     costs = costs_of(graph, tight, micro_batches=4, recompute=True)
@@ -145,7 +145,7 @@ def test_solvers_and_judge_agree_on_memory_and_load(world, schedule):
     assert as_stages.bottleneck_s == pytest.approx(done.bottleneck_s)
 
 
-def test_what_goes_to_and_fro_cannot_recompute():
+def test_placements_that_are_no_pipeline_cannot_recompute():
     where = {n: "xy"[i % 2] for i, n in enumerate("abcdef")}
     with pytest.raises(JobError, match="recompute needs stages"):
         replay(CHAIN, two(), where, schedule=AGAIN)

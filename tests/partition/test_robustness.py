@@ -36,7 +36,7 @@ def planned(graph, topology, schedule=PIPELINED, objective="throughput"):
     return place(graph, topology, objective=objective, schedule=schedule, budget=BUDGET)
 
 
-def test_passes_that_are_all_alike_leave_nothing_in_doubt():
+def test_equal_passes_leave_no_uncertainty():
     graph, topology = noisy(layers(6, {"a": 1.0}), [1.0] * 9), machines({"a": 3})
     plan = planned(graph, topology)
     found = robustness_of(graph, topology, plan, draws=5)
@@ -46,13 +46,13 @@ def test_passes_that_are_all_alike_leave_nothing_in_doubt():
     assert found.lost == pytest.approx(0.0, abs=1e-6)
 
 
-def test_every_draw_is_judged_and_bounded_as_by_trying_everything(monkeypatch):
+def test_every_draw_is_evaluated_and_bounded_as_by_exhaustive_search(monkeypatch):
     graph, topology = noisy(layers(5, {"a": 1.0}, seed=4), [0.5, 0.8, 1.0, 1.3, 2.5]), machines({"a": 3}, bandwidth=1e7)
     plan = planned(graph, topology)
-    seen, judged = [], robustness._replayed
+    seen, replayed = [], robustness._replayed
 
     def kept(drawn, *rest):
-        made = judged(drawn, *rest)
+        made = replayed(drawn, *rest)
         seen.append((drawn, *made))
         return made
 
@@ -71,7 +71,7 @@ def test_every_draw_is_judged_and_bounded_as_by_trying_everything(monkeypatch):
     assert found.low_s < found.high_s
 
 
-def test_the_spread_is_told_beside_the_proof():
+def test_the_spread_is_reported_with_the_proof():
     graph = layers(6, {"a": 1.0})
     graph = noisy(graph, [1.0] * 9)
     wild = replace(graph.nodes[2], passes_s={"a": tuple((1.0 * f, 2.0 * f) for f in (*[1.0] * 8, 5.11))})
@@ -93,7 +93,7 @@ def test_the_spread_is_told_beside_the_proof():
     assert table["told"] == summary.rests_on
 
 
-def test_of_an_iteration_the_interval_is_told_and_no_more():
+def test_an_iteration_has_an_interval_only():
     graph, topology = noisy(layers(5, {"a": 1.0}), [0.5, 1.0, 2.0]), machines({"a": 2})
     plan = planned(graph, topology, Schedule(), "iteration")
     found = robustness_of(graph, topology, plan, draws=8)
@@ -102,7 +102,7 @@ def test_of_an_iteration_the_interval_is_told_and_no_more():
     assert found.low_s < plan.value_s < found.high_s
 
 
-def test_times_without_passes_are_said_to_be_just_that():
+def test_times_without_passes_have_no_robustness():
     graph, topology = replace(layers(4, {"a": 1.0}), source="assumed"), machines({"a": 2})
     plan = planned(graph, topology)
     assert robustness_of(graph, topology, plan) is None

@@ -219,7 +219,7 @@ def test_keyed_draws_do_not_touch_the_global_generator():
 
 
 def test_a_forgotten_backward_is_found():
-    """What export makes of a custom function when nobody stops it: right results, wrong gradients."""
+    """Export of a custom function without interception: right results, wrong gradients."""
     torch.manual_seed(0)
     model, x = Quantised(), torch.randn(4, 6)
     good = trace(model, (x,)).model

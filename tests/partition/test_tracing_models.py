@@ -16,7 +16,16 @@ from cutting_worlds import example, optimizer, placed  # noqa: E402
 from models import MODELS, Example  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-from ephemeron.partition.tracing import ModelSplit, Pass, Tracing, graph_of, mean_square, split, trace, train_step  # noqa: E402
+from ephemeron.partition.tracing import (  # noqa: E402
+    ModelSplit,
+    SequentialPass,
+    Tracing,
+    graph_of,
+    mean_square,
+    split,
+    trace,
+    train_step,
+)
 
 STEPS = 20
 OPAQUE = {"data-dependent-branch": ("gate",)}
@@ -130,7 +139,7 @@ def test_stages_train_as_the_original_does(name, dtype, limit):
         for stage in parts.stages:
             stage.eval()
         expected_result = tree_leaves(copy.deepcopy(loaded).eval()(*e.args, **e.kwargs))
-        for a, b in zip(tree_leaves(Pass(parts, e.args, e.kwargs).result), expected_result, strict=True):
+        for a, b in zip(tree_leaves(SequentialPass(parts, e.args, e.kwargs).result), expected_result, strict=True):
             assert (a is b is None) or torch.allclose(a, b, rtol=limit, atol=limit), "in evaluation"
 
 

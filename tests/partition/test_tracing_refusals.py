@@ -1,4 +1,4 @@
-"""Dataclasses as arguments and results; and what cannot be traced is told by the line of the model's code, with a remedy."""
+"""Dataclasses as arguments and results; and errors with the line of the model's code and a remedy."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def in_two(traced):
     return split(traced, {n: f"d{i * 2 // len(names)}" for i, n in enumerate(names)})
 
 
-def test_dataclasses_are_nests_of_tensors():
+def test_dataclasses_are_trees_of_tensors():
     tracing = trace(Structured(), (Input(drawn(4, 4)),))
     assert tracing.splittable
     assert tracing.checked.largest_difference == 0
@@ -131,7 +131,7 @@ def test_dataclasses_are_known_where_stages_are_joined():
     assert there.traced.program.out_spec == parts.traced.program.out_spec
 
 
-def test_a_dataclass_of_a_function_does_not_travel():
+def test_a_dataclass_in_a_function_cannot_be_sent():
     @dataclasses.dataclass
     class Local:
         x: torch.Tensor
@@ -159,7 +159,7 @@ def test_a_dataclass_that_cannot_be_made_again_is_named():
         trace(Model(), (drawn(4, 4),))
 
 
-def test_packed_sequences_are_told_by_their_line():
+def test_packed_sequences_are_reported_with_their_line():
     tracing = trace(Packed(), (drawn(4, 5, 4), torch.tensor([5, 3, 2, 1])), steps=1)
     assert not tracing.splittable
     for text in (f"module lstm: {line_of(Packed, 'made, _')}made, _ = nn", line_of(Packed, "packed = nn")):
@@ -169,7 +169,7 @@ def test_packed_sequences_are_told_by_their_line():
 
 
 @pytest.mark.parametrize(("model", "module"), [(Loop(), "itself"), (nn.Sequential(nn.Linear(4, 4), Loop()), "1")])
-def test_loops_over_data_are_told_by_their_line(model, module):
+def test_loops_over_data_are_reported_with_their_line(model, module):
     tracing = trace(model, (drawn(4, 4),), steps=1)
     assert tracing.splittable == (module == "1")
     assert tracing.failures[0].startswith(f"module {module}: {line_of(Loop, 'for _')}for _ in range(int(")

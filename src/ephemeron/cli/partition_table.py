@@ -107,27 +107,27 @@ def print_profile(measured: ModelProfile, console: Console, *, heaviest: int = H
     """How well the parts add up, how far apart repetitions were, and the heaviest operators."""
     from rich.table import Table
 
-    told = profile_table(measured, heaviest=heaviest)
+    profile = profile_table(measured, heaviest=heaviest)
     console.print(
         text_of(
-            (told["graph"], "bold"),
-            f": {told['operators']} operators on {told['kind']}, batch of {told['batch_size']}; forward "
-            f"{exact_seconds(told['forward_s'])}, backward {exact_seconds(told['backward_s'])}; α = {told['alpha']:.2f}",
+            (profile["graph"], "bold"),
+            f": {profile['operators']} operators on {profile['kind']}, batch of {profile['batch_size']}; forward "
+            f"{exact_seconds(profile['forward_s'])}, backward {exact_seconds(profile['backward_s'])}; α = {profile['alpha']:.2f}",
         ),
         soft_wrap=True,
     )
     console.print(
-        f"sum of operators / whole model = {told['ratio']:.2f}; quartiles of a pass are {told['spread']:.0%} of its time apart",
+        f"sum of operators / whole model = {profile['ratio']:.2f}; quartiles of a pass are {profile['spread']:.0%} of its time apart",
         soft_wrap=True,
     )
-    if not told["heaviest"]:
+    if not profile["heaviest"]:
         return
     table = Table(
         "heaviest operators", "module", "forward", "backward", "spread", "share", "memory", box=None, pad_edge=False
     )
     for column in table.columns[2:]:
         column.justify = "right"
-    for row in told["heaviest"]:
+    for row in profile["heaviest"]:
         table.add_row(
             row["operator"], row["module"], exact_seconds(row["forward_s"]), exact_seconds(row["backward_s"]), f"{row['spread']:.0%}",
             f"{row['share']:.1%}", human_bytes(row["state_bytes"] + row["tensor_bytes"]),

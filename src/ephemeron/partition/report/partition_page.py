@@ -167,9 +167,11 @@ def _mark(bottleneck: bool) -> str:
 
 
 def _methods(summary: PlacementSummary) -> Markup:
-    def told(s: float | None) -> str:
+    def seconds(s: float | None) -> str:
         return "–" if s is None else exact_seconds(s)
 
-    rows: list[Sequence[str]] = [[r.method, told(r.value_s), told(r.iteration_s), r.verdict] for r in summary.methods]
+    rows: list[Sequence[str]] = [
+        [r.method, seconds(r.value_s), seconds(r.iteration_s), r.verdict] for r in summary.methods
+    ]
     unit = "per micro-batch" if summary.plan.objective == "throughput" else "value"
     return table(["", unit, "one iteration", "against the plan"], rows)

@@ -8,7 +8,7 @@ from ephemeron.partition.runtime.boundaries import StageBoundary, boundary_bytes
 from ephemeron.partition.runtime.checking import StagesCheck, check_stages
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight, sequences
 from ephemeron.partition.runtime.micro_batches import cut, sizes
-from ephemeron.partition.runtime.pipeline import Pipeline, PipelineStep
+from ephemeron.partition.runtime.pipeline import Pipeline, PipelineStepResult
 from ephemeron.partition.runtime.stage_costs import (
     StageSamples,
     StageTimes,
@@ -21,7 +21,7 @@ __all__ = [
     "Dispatcher",
     "Operation",
     "Pipeline",
-    "PipelineStep",
+    "PipelineStepResult",
     "StageBoundary",
     "StageFailed",
     "StageSamples",

@@ -107,8 +107,8 @@ class InProcessBackend(Backend):
             for feed in feeds[name]:
                 device.feed(feed)
         while not all(d.computed for d in self._devices.values()):
-            turns = [d.run_next() for d in self._devices.values()]  # one pass each, so that CUDA devices overlap
-            if not any(turns):
+            ran = [d.run_next() for d in self._devices.values()]  # one pass each, so that CUDA devices overlap
+            if not any(ran):
                 raise AssertionError("every device waits for another")
         shares = {name: device.shared_gradients() for name, device in self._devices.items()}
         for name, device in self._devices.items():

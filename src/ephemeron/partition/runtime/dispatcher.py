@@ -123,26 +123,26 @@ def sequences(
     """
     seconds = seconds or {"forward": 1.0, "backward": 2.0}
     limits = in_flight(schedule, stage_devices)
-    turns = {
+    dispatchers = {
         d: Dispatcher([s for s, at in enumerate(stage_devices) if at == d], schedule=schedule, in_flight=k)
         for d, k in limits.items()
     }
-    made: dict[str, list[Operation]] = {d: [] for d in turns}
-    free_s = dict.fromkeys(turns, 0.0)
+    made: dict[str, list[Operation]] = {d: [] for d in dispatchers}
+    free_s = dict.fromkeys(dispatchers, 0.0)
     running: list[tuple[float, str, Operation]] = []
     missing = waits_of(feeds, len(stage_devices), schedule.micro_batches)
 
     def release(o: Operation) -> None:
         missing[o] -= 1
         if missing[o] == 0:
-            turns[stage_devices[o.stage]].arrived(o)
+            dispatchers[stage_devices[o.stage]].arrived(o)
 
     for o in [o for o, n in missing.items() if n == 0]:
-        turns[stage_devices[o.stage]].arrived(o)
+        dispatchers[stage_devices[o.stage]].arrived(o)
     now_s = 0.0
     while True:
-        for device, turn in turns.items():
-            if free_s[device] <= now_s and (chosen := turn.next()) is not None:
+        for device, dispatcher in dispatchers.items():
+            if free_s[device] <= now_s and (chosen := dispatcher.next()) is not None:
                 made[device].append(chosen)
                 free_s[device] = now_s + seconds[chosen.direction]
                 running.append((free_s[device], device, chosen))
@@ -150,7 +150,7 @@ def sequences(
             return {d: tuple(o) for d, o in made.items()}
         running.sort(key=lambda r: (r[0], r[1]))
         now_s, device, over = running.pop(0)
-        turns[device].ended(over)
+        dispatchers[device].ended(over)
         for o in following(over, feeds):
             release(o)
 

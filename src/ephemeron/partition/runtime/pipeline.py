@@ -47,7 +47,7 @@ Transport = Literal["shared", "unix", "tcp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStep:
+class PipelineStepResult:
     """Result of one iteration."""
 
     iteration: int
@@ -140,7 +140,7 @@ class Pipeline:
 
     def step(
         self, inputs: Any, targets: Any = None, *, kwargs: Mapping[str, Any] | None = None, results: bool = False
-    ) -> PipelineStep:
+    ) -> PipelineStepResult:
         """One iteration: forward and backward passes of all micro-batches, and one step of the optimisers.
 
         Args:
@@ -163,7 +163,7 @@ class Pipeline:
         took_s = self._clock() - begun_s
         self.iteration += 1
         scored = [done[self._last].scored[m] for m in range(len(parts))]
-        return PipelineStep(
+        return PipelineStepResult(
             iteration=self.iteration - 1,
             loss=sum(s.loss * p.weight for s, p in zip(scored, parts, strict=True)),
             metrics=_mean(scored, parts),

@@ -267,7 +267,7 @@ def _simulate(
     _add_gates(jobs, schedule, in_flight, after, waits)
     if schedule.recompute:
         _add_stage_gates(jobs, parts, after, waits)
-    turns = _StagePasses(jobs) if schedule.recompute else None
+    passes = _StagePasses(jobs) if schedule.recompute else None
     queues: dict[Resource, list[tuple[float, float, float, int]]] = {job.resource: [] for job in jobs}
     plans = _plans(jobs, orders)
     idle = set(queues)
@@ -295,8 +295,8 @@ def _simulate(
     now_s = 0.0
     while True:
         for resource in [r for r in queues if r in idle and queues[r]]:
-            if turns is not None and isinstance(resource, str):
-                chosen = turns.next(resource, queues[resource], plans.get(resource))
+            if passes is not None and isinstance(resource, str):
+                chosen = passes.next(resource, queues[resource], plans.get(resource))
             else:
                 chosen = _next(queues[resource], plans.get(resource))
             if chosen is None:
@@ -401,7 +401,7 @@ class _StagePasses:
         """Task that begins now, as `_next`, but from the running pass only until it has ended."""
         m, direction, left = self.now.get(resource, (0, "forward", 0))
         if left and plan is None:
-            own = [entry for entry in queue if self._turn(entry[3]) == (m, direction)]
+            own = [entry for entry in queue if self._pass_of(entry[3]) == (m, direction)]
             chosen: int | None = min(own)[
                 3
             ]  # of a pass that has begun, something is always ready when the device is free
@@ -411,13 +411,13 @@ class _StagePasses:
             chosen = _next(queue, plan)
         if chosen is None:
             return None
-        turn = self._turn(chosen)
+        running = self._pass_of(chosen)
         if not left:
-            left = self.size[resource, turn[1]]
-        self.now[resource] = (*turn, left - 1)
+            left = self.size[resource, running[1]]
+        self.now[resource] = (*running, left - 1)
         return chosen
 
-    def _turn(self, i: int) -> tuple[int, Pass]:
+    def _pass_of(self, i: int) -> tuple[int, Pass]:
         return i // len(self.jobs), self.jobs[i % len(self.jobs)].task[1]
 
 

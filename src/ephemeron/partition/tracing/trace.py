@@ -169,9 +169,9 @@ def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _note(e: CannotTrace, failures: list[str], remedies: dict[str, None]) -> None:
-    told = str(e) if e.module is None else f"module {e.module or 'itself'}: {e}"
-    if told not in failures:
-        _log.info("tracer failed: %s", told)
-        failures.append(told)
+    reason = str(e) if e.module is None else f"module {e.module or 'itself'}: {e}"
+    if reason not in failures:
+        _log.info("tracer failed: %s", reason)
+        failures.append(reason)
     if e.remedy:
         remedies[e.remedy] = None

@@ -1,4 +1,4 @@
-"""The judge against schedules worked out by hand, and what holds for every replay."""
+"""Schedule simulator against schedules computed by hand, and invariants of every simulation."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_wrong_placement_is_named(placement, message):
         replay(CHAIN, machines("xy"), placement)
 
 
-def test_a_group_is_not_torn_apart():
+def test_a_group_on_two_devices_is_refused():
     graph = Graph(nodes=tuple(Node(name=n, forward_s={"gpu": 1}, backward_s={"gpu": 1}, group="tied") for n in "ab"))
     with pytest.raises(JobError, match="group tied is on several devices: a is on x, b on y"):
         replay(graph, machines("xy"), {"a": "x", "b": "y"})

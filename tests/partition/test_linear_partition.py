@@ -1,4 +1,4 @@
-"""The best cuts of one order, against all cuts there are."""
+"""Best cuts of one order, against all cuts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nothing_is_better(graph, stages, memory):
 
 @settings(max_examples=100, deadline=None)
 @given(graph=graphs())
-def test_pieces_add_up_and_groups_stay_whole(graph):
+def test_segments_add_up_and_groups_stay_whole(graph):
     pieces = PipelineSegments(graph)
     names = [n.name for n in graph.nodes]
     for cut in pieces.cuts:

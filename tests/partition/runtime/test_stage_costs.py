@@ -1,4 +1,4 @@
-"""Stages as the judge sees them: times as measured, bytes as they cross."""
+"""Stages in the schedule simulator: measured times, and bytes of the boundaries."""
 
 from __future__ import annotations
 

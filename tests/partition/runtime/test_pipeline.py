@@ -29,7 +29,7 @@ def made(name: str, parts: int = 3, **options: Any) -> Pipeline:
     return Pipeline(parts_of(name, parts, **cutting), **settings)
 
 
-def test_a_step_tells_what_happened():
+def test_a_step_has_loss_metrics_and_spans():
     e, _ = traced("u-net")
     (args, kwargs), *_ = batches("u-net", e)
     with made("u-net", metrics=lambda result, targets: {"mean": result.mean().item()}) as pipe:
@@ -44,7 +44,7 @@ def test_a_step_tells_what_happened():
         assert set(step.busy_s) == set(pipe.split.devices)
 
 
-def test_skips_go_straight_to_their_readers():
+def test_skip_connections_are_sent_directly():
     """U-Net in four stages: what the first makes is read by the last, and goes through no other."""
     every = stage_boundaries(parts_of("u-net", 4, seed="3"))
     assert any(target > b.stage + 1 for b in every for target in b.sent)
@@ -163,7 +163,7 @@ def test_a_failing_operator_is_named_and_ends_the_pipeline():
             pipe.step(args)
 
 
-def test_a_failing_loss_is_told_from_an_operator():
+def test_a_failing_loss_is_distinguished_from_an_operator():
     def wrong(result: Any, targets: Any) -> torch.Tensor:
         raise RuntimeError("no such class")
 

@@ -72,7 +72,7 @@ def drawn(*shape, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize("parts", [2, 3])
-def test_gradients_pass_complex_borders(dtype, parts):
+def test_gradients_cross_complex_boundaries(dtype, parts):
     model = Spectral(dtype)
     x = drawn(4, 4, dtype=model.real)
     traced = trace(model, (x,), steps=1).model
@@ -88,7 +88,7 @@ def test_gradients_pass_complex_borders(dtype, parts):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)
-def test_complex_borders_train_in_a_pipeline(schedule):
+def test_complex_boundaries_train_in_a_pipeline(schedule):
     model = Spectral(torch.complex128)
     x = drawn(4, 4, dtype=torch.float64)
     cut = halved(trace(model, (x,), steps=1).model, 3)
@@ -113,7 +113,7 @@ def test_complex_borders_train_in_a_pipeline(schedule):
     ],
     ids=str,
 )
-def test_every_dtype_and_nesting_is_checked_over_its_real_borders(dtype, other):
+def test_every_dtype_and_nesting_is_checked_over_real_boundaries(dtype, other):
     torch.manual_seed(0)
     model = Typed(dtype, other)
     args = (drawn(4, 4), {"scale": [drawn(4, 1)]})
@@ -122,7 +122,7 @@ def test_every_dtype_and_nesting_is_checked_over_its_real_borders(dtype, other):
     assert checked.steps == 2
 
 
-def test_a_border_that_loses_gradients_is_found_before_training(monkeypatch):
+def test_a_boundary_that_loses_gradients_is_found_before_training(monkeypatch):
     model = Spectral()
     cut = halved(trace(model, (drawn(4, 4),), steps=1).model, 2)
     before = {n: p.detach().clone() for d in cut.devices for n, p in cut.parameters(d)}

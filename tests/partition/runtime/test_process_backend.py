@@ -1,4 +1,4 @@
-"""Real processes, one for each device: they train the same, their links are slowed down as told, and they die together."""
+"""One real process per device: equal training, links with the configured delays, and a common end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_processes_train_as_the_unsplit_model_does_and_as_one_process(apart):
     """Shared parameters, dropout, skips, odd batches; and to the last bit as with all devices in one process."""
     e, _ = traced("gpt-2")
     todo = batches("gpt-2", e)
-    assert apart.split.shared, "the tied parameter should lie on two devices"
+    assert apart.split.shared, "the tied parameter should be on two devices"
     steps = [apart.step(args, kwargs=kwargs, results=True) for args, kwargs in todo]
     expected, losses = train_whole("gpt-2", todo, 3)
     assert furthest(apart.state_dict(), expected) <= 1e-10
@@ -87,7 +87,7 @@ def test_transfers_are_seen_and_held_back_one_way_only(apart):
     assert {s.resource for s in step.spans if isinstance(s.resource, tuple)} >= {("d0", "d1"), ("d1", "d0")}
 
 
-def test_state_goes_to_and_fro(apart, tmp_path):
+def test_state_is_fetched_and_loaded(apart, tmp_path):
     e, _ = traced("gpt-2")
     todo = batches("gpt-2", e, steps=4)
     apart.save(tmp_path)

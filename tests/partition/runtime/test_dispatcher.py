@@ -1,4 +1,4 @@
-"""The order of passes: whatever arrives when, every pass is done once, within limits, and nobody waits for ever."""
+"""Order of passes: for any order of arrivals, every pass runs once, within limits, and without deadlock."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def played(world, choose):
         if n == 0:
             turns[devices[o.stage]].arrived(o)
     done = {d: [] for d in turns}
-    travelling, buffered = [], {}
+    in_transit, buffered = [], {}
     while not all(t.done for t in turns.values()):
-        ready = [(d, None) for d in turns] + [(None, i) for i in range(len(travelling))]
+        ready = [(d, None) for d in turns] + [(None, i) for i in range(len(in_transit))]
         while ready:
             device, message = ready.pop(choose(len(ready)))
             if device is None:
-                o = travelling.pop(message)
+                o = in_transit.pop(message)
                 missing[o] -= 1
                 if missing[o] == 0:
                     turns[devices[o.stage]].arrived(o)
@@ -58,7 +58,7 @@ def played(world, choose):
             if o is not None:
                 done[device].append(o)
                 turns[device].ended(o)
-                travelling += following(o, feeds)
+                in_transit += following(o, feeds)
                 for u, v in feeds if o.direction == "forward" else ():
                     if u == o.stage:
                         buffered[u, v] = buffered.get((u, v), 0) + 1
@@ -68,12 +68,12 @@ def played(world, choose):
                         buffered[u, v] -= 1
                 break
         else:
-            raise AssertionError("everybody waits for somebody else")
+            raise AssertionError("deadlock")
     return done, limits
 
 
 @given(worlds(), st.randoms(use_true_random=False))
-def test_every_pass_is_done_once_whatever_arrives_when(world, rng):
+def test_every_pass_runs_once_for_any_order_of_arrivals(world, rng):
     _feeds, devices, schedule = world
     done, limits = played(world, rng.randrange)
     every = [o for own in done.values() for o in own]
@@ -115,7 +115,7 @@ def test_the_last_stage_alternates(stages, micro_batches, overlap):
 
 
 @given(worlds())
-def test_limits_are_the_judges(world):
+def test_limits_are_those_of_the_simulator(world):
     feeds, devices, schedule = world
     nodes = tuple(Node(name=f"s{i}", forward_s={"k": 1.0}, backward_s={"k": 2.0}) for i in range(len(devices)))
     tensors = tuple(
@@ -124,14 +124,14 @@ def test_limits_are_the_judges(world):
     topology = connected(
         [Device(name=d, kind="k", memory_bytes=1 << 40) for d in dict.fromkeys(devices)], lambda a, b: (0.0, 1e12)
     )
-    judged = replay(
+    replayed = replay(
         Graph(nodes=nodes, tensors=tensors), topology, {f"s{i}": d for i, d in enumerate(devices)}, schedule=schedule
     )
     ours = in_flight(schedule, devices)
-    if len(set(devices)) == len(devices) or not judged.stages:
-        assert ours == dict(judged.in_flight)
-    else:  # two stages of one device in a row: the judge sees a pipeline of devices, and allows no more
-        assert all(judged.in_flight[d] <= k for d, k in ours.items())
+    if len(set(devices)) == len(devices) or not replayed.stages:
+        assert ours == dict(replayed.in_flight)
+    else:  # two consecutive stages of one device: the simulator sees a pipeline of devices, and allows no more
+        assert all(replayed.in_flight[d] <= k for d, k in ours.items())
 
 
 def test_a_textbook_picture():

@@ -1,6 +1,6 @@
 """Twenty models in two to four stages: trained for 20 steps, some of them on odd batches, they equal the unsplit model.
 
-The unsplit model adds up gradients of the same micro-batches; the plain schedule is held against the whole batch.
+The unsplit model adds up gradients of the same micro-batches; the plain schedule is compared with the whole batch.
 """
 
 from __future__ import annotations

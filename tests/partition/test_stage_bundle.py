@@ -1,4 +1,4 @@
-"""Stages that came as documents train as those that were sent, to the last bit."""
+"""Stages loaded from bundles train bit-identically to the original stages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_stages_come_back(kind):
             assert torch.equal(dict(after.named_buffers())[name], t)
 
 
-def test_somebody_speaks_for_every_state():
+def test_every_state_has_an_owner():
     example = MODELS["resnet"]()
     traced = trace(example.model, example.args, example.kwargs).model
     speaks = owners(split(traced, halves(traced), ties="apart"))
