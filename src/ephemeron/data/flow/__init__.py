@@ -1,23 +1,23 @@
-"""Declared once, read anywhere: a data flow from a dataset through map steps to batches (DPFlow, section 3.3.2).
+"""Data flows, from a dataset through map steps to batches: declared once, read anywhere (DPFlow, section 3.3.2).
 
-flow      Flow: the description, a value: dataset, steps, what may be cached
-parts     data and target of a sample of any shape
-loading   one sample through the steps, with its own random numbers, timed, and with errors that say where
-stream    which positions of an epoch go to which rank and batch, also when resumed with other ranks (pure)
-read      FlowView: views of a flow that can be read; `random_split`
-local     what is done in the process that reads
-shuffled  the loader: batches in order, epochs and states as of torchdata's StatefulDataLoader
-cursor    where its iterations begin, and where a resumed one goes on (pure)
-epoch     one iteration: loaded ahead, delivered in order
-samplers  its order, for frameworks that ask for it
-fingerprint  what a state is of
-pool      loader processes of this machine, which may die
-collate   from samples to a batch, in memory that loader and trainer share
-messages  what loaders and trainer say to each other
-counters  where the time went, and what would help
-named     the flow that a job names: found and pinned at the start, opened again in functions
-ahead     batches that somebody else chooses, loaded ahead in processes or a thread
-feed      a function's share of a job's flow
+flow           Flow: the description, a value: dataset, steps, what may be cached
+parts          data and target of a sample of any shape
+sample_loader  one sample through the steps, with its own random numbers, timed, and with errors that name the step
+stream         positions of an epoch for each rank and batch, also after resumption with another world size (pure)
+view           FlowView: views of a flow that can be read; `random_split`
+local          functions that run in the reading process
+loader         the loader: batches in order, epochs and states as in torchdata's StatefulDataLoader
+cursor         starting points of its iterations, also after resumption (pure)
+epoch          one iteration: loaded ahead, delivered in order
+samplers       its order, for frameworks that use samplers
+fingerprint    identity of the flow that a state belongs to
+fork_pool      loader processes of this machine, with fault tolerance
+collate        from samples to a batch, in memory that loader and trainer share
+pickle_socket  messages between loaders and trainer
+counters       time by stage, and advice
+from_job       the flow that a job names: found and pinned at the start, opened again in functions
+prefetch       batches chosen by another component, loaded ahead in processes or a thread
+batch_source   a function's share of a job's flow
 
 from ephemeron.data.flow import Flow, LocalReader
 

@@ -1,4 +1,4 @@
-"""What loads ahead for an iteration: nobody, processes of this machine, or a service. The port between reading and loading."""
+"""Interface between reading and loading: loading ahead by processes of this machine or a service, or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Collate: TypeAlias = Callable[[list[Any]], Any] | None
 
 
 class AnyLoading(Protocol):
-    """Loads samples when they are asked for."""
+    """Loads samples on request."""
 
     flow: FlowDescription
     seconds: StageTimings
@@ -26,11 +26,11 @@ class AnyLoading(Protocol):
     def __len__(self) -> int: ...
 
     def load(self, items: Sequence[SampleRequest]) -> list[Any | SampleFailed]:
-        """The samples of these items, in this order; in place of one that raises, the error."""
+        """The samples of these items, in this order; an item that raises gives its error instead."""
 
 
 class LoaderBackend(Protocol):
-    """Loads chunks of samples ahead: exactly one result for each that was submitted, in any order."""
+    """Loads chunks of samples ahead: exactly one result for each submitted chunk, in any order."""
 
     lost: int
     """Loaders that died."""
@@ -38,46 +38,46 @@ class LoaderBackend(Protocol):
     """Chunks without a result."""
 
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
-        """Wants these samples; numbers rise."""
+        """Requests the samples of a chunk; numbers increase."""
 
     def result(self) -> ChunkDone:
         """The next chunk that is ready; waits for one.
 
         Raises:
-            LoadersLost, ServiceUnreachable: there is nobody who loads.
+            LoadersLost, ServiceUnreachable: no loader is left.
         """
 
     def announce(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
-        """What this job will use of an epoch, if anybody wants to know; `ordered`: in this order."""
+        """Announces the samples that this job will use in an epoch; `ordered`: in this order."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops loading and releases the loaders."""
 
 
 class Loaders(ABC):
-    """Makes pools."""
+    """Factory of loader backends."""
 
     count: int
-    """Loaders at most; 0: there is no pool, everything happens when it is asked for."""
+    """Maximum number of loaders; 0: there is no pool, samples are loaded on request."""
 
     processes: int = 0
-    """How many of them are processes that this one starts."""
+    """Number of them that are processes started by this one."""
 
     @abstractmethod
     def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> LoaderBackend:
-        """A pool for one iteration after the other.
+        """A pool for consecutive iterations.
 
         Args:
-            loading: what to load.
-            collate: makes a batch of a chunk, where it is convenient; None: chunks stay lists of samples.
-            prefetch: chunks that will be under way at a time.
+            loading: loads the samples.
+            collate: makes a batch of a chunk, in the loader if possible; None: chunks stay lists of samples.
+            prefetch: maximum number of chunks under way.
         """
 
     def shared(self, stream: BatchStream, sampling: str, chosen: Indices | None) -> BatchStream:
-        """The stream whose order is drawn together with that of other jobs.
+        """The stream whose order is drawn jointly with those of other jobs.
 
         Raises:
-            JobError: there is nobody to draw with.
+            JobError: these loaders do not support shared sampling.
         """
         if sampling not in get_args(Sampling):
             raise JobError(f"sampling = {sampling!r} is not known", remedy="use own or shared")
@@ -88,7 +88,7 @@ class LocalLoaders(Loaders):
     """Processes of this machine.
 
     Args:
-        workers: how many; 0: none.
+        workers: number of processes; 0: none.
         lease_s: see `LoaderPool`.
     """
 

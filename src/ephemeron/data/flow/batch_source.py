@@ -1,4 +1,4 @@
-"""A function's share of a job's flow: the batches that the job's sampler deals it, read and mapped where it runs."""
+"""A function's share of a job's flow: batches assigned by the job's sampler, read and mapped in the function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ephemeron.units import MB
 
 _LITTLE = np.dtype("<i8")
 EVALUATION_BYTES = 64 * MB
-"""Most that a batch for evaluation holds, unless a single sample is larger."""
+"""Maximum bytes of a batch for evaluation, unless a single sample is larger."""
 
 
 def encode_indices(indices: Indices) -> list[Buffer]:
@@ -32,7 +32,7 @@ def decode_indices(data: memoryview | bytes) -> Indices:
     """The inverse of `encode_indices`.
 
     Raises:
-        CorruptMessage: these bytes are no numbers of samples.
+        CorruptMessage: the bytes are not indices of samples.
     """
     if len(data) % _LITTLE.itemsize:
         raise CorruptMessage(f"{len(data)} bytes are no numbers of samples")
@@ -45,16 +45,16 @@ class FlowFeed:
     Batches are loaded ahead in processes or a thread (`prefetch`); the slice of the test set is read here, once per epoch.
 
     Args:
-        spec: of the job's flow.
-        train_indices, test_indices: this function's, of the datasets.
-        seed: of the job: with epoch and index it fixes what random steps draw, in whichever function they run.
-        iterations: of the run; none behind them is loaded ahead.
+        spec: the job's flow.
+        train_indices, test_indices: this function's indices in the datasets.
+        seed: seed of the job: with epoch and index it fixes the draws of random steps, in every function.
+        iterations: iterations of the run; none beyond them is loaded ahead.
         epoch_length: iterations of an epoch.
         code: folders of the user's code.
-        own_process: whether this process may fork and start threads.
+        own_process: True if this process may fork and start threads.
 
     Raises:
-        JobError, DatasetError: the flow is not what it was where the run was started.
+        JobError, DatasetError: the flow differs from that at the start of the run.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""From samples to a batch: by the user's function, or as PyTorch's default, or stacked arrays without PyTorch.
+"""Collation of samples to a batch: by the user's function, or as PyTorch's default, or stacked arrays without PyTorch.
 
-A collate function may be random (MixUp, random padding, masking). What it draws depends on seed, epoch and the samples of
-the batch, wherever it runs, and the trainer's generators stay as they were.
+A collate function may be random (MixUp, random padding, masking). Its draws depend on seed, epoch and the samples of
+the batch alone, in every process, and the trainer's generators are not affected.
 
 In loaders arrays are stacked in the memory that the trainer will map, so that a batch is written once and never copied.
 """
@@ -24,7 +24,7 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 
 class Collator:
-    """A collate function that gives the same batch for the same samples, whoever calls it.
+    """A collate function that gives the same batch for the same samples in every process.
 
     Args:
         function: from a list of samples to a batch; a parameter `rng` or `generator` gets a generator of its own.
@@ -33,7 +33,7 @@ class Collator:
     def __init__(self, function: Collate) -> None:
         self.function = function
         self.is_pure = isinstance(function, Stacking)
-        """Whether it draws no random numbers, so that any thread may call it."""
+        """True if it draws no random numbers, so that any thread may call it."""
         self._held = () if self.is_pure else generators_in(function)
         self._asks = None if self.is_pure else wanted_generator(function)
 
@@ -41,8 +41,8 @@ class Collator:
         """The batch.
 
         Args:
-            samples: to be put together.
-            items: all that were to be in the batch, also those that failed.
+            samples: the samples to collate.
+            items: all items of the batch, including those that failed.
         """
         if self.is_pure or not items or items[0].seed is None:
             return self._call(samples, None)
@@ -73,7 +73,7 @@ class Stacking:
         return self._collate(samples)
 
     def in_place(self, samples: Sequence[Any]) -> Any:
-        """The same batch; arrays that lie side by side in memory already are not copied."""
+        """The same batch; arrays that are adjacent in memory are not copied."""
         first = samples[0]
         if type(first) in (tuple, list) and all(len(s) == len(first) for s in samples):
             parts = [self.in_place(part) for part in zip(*samples, strict=True)]
@@ -86,7 +86,7 @@ class Stacking:
         return whole if self._collate is _stacked else torch.from_numpy(whole)
 
     def into_arena(self, samples: list[Any], line: PickleSocket) -> tuple[Any, Arena | None]:
-        """The same batch, its large arrays in an arena of a connection; None where there are none or cannot be shared."""
+        """The same batch and the arena of its large arrays; None if there are none or they cannot be shared."""
         nbytes = _large(samples)
         if nbytes < SHARED or not can_share():
             return self(samples), None
@@ -121,7 +121,7 @@ def _stackable(samples: Sequence[Any]) -> bool:
 
 
 def _side_by_side(arrays: Sequence[Any]) -> Any:
-    """The array of all these arrays, if they follow each other in memory without a gap; else None."""
+    """The array of all these arrays, if they are adjacent in memory; else None."""
     first = arrays[0]
     start, nbytes = first.__array_interface__["data"][0], first.nbytes
     if not nbytes or any(

@@ -1,7 +1,7 @@
-"""Where the time went: how long the trainer waited, and which stage is to blame. Pure.
+"""Time spent in a flow: how long the trainer waited, and which stage limits the throughput. Pure.
 
-Loaders work side by side, so a stage bounds the flow if it takes the largest part of the loaders' time while the trainer
-waits; if the trainer hardly waits, nothing in the flow does.
+Loaders work in parallel, so a stage bounds the flow if it takes the largest part of the loaders' time while the trainer
+waits; if the trainer hardly waits, no stage does.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from typing import Any
 from ephemeron.data.flow.sample_loader import COLLATE, NETWORK, READ, StageTimings
 
 HARDLY = 0.05
-"""Part of the time that a trainer may wait without anything being wrong."""
+"""Share of the time that a trainer may wait without a warning."""
 
 
 @dataclass(slots=True)
 class FlowCounters:
-    """Of one iteration over a flow, so far."""
+    """Counters of one iteration over a flow, so far."""
 
     batches: int = 0
     samples: int = 0
-    """Delivered."""
+    """Samples delivered."""
     skipped: int = 0
-    """Samples that failed and were passed over."""
+    """Samples that failed and were skipped."""
     retried: int = 0
     lost_loaders: int = 0
-    """Loader processes that died; what they were loading was loaded again."""
+    """Loader processes that died; their chunks were loaded again."""
     waited_s: float = 0.0
-    """By the trainer, for batches that were not ready."""
+    """Time that the trainer waited for batches, in seconds."""
     elapsed_s: float = 0.0
-    """From the first request on, the trainer's own work included."""
+    """Time from the first request on, including the trainer's own work, in seconds."""
     loading: StageTimings = field(default_factory=StageTimings)
-    """Of all loaders together, by stage."""
+    """Time of all loaders together, by stage."""
     loaders: int = 0
 
     @property
     def waiting(self) -> float:
-        """Part of the elapsed time that the trainer waited."""
+        """Share of the elapsed time that the trainer waited."""
         return self.waited_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     def bound_by(self) -> str | None:
-        """The stage that takes most of the loaders' time, if the trainer waits; None: the trainer bounds."""
+        """The stage that takes most of the loaders' time, if the trainer waits; None: the trainer is the bottleneck."""
         if self.waiting <= HARDLY or not self.loading.by_stage:
             return None
         return max(self.loading.by_stage, key=lambda stage: self.loading.by_stage[stage])
 
     def advice(self) -> str:
-        """One sentence."""
+        """Advice in one sentence."""
         stage = self.bound_by()
         if stage is None:
             return f"The trainer waited {self.waiting:.0%} of the time: loading does not hold it up."

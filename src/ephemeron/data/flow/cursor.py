@@ -1,11 +1,11 @@
-"""Where a loader's iterations begin, and where a resumed one would go on. Pure; torchdata's `StatefulDataLoader`, exactly.
+"""Starting points of a loader's iterations, also after resumption. Pure; the rules of torchdata's `StatefulDataLoader`.
 
-- Every iteration is an epoch: the one after the epoch before, even if that was left early, unless a state was loaded or an
-  epoch was set.
-- An epoch begins with its first batch, not with `iter`, so that an iterator that nobody asks takes no epoch away.
-- The state is that of the latest iteration, also after it was left: whoever saved it goes on there, in another process.
-  After the last batch, but before the loop has noticed, it says that nothing of that epoch is left.
-- Setting the epoch that comes next anyway changes nothing: the position of a loaded state is kept.
+- Every iteration is an epoch: the one after the previous epoch, even if that was left early, unless a state was loaded
+  or an epoch was set.
+- An epoch begins with its first batch, not with `iter`, so that an unused iterator does not consume an epoch.
+- The state is that of the latest iteration, also after it was left: a loader that loads it continues there, in another
+  process. After the last batch, but before the loop has noticed, no batch of that epoch is left in the state.
+- Setting the epoch that is next anyway has no effect: the position of a loaded state is kept.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Cursor:
     """The epochs of one loader.
 
     Args:
-        stream: where the first iteration begins.
+        stream: start of the first iteration.
     """
 
     stream: BatchStream
-    """Where the latest iteration stands, or the first one begins."""
+    """Position of the latest iteration, or start of the first one."""
     _pending: BatchStream | None = field(init=False)
-    """Where the next iteration begins; None: with epoch number `_following`."""
+    """Start of the next iteration; None: it is the epoch with number `_following`."""
     _following: int = field(init=False)
     _latest: int = 0
-    """Number of the iteration that `stream` belongs to."""
+    """Number of the iteration to which `stream` belongs."""
     _under_way: bool = False
 
     def __post_init__(self) -> None:
@@ -43,12 +43,12 @@ class Cursor:
         return self._latest, self.stream.copy()
 
     def delivered(self, iteration: int, stream: BatchStream) -> None:
-        """An iteration has handed out a batch, and stands there now."""
+        """Records the position of an iteration after it delivered a batch."""
         if iteration == self._latest:
             self.stream = stream
 
     def ended(self, iteration: int, *, whole: bool) -> None:
-        """An iteration is over: the loop has noticed its end (`whole`), or has left it."""
+        """Ends an iteration: the loop has reached its end (`whole`), or has left it."""
         if iteration != self._latest:
             return
         self._under_way = False
@@ -56,18 +56,18 @@ class Cursor:
             self._pending = self._next()
 
     def saved(self) -> BatchStream:
-        """Where whoever loads the state goes on."""
+        """Position at which a loader continues that loads the state."""
         if self._pending is None or (self._under_way and self.stream.steps_left() > 0):
             return self.stream
         return self._pending
 
     def load(self, stream: BatchStream) -> None:
-        """The next iteration begins there; those under way do not count any more."""
+        """Sets the start of the next iteration; iterations under way no longer affect the state."""
         self.stream = self._pending = stream
         self._latest, self._under_way = self._latest + 1, False
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration begins with this epoch."""
+        """Sets the epoch of the next iteration."""
         if self._pending is None or self._pending.epoch != epoch:
             self._pending = self.stream.begin(epoch)
 

@@ -1,8 +1,8 @@
-"""Dataset, map steps and what may be cached, as a value (DPFlow, definition 3.2 and table 3-1).
+"""Description of a flow: dataset, map steps and cacheable prefix, as a value (DPFlow, definition 3.2 and table 3-1).
 
-A description does not say where it is read. It is immutable: a method that adds something returns another description, and
-descriptions with a common beginning do not affect each other. Name and version identify the content: raise the version
-whenever a step changes, because services keep results under it.
+A description is independent of where it is read. It is immutable: a method that adds a step returns another
+description, and descriptions with a common beginning do not affect each other. Name and version identify the content:
+increment the version when a step changes, because services keep results under it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class SampleAdapter(Protocol):
-    """What of a sample a step's function sees, and what becomes of its result."""
+    """Adapter between a sample and a step's function: the argument of the function, and the use of its result."""
 
     def process_arg(self, arg: Any) -> Any:
         """The function's argument, from the sample."""
 
     def process_ret(self, arg: Any, ret: Any) -> Any:
-        """The new sample, from the old one and what the function returned."""
+        """The new sample, from the old one and the result of the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapData:
-    """The function maps the data; everything else stays. See `parts` for what the data of a sample is."""
+    """The function maps the data; the rest stays. `parts` defines the data of a sample."""
 
     key: Key = None
     """The part by name or number; None: the first one."""
@@ -45,7 +45,7 @@ class MapData:
 
 @dataclass(frozen=True, slots=True)
 class MapTarget:
-    """The function maps the target; everything else stays. See `parts` for what the target of a sample is."""
+    """The function maps the target; the rest stays. `parts` defines the target of a sample."""
 
     key: Key = None
     """The part by name or number; None: the last one."""
@@ -77,18 +77,18 @@ class MapStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSource:
-    """Where samples come from: a dataset of a store, or any map-style dataset of this process."""
+    """Source of samples: a dataset of a store, or any map-style dataset of this process."""
 
     name: str = ""
     """`namespace/name` in the store."""
     version: str = "latest"
     variant: str = ""
     store: str | None = None
-    """URL; None: the one of the home folder."""
+    """URL; None: the store of the home folder."""
     dataset: Any = None
-    """Instead of all these: an object with `__len__` and `__getitem__` that yields samples."""
+    """In place of the fields above: an object with `__len__` and `__getitem__` that yields samples."""
     decode: bool = True
-    """False: data comes as it is stored, and a step decodes it."""
+    """False: data is not decoded on reading, but by a step."""
 
     def __str__(self) -> str:
         if self.dataset is not None:
@@ -98,16 +98,16 @@ class FlowSource:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FlowDescription:
-    """Dataset, steps and what may be cached. It does not change: `dataset`, `map` and the others return another one, which can be chained.
+    """Dataset, steps, cacheable prefix. Immutable: `dataset`, `map` and the others return a new one and can be chained.
 
     Args:
         name: `namespace/name`.
-        version: of its steps, from 1.
-        source: where samples come from; see `dataset`.
-        steps: what is done to them; see `map`.
+        version: version of its steps, from 1.
+        source: source of the samples; see `dataset`.
+        steps: map steps, in order; see `map`.
 
     Raises:
-        JobError: the name or the version makes no sense.
+        JobError: the name or the version is malformed.
     """
 
     name: str
@@ -134,17 +134,17 @@ class FlowDescription:
         store: str | None = None,
         decode: bool = True,
     ) -> Self:
-        """The flow with another place where samples come from.
+        """The flow with another source of samples.
 
         Args:
             name: of a dataset in a store, `namespace/name`; or a map-style dataset, of samples of any shape (`parts`).
             version: its version, or `latest`, which is resolved when reading begins.
             variant: e.g. `train`.
-            store: URL of the store; None: the one of the home folder.
-            decode: False to get data as it is stored, when decoding is one of the steps.
+            store: URL of the store; None: the store of the home folder.
+            decode: False to leave data undecoded, if decoding is one of the steps.
 
         Raises:
-            JobError: neither a name nor a dataset.
+            JobError: `name` is neither a name nor a dataset.
         """
         if isinstance(name, str):
             source = FlowSource(name=name, version=version, variant=variant, store=store, decode=decode)
@@ -164,15 +164,15 @@ class FlowDescription:
         """The flow with one more step.
 
         Args:
-            name: of the step, unique in the flow; errors and counters speak of it.
-            function: one argument, and perhaps `rng` (a `numpy.random.Generator`) or `generator` (a `torch.Generator`).
-                All generators that it may draw from are seeded for every sample and step, so the result does not depend
-                on which process computes it.
-            transform: what it sees of a sample; None: all of it.
+            name: name of the step, unique in the flow; errors and counters use it.
+            function: one argument, and optionally `rng` (a `numpy.random.Generator`) or `generator` (a
+                `torch.Generator`). All generators that it may draw from are seeded for every sample and step, so the
+                result does not depend on the process that computes it.
+            transform: selects its argument from a sample; None: the whole sample.
             cache_control: `can-cache` if the sample after this step is the same in every epoch.
 
         Raises:
-            JobError: the name is taken, the function is none, or the cache control is unknown.
+            JobError: the name is used already, the function is not callable, or the cache control is unknown.
         """
         if not callable(function):
             raise JobError(f"flow {self.name}: step {name!r} is no function but {function!r}")
@@ -204,5 +204,5 @@ class FlowDescription:
 
     @property
     def cached_steps(self) -> int:
-        """How many steps at the beginning give what may be cached: those up to the last `can-cache`."""
+        """Number of steps at the beginning whose result may be cached: those up to the last `can-cache`."""
         return max((i + 1 for i, s in enumerate(self.steps) if s.cache == "can-cache"), default=0)

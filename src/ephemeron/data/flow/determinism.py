@@ -1,15 +1,16 @@
-"""Which stages of a flow are random: found by loading some samples under two seeds and comparing what comes out.
+"""Detection of random stages in a flow: some samples are loaded under two seeds and the results compared.
 
-One answer, asked by everything that keeps or repeats samples: a data service before it caches, and a job before it relies
-on a replay seeing the same bytes. A stage is random if it drew from any generator in reach, or took one as an argument, or
-gave other results under another seed. Draws are seen for certain in every sample that is tried; results alone would miss a
-flip that happens rarely. A stage that gives other results without having drawn, or under one and the same seed, uses
-randomness that cannot be seeded (the operating system, the clock): it is not kept either, and not reproducible at all.
+One function for all components that keep or repeat samples: a data service before it caches, and a job that relies
+on a replay reading the same bytes. A stage is random if it drew from any reachable generator, took one as an argument,
+or gave other results under another seed. Draws are detected reliably in every tested sample; a comparison of results
+alone would miss a flip that happens rarely. A stage that gives other results without having drawn, or under the same
+seed, uses randomness that cannot be seeded (the operating system, the clock): its results are not kept either, and not
+reproducible.
 
-Steps marked `can-cache` are seeded by flow and sample alone, so they give the same in every epoch even if they draw; that
-their augmentation is thereby fixed is said once (`Findings.frozen`).
+Steps marked `can-cache` are seeded by flow and sample alone, so they give the same in every epoch even if they draw; a
+warning states that their augmentation is thereby fixed (`Findings.frozen`).
 
-What no tried sample shows is not found: a transform that draws for one image in a thousand passes.
+Randomness that shows in no tested sample is not detected: a transform that draws for one image in a thousand passes.
 """
 
 from __future__ import annotations
@@ -37,31 +38,31 @@ from ephemeron.errors import SampleFailed
 T = TypeVar("T")
 
 TRIED = 6
-"""Samples that are loaded under each seed."""
+"""Number of samples loaded under each seed."""
 TWICE = 2
-"""Of these, loaded a second time under the first seed."""
+"""Number of these loaded a second time under the first seed."""
 LIMIT_S = 30.0
-"""After so long what was tried has to do; without any sample by then, nothing is known."""
+"""Time limit in seconds; the result rests on the samples tested by then, and without any it is unknown."""
 TRYING_S = 5.0
-"""The same before a job is started."""
+"""Time limit in seconds before a job is started."""
 _SEEDS = ((0x9E3779B9, 0), (0x7F4A7C15, 1))
 _DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What is known of a flow's randomness."""
+    """Result of the detection."""
 
     fixed: int
-    """Stages from the first on that give the same under every seed: -1 none, 0 reading, n reading and n steps."""
+    """Last of the leading stages with equal results under every seed: -1 none, 0 reading, n reading and n steps."""
     random: str = ""
-    """Name of the first stage that does not, if any does not."""
+    """Name of the first random stage, if there is one."""
     unseeded: str = ""
     """Name of the first stage that gives other results under one seed."""
     frozen: tuple[str, ...] = ()
     """Steps that draw, and are fixed because they are marked `can-cache`."""
     tried: int = 0
-    """Samples that this rests on."""
+    """Number of samples on which the result rests."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class _Pass:
     """One sample through the stages."""
 
     digests: list[bytes | None]
-    """After each stage; None: it cannot be compared."""
+    """Digests after each stage; None: the result cannot be compared."""
     drew: list[bool]
 
 
@@ -81,10 +82,10 @@ def examine(
 
     Args:
         loading: the flow with its dataset.
-        steps: how many from the first on are of interest; None: all.
+        steps: number of steps to test, from the first on; None: all.
         raws: samples that were read already, by index, if reading is known to be pure.
-        limit_s: after which no further sample is begun.
-        clock: in seconds.
+        limit_s: time in seconds after which no further sample is begun.
+        clock: time in seconds.
     """
     count = len(loading.flow.steps) if steps is None else steps
     names = [READ, *(step.name for step in loading.flow.steps[:count])]
@@ -114,7 +115,7 @@ def examine(
                 unseeded = min(unseeded, parted)
     if not tried:
         return Findings(fixed=-1, random=READ)
-    fixed = min(fixed, unseeded - 1, reached - 1)  # of what no sample reached nothing is known
+    fixed = min(fixed, unseeded - 1, reached - 1)  # stages that no sample reached are unknown
     return Findings(
         fixed=fixed, random=names[fixed + 1] if fixed < count else "", tried=tried,
         unseeded=names[unseeded] if unseeded <= count else "",
@@ -123,12 +124,12 @@ def examine(
 
 
 def _passes(place: int) -> Sequence[tuple[int, int]]:
-    """Seeds and epochs to load a sample under; the very first time twice, as what is done once is no randomness."""
+    """Seeds and epochs to load a sample under; the very first time twice, to exclude one-time initialisation."""
     return _SEEDS if place else (_SEEDS[0], *_SEEDS)
 
 
 def _parting(one: _Pass, other: _Pass) -> int | None:
-    """The first stage whose results differ or cannot be compared; what follows had another input."""
+    """The first stage whose results differ or cannot be compared; later stages had different input."""
     for stage, (a, b) in enumerate(zip(one.digests, other.digests, strict=False)):
         if a is None or a != b:
             return stage
@@ -136,14 +137,14 @@ def _parting(one: _Pass, other: _Pass) -> int | None:
 
 
 def tried_of(samples: int) -> list[int]:
-    """Numbers of the samples that are tried: spread evenly."""
+    """Indices of the samples to test: spread evenly."""
     return sorted({int(i) for i in np.linspace(0, samples - 1, min(TRIED, samples))}) if samples else []
 
 
 def examine_apart(loading: SampleLoader, *, steps: int | None = None, limit_s: float = LIMIT_S) -> Findings | None:
-    """The same in a process of its own, so that user code can harm nobody; None: it did not come to an end.
+    """The same in a forked process, isolated from user code; None: it did not finish.
 
-    Where reading is pure, samples are read here.
+    If reading is pure, samples are read here.
     """
     raws: dict[int, Any] | None = None
     if loading.reads_are_pure:
@@ -155,7 +156,7 @@ def examine_apart(loading: SampleLoader, *, steps: int | None = None, limit_s: f
 
 
 def warn_if_unrepeatable(loading: SampleLoader) -> None:
-    """Says before a job is started that what its flow draws cannot be seeded, so that no replay sees the same bytes."""
+    """Warns before a job is started if its flow uses randomness that cannot be seeded, which prevents exact replay."""
     found = examine(loading, limit_s=TRYING_S)
     if found.unseeded:
         warnings.warn(
@@ -167,9 +168,9 @@ def warn_if_unrepeatable(loading: SampleLoader) -> None:
 
 
 def may_be_kept(loading: SampleLoader) -> Findings:
-    """How far samples are the same in every epoch and for every job, so that a service may keep them.
+    """Stages up to which samples are the same in every epoch and for every job, so that a service may keep them.
 
-    Steps behind the last `can-cache` are not tried: nobody keeps what they give. Warns of what is kept less, or in another
+    Steps after the last `can-cache` are not tested: their results are never kept. Warns if less is kept, or in another
     way, than the flow's author may expect.
     """
     steps, name = loading.flow.cached_steps, f"flow {loading.flow.name}"
@@ -198,7 +199,7 @@ def may_be_kept(loading: SampleLoader) -> Findings:
 
 
 def _pass(loading: SampleLoader, item: SampleRequest, steps: int, raws: Mapping[int, Any] | None) -> _Pass:
-    """One sample; ends with the first stage that fails."""
+    """One sample through the stages; ends with the first stage that fails."""
     watch, out, sample = Watch(loading.held), _Pass([], []), None
     with kept(loading.held):
         for stage in range(steps + 1):
@@ -218,7 +219,7 @@ def _pass(loading: SampleLoader, item: SampleRequest, steps: int, raws: Mapping[
 
 
 def _copied(raw: Any) -> Any:
-    """Steps may change what they are given."""
+    """A copy of a sample: steps may change their argument in place."""
     return raw if isinstance(raw, SampleFailed) else pickle.loads(pickle.dumps(raw, protocol=5))
 
 
@@ -226,11 +227,11 @@ def _copied(raw: Any) -> Any:
 
 
 def digest(sample: Any) -> bytes | None:
-    """Of a sample's content; None for what cannot be compared."""
+    """Digest of a sample's content; None if it cannot be compared."""
     state = xxhash.xxh3_128()
     try:
         _feed(state, sample, _DEPTH)
-    except Exception:  # noqa: BLE001 - whatever a user's object raises when it is looked into
+    except Exception:  # noqa: BLE001 - a user's object may raise anything on inspection
         return None
     return state.digest()
 
@@ -272,7 +273,7 @@ def _is_tensor(thing: Any) -> bool:
     return kind is not None and isinstance(thing, kind)
 
 
-# -- apart --------------------------------------------------------------------------------------------------
+# -- in a separate process ----------------------------------------------------------------------------------
 
 
 def in_child(work: Callable[[], T], *, limit_s: float) -> T | None:
@@ -287,7 +288,7 @@ def in_child(work: Callable[[], T], *, limit_s: float) -> T | None:
             nobody_else_draws()
             torch: Any = sys.modules.get("torch")
             if torch is not None:
-                torch.set_num_threads(1)  # those of the parent are not here
+                torch.set_num_threads(1)  # the parent's threads do not exist in the child
             with open(theirs, "wb") as pipe:
                 pickle.dump(work(), pipe)
             status = 0

@@ -1,4 +1,4 @@
-"""What holds a trainer up: some batches of a flow, timed by stage."""
+"""Benchmark of a flow: some batches, timed by stage, to find the bottleneck of a trainer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ephemeron.data.flow.view import LocalReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowDiagnosis:
-    """Of one flow on this machine."""
+    """Result for one flow on this machine."""
 
     flow: str
     batch_size: int
     workers: int
     step_s: float
     seconds: float
-    """From the second batch on, so that starts do not count."""
+    """Duration from the second batch on, in seconds, so that start-up is excluded."""
     samples: int
-    """In that time."""
+    """Samples in that time."""
     counters: FlowCounters
 
     @property
@@ -46,15 +46,15 @@ def diagnose(
     """Reads some batches as a trainer would.
 
     Args:
-        flow: with a dataset.
+        flow: a flow with a dataset.
         batch_size: samples per batch.
-        batches: how many, at most an epoch.
+        batches: number of batches, at most an epoch.
         workers: loader processes.
         step_s: seconds that the trainer takes for a batch; 0: it only reads.
         on_error, collate_fn: as in `to_shuffled`.
 
     Raises:
-        JobError, SampleFailed, DatasetError: as reading the flow does.
+        JobError, SampleFailed, DatasetError: raised by reading the flow.
     """
     read = flow.prepare_read(LocalReader(workers))
     samples, first = 0, time.perf_counter()

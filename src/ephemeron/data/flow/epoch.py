@@ -1,7 +1,7 @@
-"""One iteration over a flow's loader: an epoch, or what is left of one, loaded ahead and delivered in order.
+"""One iteration over a flow's loader: an epoch, or the rest of one, loaded ahead and delivered in order.
 
-Each iteration has a window and loader processes of its own, so that two of them at a time do not meet, and one that was left
-takes away nothing but what it had under way.
+Each iteration has a window and loader processes of its own, so that concurrent iterations are independent, and leaving
+one wastes only its chunks under way.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import SampleFailed
 
 CHUNK = 16
-"""Most samples that a loader gets at a time."""
+"""Maximum number of samples in a chunk."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoaderOptions:
-    """What all iterations of a loader have in common."""
+    """Options common to all iterations of a loader."""
 
     read: SampleView
     collator: Collator
     window: PrefetchWindow
     """Bound on batches loaded ahead."""
     skip: bool
-    """Samples that failed are passed over."""
+    """Skip samples that failed."""
     retries: int
     counters: FlowCounters
     chunks: int = 0
-    """That were submitted: names of the next ones."""
+    """Number of chunks submitted; numbers the next ones."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One that is on its way."""
+    """A batch that is under way."""
 
     indices: Sequence[int]
     stream: BatchStream
-    """As it is once this batch has been delivered."""
+    """Position of the stream after delivery of this batch."""
     results: list[Any]
     missing: int
     nbytes: int = 0
     collated: Collated | None = None
-    """Put together by its loader."""
+    """The batch, if its loader collated it."""
 
 
 @dataclass(slots=True)
@@ -63,27 +63,27 @@ class Epoch:
     """Batches of one iteration.
 
     Args:
-        terms: of the loader.
-        stream: where it begins; it is consumed.
-        pool: loads ahead, for this iteration alone; None: everything is loaded when it is asked for.
+        terms: options of the loader.
+        stream: start of the iteration; it is consumed.
+        pool: loads ahead, for this iteration alone; None: samples are loaded on request.
     """
 
     terms: LoaderOptions
     stream: BatchStream
     pool: LoaderBackend | None
     batches: deque[_Batch] = field(default_factory=deque)
-    """That are loaded ahead, in order."""
+    """Batches loaded ahead, in order."""
     nbytes: int = 0
-    """Of results that have arrived and not been delivered."""
+    """Bytes of results that have arrived and not been delivered."""
     _places: dict[int, tuple[_Batch, int]] = field(default_factory=dict)
-    """Of chunks under way: their batch, and where in it they begin."""
+    """Batch of each chunk under way, and the chunk's offset in it."""
 
     def __iter__(self) -> Iterator[tuple[Any, BatchStream]]:
-        """Batches, each with the stream as it is once the batch has been delivered.
+        """Batches, each with the position of the stream after its delivery.
 
         Raises:
             SampleFailed: a sample cannot be loaded, and may not be skipped.
-            LoadersLost: loader processes keep dying, or the loader was closed.
+            LoadersLost: loader processes die repeatedly, or the loader was closed.
         """
         self._announce()
         counters = self.terms.counters
@@ -103,7 +103,7 @@ class Epoch:
             yield value, batch.stream
 
     def _announce(self) -> None:
-        """Tells those who load what this epoch and the next one will use."""
+        """Announces the samples of this epoch and the next one to the loader backend."""
         if self.pool is None:
             return
         stream, indices = self.stream.copy(), self.terms.read.indices
@@ -112,19 +112,19 @@ class Epoch:
         self.pool.announce(at + 1, seed, lambda: indices(stream.following()), ordered=ordered)
 
     def plan(self) -> None:
-        """Hands out batches up to the limits; the next one always."""
+        """Submits batches up to the limits; the next one always."""
         while self._has_room():
             indices = self.stream.next()
             if indices is None:
                 return
             batch = _Batch([int(i) for i in indices], self.stream.copy(), [None] * len(indices), len(indices))
             self.batches.append(batch)
-            # What is mapped here cannot be put together there: then loaders share a batch, and it comes sooner.
+            # A batch mapped here cannot be collated by a loader: then loaders share it, and it is ready earlier.
             size = CHUNK if self.terms.read.maps_here or self.pool is None else len(indices)
             for start in range(0, len(indices), max(1, size)):
                 self._submit(batch, start, batch.indices[start : start + size])
             if self.pool is None:
-                return  # nothing loads meanwhile
+                return  # there is no loading ahead
 
     def _has_room(self) -> bool:
         window = self.terms.window
@@ -180,10 +180,10 @@ class Epoch:
         return value
 
     def _settle(self, batch: _Batch) -> list[Any]:
-        """The batch's samples after the policy for those that failed, mapped by what is to be done here.
+        """The batch's samples after the failure policy and the functions of `local_map`.
 
         Raises:
-            SampleFailed: one that may not be skipped, or all of them.
+            SampleFailed: a sample failed that may not be skipped, or all of them failed.
         """
         terms, out, failed = self.terms, [], None
         items = self._items(batch.indices, batch.stream)

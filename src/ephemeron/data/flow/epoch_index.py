@@ -1,8 +1,8 @@
-"""Indices that carry their epoch, and samples that carry what was requested, for frameworks that load batches themselves.
+"""Indices that contain their epoch, and samples that contain their request, for frameworks that load batches.
 
-Accelerate's `skip_first_batches`, by which Hugging Face's `Trainer` resumes, builds a `torch.utils.data.DataLoader` of
-`loader.dataset` and `loader.batch_sampler`. Each index carries the epoch, so that its sample has the random numbers of
-that epoch in whichever process it is loaded.
+Accelerate's `skip_first_batches`, with which Hugging Face's `Trainer` resumes, builds a `torch.utils.data.DataLoader`
+from `loader.dataset` and `loader.batch_sampler`. Each index contains the epoch, so that its sample has the random
+numbers of that epoch in any process that loads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ephemeron.data.flow.sample_loader import SampleRequest
 
 
 class EpochIndex(int):
-    """A sample's place in a view, and the epoch in which it is asked for."""
+    """A sample's place in a view, and the epoch in which it is requested."""
 
     epoch: int
 
@@ -29,7 +29,7 @@ class EpochIndex(int):
 
 
 class LoadedSamples(list[Any]):
-    """Samples of a view, and what was asked for."""
+    """Samples of a view, and their requests."""
 
     def __init__(self, samples: Iterable[Any], items: Sequence[SampleRequest]) -> None:
         super().__init__(samples)
@@ -37,7 +37,7 @@ class LoadedSamples(list[Any]):
 
 
 class SeededCollate:
-    """A loader's collate function for whoever loads its batches by other means: equal samples give equal batches."""
+    """A loader's collate function for frameworks that load its batches by other means: equal samples, equal batches."""
 
     def __init__(self, collator: Collator) -> None:
         self._collator = collator

@@ -1,4 +1,4 @@
-"""What a loader's state is of: flow, version, dataset, steps and view. A state is refused for anything else, by name.
+"""Identity of a loader's state: flow, version, dataset, steps and view. A state with another identity is refused.
 
 Number of samples, seed and order are in the state of the stream itself. Batch size, ranks and number of loaders are not
 part of it: a state may be resumed with others.
@@ -24,11 +24,11 @@ _WORDS = {
 
 
 def fingerprint(flow: FlowDescription, chosen: Indices | None) -> dict[str, Any]:
-    """What tells a view of a flow from others. JSON-able.
+    """Identity of a view of a flow. JSON-able.
 
     Args:
-        flow: with its source, the version resolved.
-        chosen: the dataset's numbers of the view's samples; None: all of them.
+        flow: a flow with its source and resolved version.
+        chosen: indices of the view's samples in the dataset; None: all of them.
     """
     view = WHOLE if chosen is None else xxhash.xxh3_64_hexdigest(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
     return {
@@ -38,14 +38,14 @@ def fingerprint(flow: FlowDescription, chosen: Indices | None) -> dict[str, Any]
 
 
 def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Compares a state with what it is loaded into.
+    """Compares the identity in a state with that of the loader.
 
     Args:
-        state: as it was saved.
-        own: what it has to agree in, of this loader.
+        state: the saved state.
+        own: identity of this loader.
 
     Raises:
-        JobError: it is no state of a loader, or of something else; the first thing that differs is named.
+        JobError: the state is malformed or has another identity; the message names the first difference.
     """
     for key, mine in own.items():
         words = _WORDS.get(key, key)

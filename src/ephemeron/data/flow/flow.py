@@ -1,4 +1,4 @@
-"""The flow that users declare: a description that can be read (DPFlow, definition 3.2 and table 3-1)."""
+"""Flows as users declare them: descriptions that can be read (DPFlow, definition 3.2 and table 3-1)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ephemeron.data.flow.view import FlowReader, FlowView, LocalReader
 class Flow(FlowDescription):
     """A data flow. It is immutable: `dataset`, `map` and the other methods return another flow, so calls can be chained.
 
-    `prepare_read` hands it to a reader: for this process, for loader processes, or for a service that many jobs share.
+    `prepare_read` passes it to a reader: in this process, in loader processes, or in a service shared by many jobs.
     """
 
     def prepare_read(self, reader: FlowReader | None = None) -> FlowView:
-        """The flow as something to iterate.
+        """A view of the flow that can be iterated.
 
         Args:
             reader: decides where samples are loaded; None: in this process.

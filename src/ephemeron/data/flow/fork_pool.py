@@ -1,12 +1,12 @@
-"""Loader processes of this machine: they get chunks of samples, and they may die.
+"""Loader processes of this machine, which load chunks of samples and may die.
 
-Made for exactly one result per chunk, whatever happens to processes: a chunk whose loader died is loaded again by another
-one, a chunk that is overdue (its loader was stopped, or hangs) is given to a second one, and the first result counts. A
-sample that keeps killing its loader is found by cutting its chunk to pieces, and reported as failed.
+There is exactly one result per chunk, also after the death of processes: a chunk whose loader died is loaded again by
+another one, a chunk that is overdue (its loader was stopped, or hangs) is given to a second one, and the first result
+counts. A sample that kills its loader repeatedly is found by splitting its chunk, and reported as failed.
 
 Loaders are forked, so flows need not be pickled and imports are paid for once. They are forked from a process that was
-itself forked when the pool was made and has done nothing since: forking in the middle of training, beside PyTorch's threads
-and ours, is how loaders come to hang. Results come back as pickle protocol 5 with arrays and tensors out of band.
+itself forked when the pool was made and has been idle since: forking in the middle of training, beside PyTorch's
+threads and ours, makes loaders hang. Results come back as pickle protocol 5 with arrays and tensors out of band.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ephemeron.data.randomness import nobody_else_draws
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
-"""Chunks that a loader holds: one under way, one waiting, so that it never waits for the trainer."""
+"""Chunks that a loader holds: one under way, one queued, so that it never waits for the trainer."""
 STRIKES = 3
 """Loaders that a single sample may kill before it is given up."""
 DEATHS_IN_A_ROW = 16
@@ -46,7 +46,7 @@ _REMEMBERED = 1_000
 _BUFFER = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _FORKING = threading.Lock()
-"""No process is forked while another pool has a loader's end of a connection open, or its death would not be heard."""
+"""Held during a fork: a child that inherited a loader's end of another pool's connection would hide its death."""
 
 
 Collate: TypeAlias = Callable[[list[Any]], Any] | None
@@ -54,7 +54,7 @@ Collate: TypeAlias = Callable[[list[Any]], Any] | None
 
 @dataclass(slots=True)
 class Collated:
-    """A batch that was put together in its loader."""
+    """A batch that was collated in its loader."""
 
     value: Any
     samples: int
@@ -66,7 +66,7 @@ class ChunkDone:
 
     chunk: int
     results: Any
-    """Per item its sample, or `SampleFailed`; or `Collated` in place of them all."""
+    """For each item its sample, or `SampleFailed`; or `Collated` in place of them all."""
     seconds: StageTimings
     nbytes: int
 
@@ -78,7 +78,7 @@ class _PoolChunk:
     strikes: int = 0
     given_at: float = 0.0
     parent: tuple[int, int] | None = None
-    """Of a piece: the chunk that it was cut from, and its place there."""
+    """For a piece of a split chunk: the chunk, and the offset of the piece in it."""
 
 
 @dataclass(slots=True)
@@ -88,21 +88,21 @@ class _Loader:
     line: PickleSocket
     chunks: deque[_PoolChunk] = field(default_factory=deque)
     given_up: bool = False
-    """Overdue: what it holds has been given to others."""
+    """Overdue: its chunks were given to other loaders."""
 
 
 class LoaderPool:
-    """Some loader processes and a thread that keeps them busy.
+    """Loader processes, and a thread that distributes chunks to them.
 
     Args:
         loading: the flow with its dataset.
-        loaders: how many processes.
+        loaders: number of processes.
         collate: makes a batch of each chunk, in the loader, unless one of its samples failed.
-        lease_s: after which a chunk is given to a second loader; None: twenty times what chunks usually take, at least
-            half a minute.
+        lease_s: time after which a chunk is given to a second loader; None: twenty times the usual time of a chunk, at
+            least half a minute.
 
     Raises:
-        JobError: processes cannot be forked here.
+        JobError: this system cannot fork processes.
     """
 
     def __init__(
@@ -132,25 +132,25 @@ class LoaderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the loaders that live."""
+        """Process ids of the loaders that are alive."""
         with self._lock:
             return [loader.pid for loader in self._loaders]
 
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
-        """Gives out a chunk; numbers are the caller's and unique. Earlier ones are loaded first."""
+        """Submits a chunk; numbers are the caller's and unique. Earlier ones are loaded first."""
         self.under_way += 1
         with self._lock:
             self._todo.append(_PoolChunk(number, items))
         self._wake.send(b"w")
 
     def announce(self, epoch: int, seed: int, order: Callable[[], Any], *, ordered: bool) -> None:
-        """Nothing is kept here for which that would matter."""
+        """Ignored: this pool has no cache."""
 
     def result(self) -> ChunkDone:
-        """The next chunk that is finished, in whatever order.
+        """The next finished chunk, in any order.
 
         Raises:
-            LoadersLost: loaders keep dying.
+            LoadersLost: loaders die repeatedly.
         """
         found = self._results.get()
         if isinstance(found, BaseException):
@@ -169,12 +169,12 @@ class LoaderPool:
             loader.sock.close()
             _kill(loader.pid)
         self._nursery.close()
-        _kill(self._nursery_pid)  # pools made later hold its connection open
+        _kill(self._nursery_pid)  # pools made later inherit its connection
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._nursery_pid, 0)
         self._wake.close()
         self._woken.close()
-        self._results.put(LoadersLost("the loaders have been closed"))  # for whoever still waits in another thread
+        self._results.put(LoadersLost("the loaders have been closed"))  # for a thread that still waits
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class LoaderPool:
                 self._give()
                 self._hear(self._wait())
                 self._look_for_overdue()
-        except BaseException as e:  # noqa: BLE001 - the consumer has to hear of it, or it would wait for ever
+        except BaseException as e:  # noqa: BLE001 - passed to the consumer, which would wait for ever otherwise
             self._results.put(e)
 
     def _wait(self) -> list[socket.socket]:
@@ -196,13 +196,13 @@ class LoaderPool:
             for loader in self._loaders:
                 while self._todo and len(loader.chunks) < AT_ONCE and not loader.given_up:
                     if loader.chunks and any(not other.chunks and not other.given_up for other in self._loaders):
-                        break  # whoever has nothing to do comes first
+                        break  # idle loaders come first
                     chunk = self._todo.popleft()
                     if chunk.number in self._finished:
                         continue
                     chunk.given_at = time.monotonic()
                     loader.chunks.append(chunk)
-                    with contextlib.suppress(OSError):  # dead: noticed when its connection is read
+                    with contextlib.suppress(OSError):  # dead: detected when its connection is read
                         loader.line.send((chunk.number, chunk.items))
 
     def _hear(self, readable: list[socket.socket]) -> None:
@@ -226,10 +226,10 @@ class LoaderPool:
 
     def _finish(self, chunk: _PoolChunk, results: list[Any], seconds: StageTimings, nbytes: int) -> None:
         if chunk.number in self._finished:
-            return  # a second loader was quicker
+            return  # a second loader was faster
         self._took.append(time.monotonic() - chunk.given_at)
         self._finished.add(chunk.number)
-        if len(self._finished) > _REMEMBERED:  # only what is held twice can come twice
+        if len(self._finished) > _REMEMBERED:  # only chunks given to two loaders can finish twice
             held = {c.number for loader in self._loaders for c in loader.chunks}
             self._finished &= held | {c.number for c in self._todo}
         if chunk.parent is None:
@@ -243,7 +243,7 @@ class LoaderPool:
             self._results.put(ChunkDone(number, self._pieces.pop(number), seconds, nbytes))
 
     def _bury(self, loader: _Loader) -> None:
-        """A loader died: others do what it held, and another one takes its place."""
+        """A loader died: its chunks are given to others, and another one replaces it."""
         self.lost += 1
         self._deaths += 1
         loader.sock.close()
@@ -251,7 +251,7 @@ class LoaderPool:
             raise LoadersLost(f"{self._deaths} loader processes died in a row; is there enough memory for them?")
         again = [chunk for chunk in loader.chunks if chunk.number not in self._finished]
         for i, chunk in enumerate(reversed(again)):
-            if i == len(again) - 1:  # the one that was under way
+            if i == len(again) - 1:  # the chunk that was under way
                 self._strike(chunk)
             else:
                 self._todo.appendleft(chunk)
@@ -265,7 +265,7 @@ class LoaderPool:
         elif len(chunk.items) > 1:
             self._pieces[chunk.number] = [_MISSING] * len(chunk.items)
             for place, item in reversed(list(enumerate(chunk.items))):
-                number = -(chunk.number * 1_000_000 + place + 1)  # no caller's
+                number = -(chunk.number * 1_000_000 + place + 1)  # differs from all numbers of the caller
                 self._todo.appendleft(_PoolChunk(number, [item], parent=(chunk.number, place)))
         else:
             (item,) = chunk.items
@@ -283,7 +283,7 @@ class LoaderPool:
                     if chunk.number not in self._finished:
                         self._todo.appendleft(_PoolChunk(chunk.number, chunk.items, chunk.strikes, parent=chunk.parent))
         if self._loaders and all(loader.given_up for loader in self._loaders):
-            for loader in list(self._loaders):  # nobody is left to take over
+            for loader in list(self._loaders):  # no other loader can take over
                 _kill(loader.pid)
 
     def _lease(self) -> float:
@@ -295,7 +295,7 @@ class LoaderPool:
         with _FORKING:
             ours, theirs = socket.socketpair()
             with theirs:
-                for sock in (ours, theirs):  # whole chunks, so that a loader need not wait until it is heard
+                for sock in (ours, theirs):  # whole chunks, so that a loader need not wait until they are read
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
                 socket.send_fds(self._nursery, [b"f"], [theirs.fileno()])
         answer = self._nursery.recv(8)
@@ -320,7 +320,7 @@ def _kill(pid: int) -> None:
 
 
 def _nursery(loading: SampleLoader, collate: Collate) -> tuple[socket.socket, int]:
-    """A process that forks loaders on request, as it is now."""
+    """Starts a process that forks loaders on request, from its present state."""
     with _FORKING:
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -331,12 +331,12 @@ def _nursery(loading: SampleLoader, collate: Collate) -> tuple[socket.socket, in
 
 
 def _bear(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     _begin_store_process(loading)
     while True:
         data, fds, _, _ = socket.recv_fds(sock, 1, 1)
         if not data:
-            return  # the trainer is gone, and our loaders go with us
+            return  # the trainer ended, and our loaders end with us
         connection = socket.socket(fileno=fds[0])
         pid = os.fork()
         if pid == 0:
@@ -346,7 +346,7 @@ def _bear(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
 
 
 def _begin_store_process(loading: SampleLoader) -> None:
-    """Where loaders will read an object store: one process that reads for all of them."""
+    """Starts one process that reads object stores for all loaders, if the flow needs it."""
     from ephemeron.data.catalog import DatasetReader
 
     if isinstance(loading.dataset, DatasetReader) and not loading.dataset.is_local:
@@ -362,7 +362,7 @@ def _child(work: Callable[[], None], not_ours: list[socket.socket], *, dies_with
     try:
         for sock in not_ours:
             sock.close()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, who closes the pool
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which closes the pool
         if dies_with_parent and sys.platform == "linux":
             import ctypes
 
@@ -386,10 +386,10 @@ def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None
         except (OSError, EOFError):
             return
         loading.seconds = StageTimings()
-        loading.seconds.add(NETWORK, sending)  # of the chunk before: of this one it is not known yet
+        loading.seconds.add(NETWORK, sending)  # of the previous chunk: that of this one is not known yet
         results: Any = loading.load(items)
         arena = None
-        if collator is not None and number >= 0:  # pieces of a chunk are put together by the trainer
+        if collator is not None and number >= 0:  # pieces of a chunk are collated by the trainer
             results, arena = collated(results, items, collator, loading, line)
         began = time.perf_counter()
         try:
@@ -403,7 +403,7 @@ def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None
 def collated(
     results: list[Any], items: Sequence[SampleRequest], collator: Collator, loading: SampleLoader, line: PickleSocket
 ) -> tuple[Any, Arena | None]:
-    """The batch; or the samples as they are, if one of them failed or collating does, so that the trainer deals with it."""
+    """The batch; or the uncollated samples, if one of them or collating failed: the trainer raises the error."""
     if any(isinstance(result, SampleFailed) for result in results):
         return results, None
     began = time.perf_counter()
@@ -413,7 +413,7 @@ def collated(
         else:
             value, arena = collator(results, items), None
         return Collated(value, len(results)), arena
-    except Exception:  # noqa: BLE001 - it is raised again where people see it
+    except Exception:  # noqa: BLE001 - it is raised again in the trainer
         return results, None
     finally:
         loading.seconds.add(COLLATE, time.perf_counter() - began)

@@ -1,8 +1,8 @@
 """A flow that a job names: found, checked and pinned where the run is started, opened again where it is read.
 
-Functions start bare and get no samples: they call the same function of the user's code and read the store themselves. So
-that a replacement reads what its predecessor read, `latest` is resolved once, the store's URL is made absolute, and a
-dataset whose number of samples is not the one that was dealt out is refused.
+Functions start without samples: they call the same function of the user's code and read the store themselves. So
+that a replacement reads the same samples as its predecessor, `latest` is resolved once, the store's URL is made
+absolute, and a dataset with another number of samples than at the start is refused.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from ephemeron.data.user_function import call
 from ephemeron.errors import DatasetError, JobError, SampleFailed
 
 TRIED = 8
-"""Samples that are loaded before anything is started."""
+"""Number of samples loaded before any function is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFlow:
-    """A job's data, of which nothing has been read but a few samples."""
+    """A job's data, of which only a few samples have been read."""
 
     spec: FlowSpec
     train: SampleLoader
     train_indices: Indices
-    """Of the training flow's dataset: what is trained on."""
+    """Indices of the samples to train on, in the training flow's dataset."""
     test_indices: Indices
-    """Of the test flow's dataset."""
+    """Indices of the test samples, in the test flow's dataset."""
     collate: Collate
     tried: list[Any]
     """The first samples, after all steps."""
 
 
 def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedFlow:
-    """Everything that can be refused before a function is started.
+    """Finds and checks a job's flow, so that errors are raised before a function is started.
 
     Args:
-        data: with a flow.
-        seed: of the job: decides which samples are held out, and the random steps.
+        data: specification of the data, with a flow.
+        seed: seed of the job: determines the held-out samples, and the random steps.
         code: folders of the user's code.
 
     Raises:
-        JobError: a function cannot be had, raises, or returns no flow; the flow has no dataset, no samples, or its first
-            samples fail or cannot be put together.
-        DatasetNotFound: the dataset is not there.
+        JobError: a function cannot be imported, raises, or does not return a flow; the flow has no dataset, no samples,
+            or its first samples fail or cannot be collated.
+        DatasetNotFound: the dataset does not exist.
         DatasetError: it cannot be read.
     """
     check_data(data)
@@ -96,16 +96,16 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
 
 
 def arguments_of(data: DataSpec) -> dict[str, Any]:
-    """What a job's flow functions are called with."""
+    """Arguments of a job's flow functions."""
     return {**({} if data.path is None else {"path": data.path}), **data.options}
 
 
 def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoader:
-    """The flow where it is read, with the dataset that was found when the run was started.
+    """The flow in the reading process, with the dataset that was found when the run was started.
 
     Raises:
-        JobError: the user's function does not return what it did.
-        DatasetError: the dataset is not what it was, or cannot be read.
+        JobError: the user's function returns another flow than at the start.
+        DatasetError: the dataset has changed, or cannot be read.
     """
     flow = make_flow(part.target, spec.arguments, code)
     assert flow.source is not None
@@ -122,10 +122,11 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
 
 
 def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> Flow:
-    """What `module:function` returns.
+    """Result of `module:function`.
 
     Raises:
-        JobError: it cannot be had, does not take these arguments, raises, or returns anything but a flow with a dataset.
+        JobError: it cannot be imported, does not take these arguments, raises, or does not return a flow with a
+            dataset.
     """
     made = call(target, resolve(target, code), arguments, code)
     if not isinstance(made, Flow):
@@ -139,7 +140,7 @@ def collate_of(target: str | None, code: Sequence[Path]) -> Collate:
     """The user's function, or the default.
 
     Raises:
-        JobError: it cannot be had.
+        JobError: it cannot be imported.
     """
     if target is None:
         return Stacking()
@@ -151,7 +152,7 @@ def collate_of(target: str | None, code: Sequence[Path]) -> Collate:
 
 
 def nbytes(batch: Any) -> int:
-    """Of all arrays and tensors in a batch."""
+    """Bytes of all arrays and tensors in a batch."""
     if isinstance(batch, (tuple, list)):
         return sum(map(nbytes, batch))
     if isinstance(batch, Mapping):
@@ -172,7 +173,7 @@ def _pinned(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> tup
 
 
 def _same(a: SampleLoader, b: SampleLoader) -> bool:
-    """Whether both read the same samples of a store."""
+    """True if both read the same samples of a store."""
 
     def place(source: FlowSource | None) -> tuple[Any, ...]:
         assert source is not None

@@ -1,11 +1,12 @@
 """Batches in the stream's order, loaded ahead, each sample exactly once per epoch (DPFlow, sections 3.3.2 and 3.4.2).
 
-A loader as PyTorch's: `len` is that of an epoch, each `for` is an epoch, and what frameworks read of a `DataLoader` is there
-(`dataset`, `sampler`, `batch_sampler`, ...). It is none by type: frameworks would take it apart and deal its samples out to
-ranks a second time. State and resumption are those of torchdata's `StatefulDataLoader` (`cursor`).
+A loader like PyTorch's: `len` is that of an epoch, each `for` is an epoch, and the attributes of a `DataLoader` that
+frameworks read exist (`dataset`, `sampler`, `batch_sampler`, ...). It is not a subclass: frameworks would take it apart
+and distribute its samples to ranks a second time. State and resumption are those of torchdata's `StatefulDataLoader`
+(`cursor`).
 
-What is loaded ahead and what has been delivered are two positions in the same stream. Only the second one is state: a
-checkpoint taken after any batch resumes with the next one, and whatever had been loaded ahead is loaded again.
+The position loaded ahead and the position delivered are two positions in the same stream. Only the second one is state:
+a checkpoint taken after any batch resumes with the next one, and samples loaded ahead are loaded again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class FlowLoader:
         self._driven_from_outside, self._alone = False, alone
         self._began: float | None = None
         self._pools = _Pools()
-        weakref.finalize(self, self._pools.close)  # also when the program ends
+        weakref.finalize(self, self._pools.close)  # also at exit of the program
 
     def __repr__(self) -> str:
         s = self._cursor.stream
@@ -85,24 +86,24 @@ class FlowLoader:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the state: the one that is being read or was left, and the following one after its end."""
+        """Epoch of the state: the one being read or left early, and the following one after its end."""
         return self._cursor.saved().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its beginning, or from where a state of this epoch was loaded.
+        """Sets the epoch of the next iteration, from its beginning or the position of a loaded state of this epoch.
 
         Raises:
-            JobError: no whole number from 0.
+            JobError: the epoch is not a whole number from 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise JobError(f"epoch = {epoch!r} should be a whole number from 0")
         self._cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins, and of what. JSON-able, and the same for all ranks that have had as many batches.
+        """Position and identity of the next batch. JSON-able, and the same for all ranks that have had as many batches.
 
         Raises:
-            JobError: another loader takes this one's batches with processes of its own, and nobody knows how far it is.
+            JobError: another loader reads this one's batches with processes of its own, so the position is unknown.
         """
         if self._driven_from_outside and self.num_workers:
             raise JobError(
@@ -112,7 +113,7 @@ class FlowLoader:
         return {**self.read.fingerprint, **self._cursor.saved().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where `state_dict` was called, with any number of loaders and ranks and any batch size.
+        """Continues the next iteration where `state_dict` was called, with any batch size and any number of loaders or ranks.
 
         Raises:
             JobError: the state is of another flow, version, dataset, subset or split, seed or order.
@@ -130,7 +131,7 @@ class FlowLoader:
         try:
             if self.read.loaders.count:
                 pool = self._pools.lend(self._pool)
-            iteration, start = self._begin()  # last: where loaders cannot be started, no epoch is used up
+            iteration, start = self._begin()  # last: a failure to start loaders consumes no epoch
             self._driven_from_outside = False
             if self._progress:
                 shown = _bar(self, start)
@@ -162,7 +163,7 @@ class FlowLoader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- as of a DataLoader -------------------------------------------------------------------------------
+    # -- attributes of a DataLoader -----------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
@@ -171,7 +172,7 @@ class FlowLoader:
 
     @property
     def drop_last(self) -> bool:
-        """Whether an incomplete last step is left out."""
+        """True if an incomplete last step is left out."""
         return self._cursor.stream.remainder == "drop"
 
     @property
@@ -181,12 +182,12 @@ class FlowLoader:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """What a `DataLoader` that is made of this one would load ahead for each of its workers."""
+        """Batches that a `DataLoader` made from this one would load ahead for each of its workers."""
         return 2 if self.num_workers else None
 
     @property
     def share(self) -> int:
-        """Samples of an epoch that this rank gets, those that come twice among them."""
+        """Samples of an epoch for this rank, including repeated ones."""
         return self._cursor.stream.share
 
     @cached_property
@@ -210,7 +211,7 @@ class FlowLoader:
         return FlowBatchSampler(self, self.sampler)
 
     def begin_epoch(self) -> Iterator[list[EpochIndex]]:
-        """The loader's next epoch as lists of samples, for whoever loads them instead of this loader."""
+        """The loader's next epoch as lists of indices, for a framework that loads the samples itself."""
         iteration, stream = self._begin()
         stream = stream.begin(stream.epoch)
         self._driven_from_outside = True
@@ -247,7 +248,7 @@ class FlowLoader:
 
 
 class _Pools:
-    """Loader processes of one loader: those at rest, which the next iteration takes over, and those of iterations under way."""
+    """Loader processes of one loader: idle ones, for the next iteration, and those of iterations under way."""
 
     def __init__(self) -> None:
         self._idle: LoaderBackend | None = None
@@ -266,13 +267,13 @@ class _Pools:
         return pool
 
     def lends(self, pool: LoaderBackend) -> bool:
-        """Whether an iteration may still use it."""
+        """True while an iteration may still use the pool."""
         return pool in self._lent
 
     def take_back(self, pool: LoaderBackend) -> None:
-        """From an iteration that is over. Closes it, if what it has under way is of no use to the next one."""
+        """Returns the pool of a finished iteration. Closes it if its chunks under way are useless to the next one."""
         if not self.lends(pool):
-            return  # closed meanwhile
+            return  # closed in the meantime
         self._lent.remove(pool)
         if pool.under_way or self._idle is not None:
             self._end(pool)
@@ -280,7 +281,7 @@ class _Pools:
             self._idle = pool
 
     def close(self) -> None:
-        """Ends all of them. Not in a process that was forked from the one that they belong to."""
+        """Closes all pools. Without effect in a process forked from their owner."""
         if os.getpid() == self._pid:
             for pool in self._all():
                 self._end(pool)

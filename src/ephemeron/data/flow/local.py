@@ -1,4 +1,4 @@
-"""What depends on the process that reads: functions that map samples there, and its place among the ranks."""
+"""Properties of the reading process: functions that map samples there, and its rank."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LocalMap:
         """The sample after the function; the process's own generators stay as they were.
 
         Args:
-            sample: after all steps, and the functions before this one.
-            item: what was loaded.
-            stage: number of this one among all that is done to a sample.
+            sample: the sample after all steps and the functions before this one.
+            item: request of the sample.
+            stage: number of this function among all stages of a sample.
         """
         if item.seed is None:
             return self._call(sample, None)
@@ -45,7 +45,7 @@ class LocalMap:
 
 
 def process_group() -> tuple[int, int] | None:
-    """Rank and world size of PyTorch's process group; None: there is none, or PyTorch was not imported."""
+    """Rank and world size of PyTorch's process group; None: there is none, or PyTorch is not imported."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

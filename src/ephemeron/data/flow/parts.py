@@ -1,4 +1,4 @@
-"""Data and target of a sample, whatever its shape: a tuple, a list, a dict, a dataclass, or a single value.
+"""Data and target of a sample of any shape: a tuple, a list, a dict, a dataclass, or a single value.
 
 | sample | data | target | with `key` |
 |---|---|---|---|
@@ -25,7 +25,7 @@ def part_of(sample: Any, role: Role, key: Key) -> Any:
     """The data or the target of a sample, or the part that `key` names.
 
     Raises:
-        ValueError: the sample has no such part; says what it has.
+        ValueError: the sample has no such part; the message lists its parts.
     """
     place = _place(sample, role, key)
     if place is None:
@@ -34,10 +34,10 @@ def part_of(sample: Any, role: Role, key: Key) -> Any:
 
 
 def with_part(sample: Any, role: Role, key: Key, value: Any) -> Any:
-    """The sample with another part of that role or key; the given one stays as it was.
+    """A copy of the sample with another value for that role or key; the given sample is unchanged.
 
     Raises:
-        ValueError: as `part_of`.
+        ValueError: the sample has no such part.
     """
     place = _place(sample, role, key)
     if place is None:
@@ -55,7 +55,7 @@ def with_part(sample: Any, role: Role, key: Key, value: Any) -> Any:
 
 
 def _place(sample: Any, role: Role, key: Key) -> Any:
-    """Where the part is; None: it is all of the sample."""
+    """Place of the part; None: it is the whole sample."""
     if isinstance(sample, Mapping):
         return _key_of(sample, role, key)
     if dataclasses.is_dataclass(sample):

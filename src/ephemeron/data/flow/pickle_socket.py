@@ -1,10 +1,10 @@
-"""What loaders and trainer say to each other: pickle protocol 5, with arrays and tensors out of band.
+"""Messages between loaders and trainer: pickle protocol 5, with arrays and tensors out of band.
 
-Large arrays go through anonymous memory that both sides map (Linux): nothing of it has a name, so nothing is left behind
-when either side is killed. A batch that is put together in such an `Arena` is not copied at all on its way. What arrives is
-writable, belongs to the receiver, and lives as long as somebody holds a part of it; then the sender uses the memory again.
+Large arrays go through anonymous memory that both sides map (Linux): it has no name, so nothing is left behind
+when either side is killed. A batch that is collated in such an `Arena` is not copied on its way. A received array is
+writable, belongs to the receiver, and exists as long as a part of it is referenced; then the sender reuses the memory.
 
-Only for processes that were forked from one another: nothing here is authenticated.
+Only for processes that were forked from one another: there is no authentication.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ import numpy as np
 SHARED = 1 << 20
 """Bytes from which arrays go through shared memory."""
 KEPT_BYTES = 1 << 30
-"""Of shared memory that a sender keeps to use it again."""
+"""Bytes of shared memory that a sender keeps for reuse."""
 _MOST = 64
 _DATA_AT = 64
 _HEAD = struct.Struct("!IQIB")
-"""Number of parts; bytes of the arena (0: there is none), its number (0: it is not used again), whether it is new."""
+"""Number of parts; bytes of the arena (0: none), its number (0: not reused), whether it is new."""
 _PART = struct.Struct("!QQ")
-"""Bytes of a part and where it is in the arena."""
+"""Bytes of a part and its offset in the arena."""
 _HERE = 2**64 - 1
-"""Not in the arena but in the stream."""
+"""Offset of a part that is in the stream, not in the arena."""
 
 
 class Arena:
-    """Anonymous memory for some arrays, which two processes map. Its first byte says whether it is in use.
+    """Anonymous memory for some arrays, mapped by two processes. Its first byte is nonzero while it is in use.
 
     Args:
-        nbytes: that they take together, each rounded up by `aligned`.
-        number: by which the receiver knows it again; 0: it is used once.
+        nbytes: total bytes of the arrays, each rounded up by `aligned`.
+        number: identifies it to the receiver; 0: it is used once.
 
     Raises:
-        OSError: there is no memory, or this system has no such thing.
+        OSError: there is no memory left, or this system has no anonymous files.
     """
 
     def __init__(self, nbytes: int, number: int = 0) -> None:
         self.nbytes, self.number = nbytes, number
         self._used = _DATA_AT
         self.fd: int | None = os.memfd_create("ephemeron-batch")
-        """None once the receiver has it."""
+        """File descriptor; None once the receiver has it."""
         try:
             os.ftruncate(self.fd, _DATA_AT + nbytes)
             self.memory = memoryview(mmap.mmap(self.fd, _DATA_AT + nbytes))
@@ -62,48 +62,48 @@ class Arena:
 
     @property
     def in_use(self) -> bool:
-        """Whether the receiver still looks at it, or it is being filled."""
+        """True while the receiver refers to it, or it is being filled."""
         return bool(self.memory[0])
 
     def begin(self) -> None:
-        """It is filled anew."""
+        """Starts filling it anew."""
         self.memory[0], self._used = 1, _DATA_AT
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The next part, as an array to be filled."""
+        """The next part, as an array to fill."""
         start, nbytes = self._used, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._used += aligned(nbytes)
         return np.frombuffer(self.memory[start : start + nbytes], dtype=dtype).reshape(shape)
 
     def offset(self, part: memoryview) -> int | None:
-        """Where in the arena a buffer lies; None: elsewhere."""
+        """Offset of a buffer in the arena; None: it is elsewhere."""
         if part.nbytes == 0:
             return None
         at = np.frombuffer(part, dtype=np.uint8).ctypes.data - self._base
         return int(at) if at >= 0 and at + part.nbytes <= len(self.memory) else None
 
     def close(self) -> None:
-        """Lets go of the file. The memory stays as long as it is mapped."""
+        """Closes the file. The memory exists as long as it is mapped."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
 
 def aligned(nbytes: int) -> int:
-    """The space that a part of so many bytes takes."""
+    """Bytes occupied by a part of `nbytes` bytes."""
     return -(-nbytes // 64) * 64
 
 
 def can_share() -> bool:
-    """Whether this system has anonymous files."""
+    """True if this system has anonymous files."""
     return hasattr(os, "memfd_create")
 
 
 class TensorPickler(pickle.Pickler):
-    """Tensors travel as arrays, whose memory is sent as it is."""
+    """Pickles tensors as arrays, whose memory is sent without a copy."""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch: Any = sys.modules.get("torch")  # perhaps another thread is just importing it
+        torch: Any = sys.modules.get("torch")  # another thread may be importing it
         if type(obj) is getattr(torch, "Tensor", None) and obj.device.type == "cpu" and not obj.requires_grad:
             try:
                 return torch.from_numpy, (obj.contiguous().numpy(),)
@@ -113,9 +113,9 @@ class TensorPickler(pickle.Pickler):
 
 
 class PickleSocket:
-    """A connection: anything that can be pickled goes through it, large arrays in memory that both ends map.
+    """A connection for any picklable values; large arrays are sent in memory that both ends map.
 
-    A sender keeps the memory that it has shared and uses it again once nothing at the other end refers to it: fresh memory
+    A sender keeps the memory that it has shared and reuses it once the other end no longer refers to it: fresh memory
     costs more than the copy into it.
 
     Args:
@@ -128,10 +128,10 @@ class PickleSocket:
         self._mapped: dict[int, mmap.mmap] = {}
 
     def arena(self, nbytes: int) -> Arena:
-        """Memory to be filled and sent.
+        """Memory to fill and send.
 
         Raises:
-            OSError: there is none.
+            OSError: there is no memory left.
         """
         free = [arena for arena in self._arenas if not arena.in_use]
         fitting = [arena for arena in free if nbytes <= arena.nbytes <= 2 * nbytes]
@@ -155,15 +155,15 @@ class PickleSocket:
         return sum(arena.nbytes for arena in self._arenas)
 
     def send(self, value: Any, arena: Arena | None = None) -> None:
-        """Sends something.
+        """Sends a value.
 
         Args:
-            value: what to send.
-            arena: that some of its arrays lie in, from `arena`.
+            value: any picklable value.
+            arena: memory of some of its arrays, from `arena`.
 
         Raises:
-            PicklingError, TypeError, AttributeError: it cannot be pickled; nothing was sent.
-            OSError: the other side is gone.
+            PicklingError, TypeError, AttributeError: the value cannot be pickled; nothing was sent.
+            OSError: the other side closed the connection.
         """
         buffers: list[pickle.PickleBuffer] = []
         head = io.BytesIO()
@@ -201,10 +201,10 @@ class PickleSocket:
         return arena, places
 
     def receive(self) -> tuple[Any, int]:
-        """A message and its bytes.
+        """A message and its size in bytes.
 
         Raises:
-            EOFError, OSError: the other side is gone.
+            EOFError, OSError: the other side closed the connection.
         """
         first, fds, _, _ = socket.recv_fds(self.sock, _HEAD.size, 1)
         if not first:
@@ -220,7 +220,7 @@ class PickleSocket:
         return pickle.loads(head, buffers=buffers), sum(n for n, _ in table)
 
     def _lent(self, nbytes: int, number: int, fd: int | None) -> memoryview:
-        """The memory of an arena, which is free again when nothing refers to it."""
+        """The memory of an arena, which is free again when no object refers to it."""
         held = mmap.mmap(fd, nbytes) if fd is not None else self._mapped[number]
         if number:
             self._mapped[number] = held

@@ -1,12 +1,14 @@
-"""Batches of given samples, the next ones loaded while the present one is used; bounded in bytes.
+"""Prefetching of batches with given samples, bounded in bytes: the next ones are loaded while the current one is used.
 
-`ShuffledFlow` decides itself which samples come next. Here somebody else does (a job's sampler, which deals samples out by
-role), and may go anywhere: back after a failure, or on to other batch sizes. Three ways of loading, one interface:
+`FlowLoader` determines itself which samples come next. Here another component does (a job's sampler, which assigns
+samples by role) and may change the order: back after a failure, or to other batch sizes.
+Three strategies with one interface:
 
-processes   loaders forked from this process (`LoaderPool`); steps run there, with random numbers of their own
-thread      samples are fetched in a thread, steps run where batches are asked for: for object stores, where loaders
-            would need one more process to read for them. Steps may not run in a thread: they draw from the process's global generators, and so does the model
-here        everything when it is asked for: where time is virtual, or processes are not wanted
+Forked     loaders forked from this process (`LoaderPool`); steps run there, with random numbers of their own
+Threaded   samples are fetched in a thread, steps run in the thread that requests the batch: for object stores, for
+           which loaders would need one more process. Steps may not run in a thread: they draw from the process's global
+           generators, and so does the model
+Inline     samples are loaded on request: under virtual time, or where processes are not wanted
 """
 
 from __future__ import annotations
@@ -33,29 +35,29 @@ _RETRY = re.compile(r"retry:(\d+)")
 
 
 class LoadStrategy(ABC):
-    """A way of loading. Each number that was submitted comes back once; in which order is its own affair."""
+    """A strategy of loading. Each submitted number has one result, in any order."""
 
     ahead: int = 0
-    """Batches worth submitting beyond the one that is waited for."""
+    """Batches worth submitting beyond the requested one."""
 
     @abstractmethod
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
-        """Begins to load a batch. Earlier ones come first."""
+        """Starts loading a batch. Earlier ones come first."""
 
     @abstractmethod
     def result(self) -> ChunkDone:
-        """The next batch that is loaded; waits for it.
+        """The next loaded batch; waits for it.
 
         Raises:
             LoadersLost: it cannot be loaded, and no other could.
         """
 
     def close(self) -> None:
-        """Gives up what is under way. Idempotent."""
+        """Cancels batches under way. Idempotent."""
 
 
 class Inline(LoadStrategy):
-    """Loads in the thread that asks, when it asks."""
+    """Loads in the requesting thread, on request."""
 
     def __init__(self, loading: SampleLoader) -> None:
         self._loading = loading
@@ -70,7 +72,7 @@ class Inline(LoadStrategy):
 
 
 class Threaded(LoadStrategy):
-    """Fetches in a thread; the steps run in the thread that asks."""
+    """Fetches in a thread; the steps run in the requesting thread."""
 
     ahead = 1
 
@@ -92,7 +94,7 @@ class Threaded(LoadStrategy):
 
 
 class Forked(LoadStrategy):
-    """Loader processes. Make it before this process computes anything in threads."""
+    """Loader processes. Create it before this process computes in threads."""
 
     def __init__(self, loading: SampleLoader, loaders: int, collate: Collate) -> None:
         self._pool = LoaderPool(loading, loaders, collate=collate)
@@ -119,14 +121,14 @@ class _Coming:
 
 @dataclass(slots=True, kw_only=True)
 class Prefetcher:
-    """Batches by iteration. Not for several threads.
+    """Batches by iteration. Not thread-safe.
 
     Args:
         loading: the flow with its dataset.
-        way: of loading.
-        collate: makes a batch of samples; the same that the way uses, if it does.
+        way: strategy of loading.
+        collate: makes a batch of samples; the same as that of the strategy, if it collates.
         on_error: `fail`, `skip`, or `retry:N` and then fail.
-        prefetch_bytes: most that is held for later; the next batch is loaded in any case.
+        prefetch_bytes: maximum bytes loaded ahead; the next batch is loaded in any case.
     """
 
     loading: SampleLoader
@@ -144,15 +146,15 @@ class Prefetcher:
         self._window = PrefetchWindow(batches=self.way.ahead, limit_bytes=self.prefetch_bytes, unmeasured=1)
 
     def get(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> TrainingBatch:
-        """The batch of an iteration; begins to load those after it.
+        """The batch of an iteration; starts loading the following ones.
 
         Args:
-            iteration: any.
-            wanted: what an iteration consists of; None: there is no such iteration, so that it is not loaded ahead.
+            iteration: any iteration of the run.
+            wanted: samples of an iteration; None: the iteration does not exist and is not loaded ahead.
 
         Raises:
-            SampleFailed: a sample cannot be loaded, and may not be skipped; or samples cannot be put together.
-            LoadersLost: loader processes keep dying.
+            SampleFailed: a sample cannot be loaded, and may not be skipped; or samples cannot be collated.
+            LoadersLost: loader processes die repeatedly.
         """
         self._forget(iteration, wanted)
         self._submit(iteration, wanted)
@@ -165,11 +167,11 @@ class Prefetcher:
         return self._settle(coming.items, coming.done)
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels batches under way."""
         self.way.close()
 
     def _forget(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
-        """Whoever asks for something else than was foreseen has no use for it."""
+        """Drops batches loaded ahead that differ from those now requested."""
         for i, coming in list(self._coming.items()):
             if not iteration <= i <= iteration + self.way.ahead or coming.items != wanted(i):
                 del self._coming[i]
@@ -193,7 +195,7 @@ class Prefetcher:
                 self._submit(iteration + later, wanted)
 
     def _has_room(self, iteration: int) -> bool:
-        """Whether another batch may be loaded ahead of the one that is asked for."""
+        """True if another batch may be loaded ahead of the requested one."""
         later = [coming.done for i, coming in self._coming.items() if i > iteration]
         complete = [done.nbytes for done in later if done is not None]
         return self._window.has_room(held=len(complete), under_way=len(later) - len(complete), held_bytes=sum(complete))
@@ -233,16 +235,16 @@ class Prefetcher:
 def paired(
     samples: list[Any], collator: Collator, loading: SampleLoader, items: Sequence[SampleRequest]
 ) -> tuple[Any, Any]:
-    """A batch of these samples, which is a pair.
+    """A batch of these samples, as a pair of inputs and targets.
 
     Args:
-        samples: in order.
-        collator: puts them together.
-        loading: where they are from.
-        items: what was to be loaded, also what failed.
+        samples: the samples, in order.
+        collator: collates them.
+        loading: loader of the samples.
+        items: all requested items, including those that failed.
 
     Raises:
-        SampleFailed: they cannot be put together, or what comes out is no pair of inputs and targets.
+        SampleFailed: the samples cannot be collated, or the result is not a pair of inputs and targets.
     """
     try:
         inputs, targets = _pair(collator(samples, items))
@@ -259,10 +261,10 @@ def paired(
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
-    """A batch of which the model gets the one part and the loss the other.
+    """A batch as the pair of the model's inputs and the loss's targets.
 
     Raises:
-        TypeError: it has other parts; says which.
+        TypeError: the batch has other parts; the message lists them.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
@@ -276,11 +278,11 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def way_of(loading: SampleLoader, *, loaders: int, own_process: bool, collate: Collate) -> LoadStrategy:
-    """How to load where this runs.
+    """Strategy of loading for this process.
 
     Args:
-        loaders: processes; 0: none are wanted.
-        own_process: whether this process may fork and start threads.
+        loaders: number of processes; 0: none.
+        own_process: True if this process may fork and start threads.
         collate: makes batches, in loaders.
     """
     if not own_process or loaders == 0:
@@ -288,13 +290,13 @@ def way_of(loading: SampleLoader, *, loaders: int, own_process: bool, collate: C
     from ephemeron.data.catalog import DatasetReader
 
     in_store = isinstance(loading.dataset, DatasetReader) and not loading.dataset.is_local
-    if in_store and loading.reads_are_pure:  # what draws must not do so in a thread beside the model
+    if in_store and loading.reads_are_pure:  # reads that draw must not do so in a thread beside the model
         return Threaded(loading)
     return Forked(loading, loaders, collate)
 
 
 def _nbytes(sample: Any) -> int:
-    """Of the arrays and texts in a sample, about."""
+    """Approximate bytes of the arrays and texts in a sample."""
     if isinstance(sample, (tuple, list)):
         return sum(map(_nbytes, sample))
     if isinstance(sample, dict):

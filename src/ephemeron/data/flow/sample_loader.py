@@ -1,9 +1,9 @@
-"""One sample through the steps: with random numbers of its own, timed by step, and with errors that say where.
+"""One sample through the steps: with random numbers of its own, timed by step, and with errors that name the step.
 
-A sample must not depend on which process computes it, in which order, or after how many others. So before it is read, and
-before each step, all generators that user code may draw from are seeded (`ephemeron.data.randomness`) from the job's seed,
-the epoch, the sample's index and the step's number. Steps whose result may be cached are seeded from the flow and the index
-alone, since they have to give the same in every epoch and for every job.
+A sample must not depend on the process that computes it, on the order, or on the number of samples before it. So before
+it is read, and before each step, all generators that user code may draw from are seeded (`ephemeron.data.randomness`)
+from the job's seed, the epoch, the sample's index and the step's number. Steps whose result may be cached are seeded
+from the flow and the index alone, since they have to give the same in every epoch and for every job.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ READ, NETWORK, COLLATE = "read", "network", "collate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What is to be loaded."""
+    """Request of one sample."""
 
     index: int
-    """Of the sample in the dataset."""
+    """Index of the sample in the dataset."""
     epoch: int = 0
     seed: int | None = None
-    """Of the job; None: random numbers are left alone."""
+    """Seed of the job; None: random generators are not touched."""
 
     def stage_seed(self, stage: int) -> int:
-        """What is drawn from while a stage runs: 0 is reading, step n is stage n + 1."""
+        """Seed of a stage: 0 is reading, n + 1 is step n."""
         assert self.seed is not None
         return stage_seed(sample_seed(self.seed, self.epoch, self.index), stage)
 
 
 @dataclass(slots=True)
 class StageTimings:
-    """Where the time of loading went, and how often."""
+    """Time of loading by stage, and number of calls."""
 
     by_stage: dict[str, float] = field(default_factory=dict)
     samples: int = 0
@@ -63,7 +63,7 @@ class StageTimings:
         self.by_stage[stage] = self.by_stage.get(stage, 0.0) + seconds
 
     def merge(self, other: StageTimings) -> None:
-        """Adds what another process counted."""
+        """Adds the counts of another process."""
         for stage, seconds in other.by_stage.items():
             self.add(stage, seconds)
         self.samples += other.samples
@@ -73,7 +73,7 @@ def open_source(source: FlowSource) -> Any:
     """A dataset with `__len__`, `__getitem__` and, where it can fetch many at once, `__getitems__`.
 
     Raises:
-        DatasetNotFound, DatasetError: it is not there, or cannot be read.
+        DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
     """
     if source.dataset is not None:
         return source.dataset
@@ -85,10 +85,10 @@ def open_source(source: FlowSource) -> Any:
 
 
 def pinned(source: FlowSource) -> FlowSource:
-    """The same with the version and the store that it means here and now, so that other processes open no other.
+    """The source with resolved version and store, so that other processes open the same dataset.
 
     Raises:
-        DatasetNotFound, DatasetError: it is not there, or cannot be read.
+        DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
     """
     if source.dataset is not None:
         return source
@@ -102,8 +102,8 @@ class SampleLoader:
     """A flow bound to its dataset.
 
     Args:
-        flow: with a source.
-        dataset: of `open_source`.
+        flow: a flow with a source.
+        dataset: result of `open_source`.
     """
 
     def __init__(self, flow: FlowDescription, dataset: Any) -> None:
@@ -121,24 +121,24 @@ class SampleLoader:
 
     @cached_property
     def reads_are_pure(self) -> bool:
-        """Whether reading a sample draws no random numbers, whatever it is: then any thread may do it, and many at once."""
+        """True if reading never draws random numbers: then any thread may read, and several at once."""
         from ephemeron.data.catalog import DatasetReader
 
         return isinstance(self.dataset, DatasetReader) and not self.dataset.has_own_decoders
 
     @cached_property
     def held(self) -> tuple[Any, ...]:
-        """Generators that the dataset and the steps keep."""
+        """Generators held by the dataset and the steps."""
         kept_by = [] if self.reads_are_pure else [self.dataset]
         return generators_in(*kept_by, *((s.function, s.transform) for s in self.flow.steps))
 
     def load(self, items: Sequence[SampleRequest]) -> list[Any | SampleFailed]:
-        """The samples of these items, in this order; in place of one that raises, the error."""
+        """The samples of these items, in this order; an item that raises gives its error instead."""
         with self._kept(items):
             return self.map(items, self.fetch(items))
 
     def map(self, items: Sequence[SampleRequest], raws: Sequence[Any | SampleFailed]) -> list[Any | SampleFailed]:
-        """What `fetch` read, after the steps."""
+        """Results of `fetch` after the steps."""
         out: list[Any | SampleFailed] = []
         with self._kept(items):
             for item, raw in zip(items, raws, strict=True):
@@ -147,7 +147,7 @@ class SampleLoader:
         return out
 
     def fetch(self, items: Sequence[SampleRequest]) -> list[Any | SampleFailed]:
-        """The samples as the dataset has them, each as if it were read alone.
+        """The samples as the dataset returns them, each as if it were read alone.
 
         Seeds the generators of this process unless `reads_are_pure`; then any thread may do it.
         """
@@ -157,7 +157,7 @@ class SampleLoader:
             return [self._alone(item, seeded=not pure) for item in items] if together is None else together
 
     def _together(self, items: Sequence[SampleRequest], *, seeded: bool) -> list[Any] | None:
-        """Fetched in one go; None where the dataset cannot, or one of them fails, or draws."""
+        """Samples fetched in one call; None if the dataset cannot, or one of them fails, or draws."""
         many = getattr(self.dataset, "__getitems__", None)
         if many is None or len(items) < 2 or self._one_by_one:
             return None
@@ -168,12 +168,12 @@ class SampleLoader:
         began = time.perf_counter()
         try:
             found = list(many([item.index for item in items]))
-        except Exception:  # noqa: BLE001 - which of them it was is seen when each is read alone
+        except Exception:  # noqa: BLE001 - reading one by one finds the sample
             return None
         finally:
             self.seconds.add(READ, time.perf_counter() - began)
         if len(found) != len(items) or (watch is not None and watch.drew()):
-            self._one_by_one = True  # what a sample draws must not depend on those that are read before it
+            self._one_by_one = True  # a sample's draws must not depend on the samples read before it
             return None
         return found
 
@@ -183,7 +183,7 @@ class SampleLoader:
         began = time.perf_counter()
         try:
             return self.dataset[item.index]
-        except Exception as e:  # noqa: BLE001 - whatever a dataset raises belongs to a sample
+        except Exception as e:  # noqa: BLE001 - any error of a dataset is attributed to a sample
             return self._failed(item, READ, e)
         finally:
             self.seconds.add(READ, time.perf_counter() - began)
@@ -203,13 +203,13 @@ class SampleLoader:
         return sample
 
     def _kept(self, items: Sequence[SampleRequest]) -> Any:
-        """Leaves the caller's generators as they were, if they are seeded for these items."""
+        """Context that restores the caller's generators, if they are seeded for these items."""
         return nullcontext() if all(item.seed is None for item in items) else kept(self.held)
 
     def seed(self, item: SampleRequest, stage: int) -> int | None:
-        """Seeds the generators for a stage of an item (0: reading, n + 1: step n), and returns with what.
+        """Seeds the generators for a stage of an item (0: reading, n + 1: step n), and returns the seed.
 
-        None: the item has no seed. Then generators go on as they are, or, in loader processes, from somewhere new.
+        None: the item has no seed. Then generators continue, or, in loader processes, start from a fresh seed.
         """
         if item.seed is None:
             scatter(self.held)
@@ -221,13 +221,13 @@ class SampleLoader:
         return seed
 
     def asks(self, number: int) -> str | None:
-        """The argument by which a step takes a generator; None: it takes none."""
+        """Name of the parameter by which a step takes a generator; None: it takes none."""
         if number not in self._asking:
             self._asking[number] = wanted_generator(self.flow.steps[number].function)
         return self._asking[number]
 
     def _handed(self, number: int, step: MapStep, seed: int | None) -> MapStep:
-        """The step, with a generator where its function takes one."""
+        """The step, with a generator bound if its function takes one."""
         name = self.asks(number)
         if name is None:
             return step

@@ -21,8 +21,8 @@ class SampleView:
 
     Args:
         loading: the flow bound to its dataset.
-        loaders: load ahead for iterations; None: nothing does.
-        chosen: the dataset's numbers of the samples; None: all of them.
+        loaders: load ahead for iterations; None: no loading ahead.
+        chosen: indices of the samples in the dataset; None: all of them.
         here: functions of `local_map`, in order.
     """
 
@@ -43,15 +43,15 @@ class SampleView:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What tells this view from others; see `ephemeron.data.flow.fingerprint`."""
+        """Identity of this view; see `ephemeron.data.flow.fingerprint`."""
         return fingerprint(self.loading.flow, self._chosen)
 
     def indices(self, positions: Indices) -> Indices:
-        """The dataset's numbers of samples of this view."""
+        """Indices in the dataset of samples of this view."""
         return positions if self._chosen is None else self._chosen[positions]
 
     def index(self, position: SupportsIndex) -> int:
-        """The dataset's number of a sample of this view."""
+        """Index in the dataset of a sample of this view."""
         at = operator.index(position)
         if not 0 <= at < len(self):
             raise IndexError(f"flow {self.loading.flow.name}: sample {at} of {len(self)}")
@@ -59,12 +59,12 @@ class SampleView:
 
     @property
     def maps_here(self) -> bool:
-        """Whether there are functions of `local_map`."""
+        """True if there are functions of `local_map`."""
         return bool(self._here)
 
     def mapped_here(self, sample: Any, item: SampleRequest) -> Any:
         """A loaded sample after the functions of `local_map`."""
-        first = len(self.loading.flow.steps) + 1  # stages before are reading and the steps
+        first = len(self.loading.flow.steps) + 1  # earlier stages are reading and the steps
         for number, function in enumerate(self._here):
             sample = function(sample, item, first + number)
         return sample
@@ -73,8 +73,8 @@ class SampleView:
         """Samples by index, for example as the dataset of `torch.utils.data.DataLoader`.
 
         Args:
-            seed: None: random steps draw as they would anywhere. A number: they draw the same for a sample whoever
-                asks for it, in an epoch.
+            seed: None: random steps draw as usual. A number: their draws depend only on this seed, the epoch and the
+                sample.
             epoch: see `FlowDataset.set_epoch`.
         """
         return FlowDataset(self, seed=seed, epoch=epoch)
@@ -87,7 +87,7 @@ class FlowDataset:
         self._read, self._seed, self.epoch = read, seed, epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Of the random numbers, where there is a seed. Before the DataLoader's workers start."""
+        """Sets the epoch of the random numbers, if there is a seed. Call it before the DataLoader's workers start."""
         self.epoch = epoch
 
     def __len__(self) -> int:

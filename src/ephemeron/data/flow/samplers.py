@@ -12,7 +12,7 @@ from ephemeron.data.flow.epoch_index import EpochIndex
 
 
 class EpochSource(Protocol):
-    """The part of a `FlowLoader` that its samplers use."""
+    """The subset of a `FlowLoader` that its samplers use."""
 
     @property
     def batch_size(self) -> int:
@@ -20,11 +20,11 @@ class EpochSource(Protocol):
 
     @property
     def drop_last(self) -> bool:
-        """Whether an incomplete last step is left out."""
+        """True if an incomplete last step is left out."""
 
     @property
     def share(self) -> int:
-        """Samples of an epoch that this rank gets."""
+        """Samples of an epoch for this rank."""
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -33,7 +33,7 @@ class EpochSource(Protocol):
         """The next epoch as lists of samples."""
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch."""
+        """Sets the epoch of the next iteration."""
 
 
 class FlowSampler:
@@ -69,7 +69,7 @@ class FlowBatchSampler:
 
     @property
     def drop_last(self) -> bool:
-        """Whether an incomplete last step is left out."""
+        """True if an incomplete last step is left out."""
         return self._loader.drop_last
 
     def __len__(self) -> int:

@@ -1,8 +1,9 @@
-"""Which positions of an epoch go to which rank and batch. Pure, and O(1) to resume.
+"""Positions of an epoch for each rank and batch. Pure, and O(1) to resume.
 
 An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front, as
-`ephemeron.data.scheduler.Deal` deals them out: step by step, a batch for every rank. What has been consumed is therefore one
-number, however many ranks or loaders there were, and whoever resumes deals what is left anew among the ranks there are now.
+`ephemeron.data.scheduler.EpochPartition` distributes them: step by step, a batch for every rank. The consumed part is
+therefore one number, for any number of ranks or loaders, and on resumption the rest is distributed among the current
+ranks.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class BatchStream:
     remainder: Remainder = "even"
     epoch: int = 0
     begun_at: int = 0
-    """Positions of this epoch that had been taken when these ranks began to deal."""
+    """Positions of this epoch that had been consumed when these ranks started."""
     steps: int = 0
-    """Taken by this rank since then."""
+    """Steps of this rank since then."""
     _order: tuple[int, Indices] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,32 +61,32 @@ class BatchStream:
 
     @property
     def length(self) -> int:
-        """Batches of a whole epoch; the same for every rank, and wherever this stream stands."""
+        """Batches of a whole epoch; the same for every rank, and at every position of this stream."""
         return self._deal_of(self.samples).batches
 
     @property
     def share(self) -> int:
-        """Samples of a whole epoch that this rank gets, those that come twice among them."""
+        """Samples of a whole epoch for this rank, including repeated ones."""
         deal = self._deal_of(self.samples)
         full = max(0, deal.batches - 2)  # only the last two may be smaller
         return full * self.batch_size + sum(len(deal.part(self.rank, step)) for step in range(full, deal.batches))
 
     @property
     def consumed(self) -> int:
-        """Positions of this epoch that all ranks together have taken, if they are in step."""
+        """Positions of this epoch that all ranks together have consumed, if they are in step."""
         if self.steps == 0:
             return self.begun_at
         return min(self.begun_at + self._deal().step(self.steps - 1).stop, self.samples)
 
     def steps_left(self) -> int:
-        """Batches of this epoch that this rank has still to take; the same for every rank."""
+        """Batches of this epoch left to this rank; the same for every rank."""
         return self._deal().batches - self.steps
 
     def next(self) -> Indices | None:
         """The samples of this rank's next batch, or None at the end of the epoch (then call `begin`).
 
-        Of `batch_size` samples but for the last ones. Empty with `remainder = "keep"` only, where that cannot be avoided:
-        after resuming with fewer samples left than ranks, or with batches of one.
+        A batch has `batch_size` samples, except the last ones. It is empty only with `remainder = "keep"`, after
+        resuming with fewer samples left than ranks, or with batches of one.
         """
         if self.steps_left() == 0:
             return None
@@ -96,19 +97,19 @@ class BatchStream:
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of an epoch is known when it begins."""
+        """True if the order of an epoch is known when it begins."""
         return True
 
     def copy(self) -> BatchStream:
-        """Another one that stands at the same place."""
+        """Another stream at the same position."""
         return replace(self)
 
     def begin(self, epoch: int) -> BatchStream:
-        """Another one that stands at the beginning of an epoch, whether or not this one has come to the end of its own."""
+        """Another stream at the beginning of an epoch, regardless of this one's position."""
         return replace(self, epoch=epoch, begun_at=0, steps=0)
 
     def rest(self) -> Indices:
-        """The samples that all ranks together have still to take in this epoch, in order."""
+        """Samples of this epoch left to all ranks together, in order."""
         return self.order()[self.consumed :]
 
     def following(self) -> Indices:
@@ -127,17 +128,17 @@ class BatchStream:
         return self._order[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able; the same for every rank that has taken as many batches."""
+        """The position, JSON-able; the same for every rank that has taken as many batches."""
         return {
             "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "epoch": self.epoch,
             "consumed": self.consumed,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was called, perhaps with another batch size or number of ranks.
+        """Continues where `state_dict` was called, also with another batch size or number of ranks.
 
         Raises:
-            JobError: the state is of other samples, another seed, or another order.
+            JobError: the state has other samples, another seed, or another order.
         """
         for key in ("samples", "seed", "shuffle"):
             if state.get(key) != getattr(self, key):

@@ -22,15 +22,15 @@ from ephemeron.errors import JobError
 
 
 class FlowReader(ABC):
-    """Makes a described flow readable."""
+    """Turns a description into a readable view."""
 
     @abstractmethod
     def read(self, flow: FlowDescription) -> FlowView:
-        """The flow, bound to the version of its dataset that it means now.
+        """The flow, bound to the current version of its dataset.
 
         Raises:
-            JobError: it has no dataset.
-            DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
+            JobError: the flow has no dataset.
+            DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
         """
 
 
@@ -38,11 +38,11 @@ class LocalReader(FlowReader):
     """Reads in this process, or in loader processes that it starts.
 
     Args:
-        workers: loader processes of an iteration over `to_shuffled`; 0: everything happens when it is asked for.
-        lease_s: after which a loader that does not answer is taken for lost; None: twenty times what is usual.
+        workers: loader processes of an iteration over `to_shuffled`; 0: samples are loaded on request.
+        lease_s: time after which a silent loader is considered lost; None: twenty times the usual time.
 
     Raises:
-        JobError: a negative number of workers.
+        JobError: the number of workers is negative.
     """
 
     def __init__(self, workers: int = 0, *, lease_s: float | None = None) -> None:
@@ -62,10 +62,10 @@ class FlowView(SampleView):
     """A view of a flow that can be read: by index, or as shuffled batches; whole, or a part of it."""
 
     def local_map(self, function: Callable[[Any], Any]) -> FlowView:
-        """The same view, with a function that maps whole samples in the process that reads, not in loaders.
+        """The same view, with a function that maps whole samples in the reading process, not in loaders.
 
-        Its random numbers are fixed by seed, epoch and sample, as those of a step are; the process's own generators stay as
-        they were.
+        Its random numbers are fixed by seed, epoch and sample, as those of a step are; the process's own generators are
+        not affected.
         """
         return self._with(here=(*self._here, LocalMap(function)))
 
@@ -73,12 +73,12 @@ class FlowView(SampleView):
         """A part of this view.
 
         Args:
-            indices: places in this view, in the order that the part shall have; they may repeat. Or a mask: for each sample
-                of this view, in order, whether it is in the part.
+            indices: places in this view, in the order of the part; they may repeat. Or a mask: for each sample of this
+                view, in order, True if it is in the part.
 
         Raises:
             IndexError: an index is negative or too large.
-            JobError: a mask of another length, or truth values among indices.
+            JobError: the mask has another length, or there are truth values among indices.
         """
         given = list(indices)
         truths = sum(map(_is_truth, given))
@@ -111,26 +111,27 @@ class FlowView(SampleView):
             batch_size: samples per batch and rank.
             collate_fn: from a list of samples to a batch; None: PyTorch's default, or stacked arrays without PyTorch.
             prefetch: batches loaded ahead (only with loader processes).
-            seed: with the epoch it fixes the order and every random step, whatever the number of loaders.
+            seed: with the epoch it fixes the order and every random step, for any number of loaders.
             shuffle: False: in the view's order.
-            rank: this process among those that share the samples; None: as in PyTorch's process group, 0 without one.
-            world_size: how many share them; all of them get the same number of batches. None: as in PyTorch's process
-                group, 1 without one. With neither number, a group that begins only afterwards is an error when batches are
-                read, since all its ranks would read the same ones: give both, or make the loader later.
-            remainder: what becomes of an epoch's rest, which is smaller than a batch for every rank. `even`: a smaller last
-                batch, equally large for all ranks; where the rest cannot be shared out evenly, it is filled up with fewer
-                than `world_size` samples from the epoch's beginning (for one rank: none). `drop`: left out. `pad`: filled
-                up to a whole batch for every rank. `keep`: nothing comes twice; sizes differ by one, and a rank for which
-                there is nothing gets None, which the loop has to expect.
+            rank: rank of this process among those that share the samples; None: as in PyTorch's process group, 0
+                without one.
+            world_size: number of processes that share them; all get the same number of batches. None: as in PyTorch's
+                process group, 1 without one. With neither number, a group that is created afterwards is an error when
+                batches are read, since all its ranks would read the same ones: give both, or create the loader later.
+            remainder: treatment of an epoch's remainder, which is smaller than a batch for every rank. `even`: a
+                smaller last batch, equally large for all ranks; a remainder that is not divisible is filled up with
+                fewer than `world_size` samples from the epoch's beginning (for one rank: none). `drop`: left out.
+                `pad`: filled up to a whole batch for every rank. `keep`: no sample is repeated; sizes differ by one,
+                and a rank without a sample gets None, which the loop has to expect.
             on_error: `fail`, `skip` (counted), or `retry:N` and then fail.
-            prefetch_mb: limit of what is loaded ahead; the next batch is loaded in any case.
+            prefetch_mb: limit of the memory loaded ahead, in MB; the next batch is loaded in any case.
             progress: a bar on standard error.
-            sampling: `own`: the order is fixed by the seed, and the same wherever the flow is read. `shared`: a service
-                draws for all jobs that read the flow together, so that they use the same samples at about the same
-                time; each order is as random as before, and depends on what the others do.
+            sampling: `own`: the order is fixed by the seed, and the same for every reader of the flow. `shared`: a
+                service draws for all jobs that read the flow together, so that they use the same samples at about the
+                same time; each order is equally random, and depends on the other jobs.
 
         Raises:
-            JobError: an argument makes no sense.
+            JobError: an argument is out of range.
         """
         group = process_group() if rank is None and world_size is None else (rank or 0, world_size or 1)
         at, of = group or (0, 1)
@@ -158,13 +159,14 @@ def random_split(flows: FlowView | Sequence[FlowView], lengths: Sequence[float],
         flows: one view, or one for each length, over the same samples but usually with different steps, e.g. for training
             and for validation.
         lengths: shares that add up to 1, or numbers of samples that add up to all.
-        seed: of the draw: equal seeds and lengths give equal parts.
+        seed: seed of the draw: equal seeds and lengths give equal parts.
 
     Returns:
-        For each length its part: of the one view, or part i of view i.
+        The part for each length: of the single view, or part i of view i.
 
     Raises:
-        JobError: neither one view nor one for each length, views of different lengths, or lengths that do not add up.
+        JobError: the number of views is neither one nor that of the lengths, views differ in length, or the lengths do
+            not add up.
     """
     views = [flows] if isinstance(flows, FlowView) else list(flows)
     if len(views) not in (1, len(lengths)) or not views:
