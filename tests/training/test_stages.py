@@ -190,7 +190,7 @@ def test_lifetimes_in_a_row_and_a_kill_among_them():
     assert not [key for key in run.left if "/x/" in key or "/g" in key or "/state/" in key]
 
 
-def test_letters_do_not_pile_up():
+def test_messages_between_stages_do_not_accumulate():
     run = staged(**QUICK)
     each = 2 * 2 * 2  # borders, directions, micro-batches
     assert run.most_objects < 3 * SHAPE["checkpoint_every"] * each + 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ from ephemeron.errors import ChannelTimeout, ReplacementsFailed
 from ephemeron.training.collectives.group import StalledPeers
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 RECHECK_S = 0.25
 """Seconds between two reads of an object that does not count."""
@@ -78,6 +80,7 @@ async def wait_for_object(
             if suspects.grace_s > 0:
                 due = loop.time() + suspects.grace_s
                 continue
+        _log.info("%s is late; ranks %s of iteration %d", key, list(suspects.ranks), suspects.iteration)
         await handle_timeout(on_timeout, suspects, missing)
         due, suspects = loop.time() + timeout_s(), None
 

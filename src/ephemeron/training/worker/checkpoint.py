@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.state import Arrivals, CollectiveState
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.timeouts import IterationTimes
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,8 @@ class Checkpoints:
             if data is not None:
                 try:
                     found = self._decode(data, key)
-                except CorruptMessage:
+                except CorruptMessage as e:
+                    _log.warning("skips a checkpoint: %s", e)
                     continue
                 if not_after is None or found.meta.iteration <= not_after:
                     self.intact = self.saved[-1].applied if later else self.durable

@@ -7,6 +7,7 @@ replacement takes a number by a create-only put, so the limit holds with and wit
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from ephemeron.communication.channels.base import Channel
@@ -15,6 +16,8 @@ from ephemeron.errors import ReplacementsFailed
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.failure_detector import FailureDetector
 from ephemeron.training.worker.fencing import Claim
+
+_log = logging.getLogger(__name__)
 
 MOST_TRIES = 5
 """Replacements of a rank for one iteration before the run fails."""
@@ -92,6 +95,7 @@ class PeerReplacement:
             )  # fmt: skip
             # The claim excludes later checkpoints: the missing object was put before them, and lost.
             await self._invoke(rank, latest + 1, new)
+            _log.info("invoked attempt %d of rank %d", latest + 1, rank)
 
     async def spend(self, rank: int, iteration: int) -> None:
         """Takes one of the run's replacements.
