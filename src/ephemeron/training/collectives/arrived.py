@@ -67,7 +67,7 @@ class ArrivedReduce(KReduce):
         """The same of the next version, as far as it was read."""
         super().__init__(group)
         self.chain = VersionChain([0] * group.world)
-        """Of the shard that this rank reduces, if it does."""
+        """Chain of the shard that this rank reduces, if it reduces one."""
         self._paces: dict[str, PeerPace] = {}
         self._looked: dict[int, int] = {}
         """By aggregator, the last result of `latest_iteration`."""

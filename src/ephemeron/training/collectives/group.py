@@ -159,7 +159,7 @@ class Collective(ABC):
         return False
 
     async def pending(self, iteration: int) -> tuple[bool, bool]:
-        """For a replaced worker: whether its upload, and its share of the reduction, of an iteration are still to be done.
+        """Whether a replacement still has to upload, and to reduce its share of, an iteration.
 
         Both True: its predecessor did not reach this point. Repeating an upload is always harmless.
         """

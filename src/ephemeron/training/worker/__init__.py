@@ -1,1 +1,1 @@
-"""What a function runs. Imports neither planning nor faces: cold starts are paid for."""
+"""The code that functions run. It imports neither planner nor command line: cold starts are billed."""

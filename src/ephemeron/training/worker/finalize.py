@@ -150,7 +150,7 @@ async def _wait_for(
 
 
 async def clear_if_over(invocation: InvocationContext, spec: RunSpec | None = None) -> None:
-    """For a rank that ends late, superseded or not needed: deletes the objects that it has stored since the run ended.
+    """Deletes the objects that a late rank, superseded or not needed, has stored since the run ended.
 
     Args:
         invocation: the ending one.

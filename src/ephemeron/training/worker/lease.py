@@ -12,7 +12,7 @@ from typing import Literal
 from ephemeron.training.worker.fencing import Claim
 
 Exit = Literal["finished", "relayed", "stopped", "duplicate", "fenced"]
-"""How an invocation ends: the run is over; its successor goes on; the run was stopped at a checkpoint; another invocation
+"""Outcome of an invocation: the run is over; its successor goes on; the run was stopped at a checkpoint; another invocation
 is the same attempt; a newer attempt has been claimed."""
 
 
@@ -27,7 +27,7 @@ class Lease:
     has_successor: bool = False
     """Whether this attempt has claimed and invoked the next one."""
     passed_on: bool = False
-    """Whether it has left in the middle of an iteration, and told its successor so."""
+    """Whether it has ended in the middle of an iteration, in favour of its successor."""
 
     @property
     def fencing_attempt(self) -> int:
@@ -44,7 +44,7 @@ class Lease:
         return Claim(at_s=run_s, not_after=not_after, tries=self.tries)
 
     def exit_after_timeout(self, *, fenced: bool, finished: bool, stopped: bool) -> Exit | None:
-        """How to end when a peer is late; None: this attempt still holds the lease.
+        """Outcome when a peer is late; None: this attempt still holds the lease.
 
         Args:
             fenced: a claim of `fencing_attempt` exists.

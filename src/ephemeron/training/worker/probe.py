@@ -171,7 +171,7 @@ class _Steps:
         return took, cpu, applying
 
     def _exchange_and_save(self) -> None:
-        """What else takes memory in a worker: messages and checkpoints."""
+        """Makes the messages and checkpoints of a worker, which take memory, too."""
         self._fold(1)
         self.state_bytes = len(encode_state(*self.trainer.state()))
 

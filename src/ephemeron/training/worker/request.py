@@ -61,7 +61,7 @@ class Recovery:
     """Message of a predecessor that ends in the middle of an iteration: its successor starts from a checkpoint."""
 
     seen: tuple[tuple[int, int], ...] = ()
-    """As in `WorkerRequest`."""
+    """See `WorkerRequest`."""
     waited: tuple[tuple[int, int, float], ...] = ()
 
     def to_bytes(self) -> bytes:

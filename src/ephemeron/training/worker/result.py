@@ -32,7 +32,7 @@ class WorkerResult:
     traffic: Traffic
     """Channel operations of the invocation."""
     summary: RunSummary | None = None
-    """Of the run, where this invocation has closed it."""
+    """Result of the run, where this invocation has closed it."""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON: the summary's fields are beside the others."""

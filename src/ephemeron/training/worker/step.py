@@ -54,7 +54,7 @@ class TimedCompute:
 
 
 class IterationStep(ABC):
-    """How a rank computes its contribution to an iteration.
+    """Computation of a rank's contribution to an iteration.
 
     Args:
         started: the worker at its start.

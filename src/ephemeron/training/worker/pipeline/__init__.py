@@ -1,1 +1,1 @@
-"""The worker of a model that lies on several functions: one stage each, values between them through the channel."""
+"""The worker of a model that is divided among several functions: one stage each, values between them through the channel."""

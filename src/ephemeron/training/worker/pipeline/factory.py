@@ -38,7 +38,7 @@ class _StageMeta:
     bf16: tuple[str, ...]
     """Names of arrays that hold the bits of bfloat16."""
     dtype: str
-    """Of floating inputs."""
+    """Dtype of floating inputs."""
 
 
 def stage_object(bundle: StageBundle, *, dtype: torch.dtype) -> bytes:
