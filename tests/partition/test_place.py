@@ -291,7 +291,7 @@ def test_enough_in_sum_but_not_on_each(objective):
         PlanInfeasible, match=r"no placement of chain was found that fits: .* \(20 bytes\) over"
     ) as caught:
         place(three, two(100), objective=objective, budget=WORK)
-    assert "up to 1024 micro-batches nothing was found" in str(caught.value)
+    assert "up to 1024 micro-batches no placement was found that fits" in str(caught.value)
 
 
 def test_one_group_that_no_device_holds_is_named():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 
 from ephemeron.errors import JobError
@@ -21,17 +21,19 @@ from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_
 from ephemeron.partition.placement.canonical import canonical
 from ephemeron.partition.placement.cp_sat import improve
 from ephemeron.partition.placement.energetic_bound import energy_bound_s
+from ephemeron.partition.placement.evaluation import TIGHT, Evaluated, PlacementTrial
 from ephemeron.partition.placement.list_search import list_search
 from ephemeron.partition.placement.memory import no_plan_found, refuse_what_cannot_fit
 from ephemeron.partition.placement.milp_model import iteration_program, load_program, path_bound_s
 from ephemeron.partition.placement.pipeline import best_pipeline, staging
-from ephemeron.partition.placement.plan import Objective, PlacementCandidate, PlacementPlan
+from ephemeron.partition.placement.plan import Objective, PlacementPlan
 from ephemeron.partition.placement.search_budget import SearchBudget, Timer, timer
 from ephemeron.partition.placement.sequencing import orders_of
 from ephemeron.partition.placement.stages import StagedPlacement, in_flight
 from ephemeron.partition.schedule_simulator.replay import Replay
-from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Schedule
-from ephemeron.partition.schedule_simulator.simulator import check_placement, replay
+from ephemeron.partition.schedule_simulator.schedule import Schedule
+from ephemeron.partition.schedule_simulator.simulator import replay
+from ephemeron.partition.schedule_simulator.task_graph import check_placement
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +43,6 @@ DEFAULTS: dict[str, Schedule] = {
 }
 SUGGESTION_S = 10.0
 """Time for suggestions if nothing fits."""
-TIGHT = 1e-4
-"""Relative gap at which a plan is proved."""
 SERIAL = 0.9
 """Share of the bound from which on the longest path dominates; there the relaxed program finds and proves more than annealing."""
 FEW_NODES, WARM, COOL = 150, (1.0, 3.0), (0.1, 1.0)
@@ -150,7 +150,7 @@ def _placed(
         check_placement(graph, devices, seed)
     suggestion_s = None if budget.time_limit_s is None else SUGGESTION_S
     refuse_what_cannot_fit(graph, topology, costs, schedule, timer(suggestion_s, clock))
-    trial = _PlacementTrial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
+    trial = PlacementTrial(graph=graph, topology=topology, schedule=schedule, objective=objective, costs=costs)
     for k, seed in enumerate(seeds):
         trial.evaluate(f"seed {k}", costs.where(seed))
     if objective == "throughput":
@@ -187,63 +187,7 @@ def _placed(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluated:
-    candidate: PlacementCandidate
-    where: tuple[int, ...]
-    replay: Replay | None
-    """None: the schedule recomputes and the placement is no pipeline, so it cannot run."""
-
-
-@dataclass(slots=True)
-class _PlacementTrial:
-    """All placements evaluated so far."""
-
-    graph: Graph
-    topology: Topology
-    schedule: Schedule
-    objective: Objective
-    costs: Costs
-    evaluated: list[_Evaluated] = field(default_factory=list)
-
-    def evaluate(
-        self, name: str, where: Sequence[int], orders: DeviceOrders | None = None, stages: Sequence[str] = ()
-    ) -> _Evaluated:
-        if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
-            candidate = PlacementCandidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
-            self.evaluated.append(_Evaluated(candidate=candidate, where=tuple(where), replay=None))
-            return self.evaluated[-1]
-        done = replay(
-            self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders, stages=stages
-        )
-        if self.objective == "iteration":
-            value_s = done.iteration_s
-        else:
-            value_s = done.bottleneck_s if done.stages else float("inf")
-        candidate = PlacementCandidate(
-            name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values())
-        )
-        _log.debug("evaluated %s: %s", name, candidate)
-        self.evaluated.append(_Evaluated(candidate=candidate, where=tuple(where), replay=done))
-        return self.evaluated[-1]
-
-    @property
-    def best(self) -> _Evaluated | None:
-        admitted = [j for j in self.evaluated if j.candidate.admitted]
-        return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)
-
-    def least_over_bytes(self) -> dict[str, int] | None:
-        """Excess by device of the least overfull placement that can run."""
-        found = [j for j in self.evaluated if j.candidate.value_s < float("inf") and j.replay is not None]
-        best = min(found, key=lambda j: j.candidate.over_bytes, default=None)
-        return None if best is None or best.replay is None else dict(best.replay.over_bytes)
-
-    def proved(self, bound_s: float) -> bool:
-        best = self.best
-        return best is not None and bound_s >= best.candidate.value_s * (1 - TIGHT)
-
-
-def _evaluate_baselines(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
+def _evaluate_baselines(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     """Evaluate the baselines. They are made for one batch; for a pipeline they run twice, the second time with the memory of all micro-batches
     in flight."""
     flight = max(in_flight(trial.schedule, len(trial.costs.devices)))
@@ -263,7 +207,7 @@ def _evaluate_baselines(trial: _PlacementTrial, budget: SearchBudget, limit: Tim
             trial.evaluate(name, where)
 
 
-def _throughput(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
+def _throughput(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
     costs, schedule = trial.costs, trial.schedule
     known: list[StagedPlacement] = []
     for j in trial.evaluated:
@@ -277,7 +221,7 @@ def _throughput(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> f
     return searched.bound_s
 
 
-def _iteration(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
+def _iteration(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
     costs, parts = trial.costs, trial.schedule.micro_batches
     divided = load_program(costs, costs.clusters, repeats=parts)
     solution = divided.program.solve(time_limit_s=limit.part(0.1).left_s(), node_limit=budget.program_nodes, gap=1e-5)
@@ -314,7 +258,7 @@ def _iteration(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> fl
     return max(bound_s, proved.bound_s)
 
 
-def _without_least_used(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
+def _without_least_used(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     """Repeat the search without the least used device, because a superfluous device can make the search worse."""
     best = trial.best
     if best is None or best.replay is None:
@@ -330,7 +274,7 @@ def _without_least_used(trial: _PlacementTrial, budget: SearchBudget, limit: Tim
         links=tuple(k for k in trial.topology.links if least not in (k.source, k.target)),
     )
     costs = costs_of(trial.graph, fewer)
-    inner = _PlacementTrial(
+    inner = PlacementTrial(
         graph=trial.graph, topology=fewer, schedule=trial.schedule, objective=trial.objective, costs=costs
     )
     _evaluate_baselines(inner, budget, limit)
@@ -340,7 +284,7 @@ def _without_least_used(trial: _PlacementTrial, budget: SearchBudget, limit: Tim
         trial.evaluate(inner.best.candidate.name, where, inner.best.replay.orders())
 
 
-def _listed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
+def _listed(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     """Evaluate list schedules, with their own orders and by the simulator's rule."""
     costs = trial.costs
     known = sorted(trial.evaluated, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s))[:2]
@@ -352,7 +296,7 @@ def _listed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> None:
     trial.evaluate("list search", found.where)
 
 
-def _relaxed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
+def _relaxed(trial: PlacementTrial, budget: SearchBudget, limit: Timer) -> float:
     """Bound and candidate of the published program without co-location."""
     costs = trial.costs
     formulated = iteration_program(costs, costs.clusters)
@@ -363,7 +307,7 @@ def _relaxed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer) -> floa
     return solution.bound * formulated.scale_s * (1 - 1e-7)
 
 
-def _divided(trial: _PlacementTrial, limit: Timer) -> float:
+def _divided(trial: PlacementTrial, limit: Timer) -> float:
     """Bound and rounded candidate of the program with divisible nodes, for graphs that are too large for the whole program."""
     costs, bound_s = trial.costs, 0.0
     for share in ROOM:
@@ -378,11 +322,11 @@ def _divided(trial: _PlacementTrial, limit: Timer) -> float:
     return bound_s
 
 
-def _annealed(trial: _PlacementTrial, budget: SearchBudget, limit: Timer, rng: Random) -> AnnealingResult:
+def _annealed(trial: PlacementTrial, budget: SearchBudget, limit: Timer, rng: Random) -> AnnealingResult:
     """Annealing: short runs from the two best candidates at a low and a high temperature (heavy tensors need a high one), then a long one from
     the best."""
     costs = trial.costs
-    starts: dict[tuple[int, ...], _Evaluated] = {}
+    starts: dict[tuple[int, ...], Evaluated] = {}
     for j in sorted(trial.evaluated, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
         starts.setdefault(j.where, j)
     runs: list[tuple[AnnealingResult, float]] = []

@@ -19,16 +19,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ephemeron.errors import JobError
 from ephemeron.partition.graph.graph import Graph
-from ephemeron.partition.graph.topology import Device, Topology
+from ephemeron.partition.graph.topology import Topology
 from ephemeron.partition.schedule_simulator.memory_simulation import peaks, reserved_for
 from ephemeron.partition.schedule_simulator.replay import Replay, ReplaySpan
 from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, Schedule, Task
+from ephemeron.partition.schedule_simulator.task_graph import Resource, TaskTemplate, check_placement, tasks_of
 
-Resource = str | tuple[str, str]
 Takes = Callable[[Task, int, float], float]
 PLAIN = Schedule()
 
@@ -66,7 +65,7 @@ def replay(
         raise JobError(
             f"orders are for a whole batch, not for micro_batches = {schedule.micro_batches}", remedy="leave them out"
         )
-    tasks = _tasks(graph, topology, placement, schedule)
+    tasks = tasks_of(graph, topology, placement, schedule)
     order = _stages(graph, placement, stages)
     if schedule.recompute and not order:
         raise JobError(
@@ -103,110 +102,6 @@ def reserved_bytes(
     """`Replay.reserved_bytes` of a placement without a replay. Arguments and errors as for `replay`."""
     in_flight = _in_flight(schedule, _stages(graph, placement, stages), set(placement.values()))
     return reserved_for(graph, {d.name: d for d in topology.devices}, placement, schedule, in_flight)
-
-
-def check_placement(graph: Graph, devices: Mapping[str, Device], placement: Mapping[str, str]) -> None:
-    """Check that every node is on a device whose kind it has times for, and every group on one device.
-
-    Raises:
-        JobError: a node or group is not; names it.
-    """
-    home: dict[str, tuple[str, str]] = {}
-    for n in graph.nodes:
-        at = placement.get(n.name)
-        if at is None:
-            raise JobError(f"placement: node {n.name} is on no device", remedy="place every node")
-        if at not in devices:
-            raise JobError(
-                f"placement: node {n.name} is on {at}, which is no device", remedy=f"use {', '.join(devices)}"
-            )
-        if devices[at].kind not in n.forward_s:
-            raise JobError(
-                f"device {at} is of the kind {devices[at].kind}, for which node {n.name} has no times",
-                remedy=f"measure it, or use one of {', '.join(sorted(n.forward_s))}",
-            )
-        if n.group is not None:
-            first, place = home.setdefault(n.group, (n.name, at))
-            if place != at:
-                raise JobError(
-                    f"placement: group {n.group} is on several devices: {first} is on {place}, {n.name} on {at}",
-                    remedy="place a group's nodes on one device",
-                )
-
-
-@dataclass(slots=True)
-class _TaskTemplate:
-    """One task of one micro-batch, as a template for all."""
-
-    resource: Resource
-    task: Task
-    at: str
-    """Reading device of a transfer, which tells transfers of one tensor apart; empty for nodes."""
-    seconds: float
-    after: list[int] = field(default_factory=list)
-    waits: int = 0
-    rank_s: float = 0.0
-    """Longest path to the end, this task included."""
-
-
-def _tasks(graph: Graph, topology: Topology, placement: Mapping[str, str], schedule: Schedule) -> list[_TaskTemplate]:
-    """All tasks of one micro-batch with their dependencies."""
-    parts = schedule.micro_batches
-    devices = {d.name: d for d in topology.devices}
-    links = {(k.source, k.target): k for k in topology.links}
-    jobs: list[_TaskTemplate] = []
-    number: dict[tuple[str, Pass, str], int] = {}
-
-    def add(resource: Resource, what: str, direction: Pass, seconds: float, at: str = "") -> None:
-        number[what, direction, at] = len(jobs)
-        jobs.append(_TaskTemplate(resource=resource, task=(what, direction), at=at, seconds=seconds))
-
-    def order(first: tuple[str, Pass, str], then: tuple[str, Pass, str]) -> None:
-        jobs[number[first]].after.append(number[then])
-        jobs[number[then]].waits += 1
-
-    for n in graph.nodes:
-        device = devices[placement[n.name]]
-        forward_s, backward_s = n.forward_s[device.kind], n.backward_s[device.kind]
-        again_s = forward_s if schedule.recompute else 0.0
-        add(device.name, n.name, "forward", forward_s / device.speed / parts)
-        add(device.name, n.name, "backward", (backward_s + again_s) / device.speed / parts)
-        order((n.name, "forward", ""), (n.name, "backward", ""))
-    for t in graph.tensors:
-        home = placement[t.producer]
-        for away in dict.fromkeys(placement[c] for c in t.consumers):
-            readers = [c for c in t.consumers if placement[c] == away]
-            if away == home:
-                for c in readers:
-                    order((t.producer, "forward", ""), (c, "forward", ""))
-                    order((c, "backward", ""), (t.producer, "backward", ""))
-                continue
-            # a tensor may have the name of a node: `at` distinguishes them
-            add((home, away), t.name, "forward", links[home, away].seconds(t.nbytes / parts), away)
-            order((t.producer, "forward", ""), (t.name, "forward", away))
-            if t.gradient_bytes:
-                add((away, home), t.name, "backward", links[away, home].seconds(t.gradient_bytes / parts), away)
-                order((t.name, "backward", away), (t.producer, "backward", ""))
-            returned: tuple[str, Pass, str] = (t.producer, "backward", "")
-            if t.gradient_bytes:
-                returned = (t.name, "backward", away)
-            for c in readers:
-                order((t.name, "forward", away), (c, "forward", ""))
-                order((c, "backward", ""), returned)
-    _rank(jobs)
-    return jobs
-
-
-def _rank(jobs: list[_TaskTemplate]) -> None:
-    waits = [job.waits for job in jobs]
-    free = [i for i, w in enumerate(waits) if w == 0]
-    for i in free:  # grows as it is read
-        for j in jobs[i].after:
-            waits[j] -= 1
-            if waits[j] == 0:
-                free.append(j)
-    for i in reversed(free):
-        jobs[i].rank_s = jobs[i].seconds + max((jobs[j].rank_s for j in jobs[i].after), default=0.0)
 
 
 def _stages(graph: Graph, placement: Mapping[str, str], given: Sequence[str]) -> tuple[str, ...]:
@@ -254,7 +149,7 @@ def _as_planned(task: Task, micro_batch: int, seconds: float) -> float:
 
 
 def _simulate(
-    jobs: list[_TaskTemplate],
+    jobs: list[TaskTemplate],
     schedule: Schedule,
     in_flight: Mapping[str, int],
     orders: DeviceOrders | None,
@@ -323,7 +218,7 @@ def _simulate(
     return spans
 
 
-def _span(job: _TaskTemplate, micro_batch: int, start_s: float, takes: Takes) -> ReplaySpan:
+def _span(job: TaskTemplate, micro_batch: int, start_s: float, takes: Takes) -> ReplaySpan:
     what, direction = job.task
     return ReplaySpan(
         resource=job.resource,
@@ -336,7 +231,7 @@ def _span(job: _TaskTemplate, micro_batch: int, start_s: float, takes: Takes) ->
 
 
 def _add_gates(
-    jobs: list[_TaskTemplate],
+    jobs: list[TaskTemplate],
     schedule: Schedule,
     in_flight: Mapping[str, int],
     after: list[list[int]],
@@ -367,7 +262,7 @@ def _add_gates(
                 waits[i] += 1
 
 
-def _add_stage_gates(jobs: list[_TaskTemplate], parts: int, after: list[list[int]], waits: list[int]) -> None:
+def _add_stage_gates(jobs: list[TaskTemplate], parts: int, after: list[list[int]], waits: list[int]) -> None:
     """Gates of recomputation: a stage's pass of one micro-batch begins when all its inputs from other devices have arrived."""
     size = len(jobs)
     passes: dict[tuple[str, Pass], set[int]] = {}
@@ -389,7 +284,7 @@ def _add_stage_gates(jobs: list[_TaskTemplate], parts: int, after: list[list[int
 class _StagePasses:
     """Pass that runs on each device, from its first task to its last."""
 
-    def __init__(self, jobs: list[_TaskTemplate]) -> None:
+    def __init__(self, jobs: list[TaskTemplate]) -> None:
         self.jobs = jobs
         self.size = Counter((job.resource, job.task[1]) for job in jobs)
         self.now: dict[Resource, tuple[int, Pass, int]] = {}
@@ -421,7 +316,7 @@ class _StagePasses:
         return i // len(self.jobs), self.jobs[i % len(self.jobs)].task[1]
 
 
-def _plans(jobs: list[_TaskTemplate], orders: DeviceOrders | None) -> dict[Resource, list[int]]:
+def _plans(jobs: list[TaskTemplate], orders: DeviceOrders | None) -> dict[Resource, list[int]]:
     """Planned instances by resource, last first."""
     if orders is None:
         return {}
