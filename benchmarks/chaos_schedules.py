@@ -45,11 +45,7 @@ class Schedule:
     def step_s(self) -> float:
         """Seconds of computing per iteration of a rank that is not slowed down."""
         assert self.world.compute is not None
-        return (
-            self.world.compute["a"]
-            * (self.configuration.batch_size + self.world.compute["b"])
-            / self.configuration.memory_mb
-        )
+        return self.world.compute.seconds(self.configuration.batch_size, self.configuration.memory_mb)
 
 
 def schedule(seed: int) -> Schedule:

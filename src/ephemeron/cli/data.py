@@ -256,6 +256,7 @@ data.add_command(status)
 
 def _of_job(path: str) -> dict[str, Any]:
     """What a job says of its flow, as arguments of `diagnose`."""
+    from ephemeron.config.typed import build
     from ephemeron.data.flow.from_job import arguments_of, collate_of, make_flow
     from ephemeron.errors import JobError
     from ephemeron.training.job import Configuration, load_job
@@ -265,7 +266,7 @@ def _of_job(path: str) -> dict[str, Any]:
     if data.flow is None:
         raise JobError(f"{path} names no flow", remedy="give data.flow, or MODULE:FUNCTION")
     return {
-        "flow": make_flow(data.flow, arguments_of(data), job.code), "batch_size": Configuration(**job.run).batch_size,
+        "flow": make_flow(data.flow, arguments_of(data), job.code), "batch_size": build(Configuration, job.run, where=path).batch_size,
         "workers": data.loaders, "on_error": data.on_error, "collate_fn": collate_of(data.collate, job.code),
     }  # fmt: skip
 

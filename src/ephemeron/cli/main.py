@@ -28,6 +28,7 @@ from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.cli.runs import runs as runs_group
+from ephemeron.cli.schema import schema as schema_command
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
 
@@ -182,12 +183,8 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
     where = taken(flags)
     wanted = load_job(job)
     if epochs is not None:
-        if epochs < 1:
-            raise click.BadParameter("should be positive", param_hint="--epochs")
         wanted = dataclasses.replace(wanted, epochs=epochs)
     if budget_usd is not None:
-        if budget_usd <= 0:
-            raise click.BadParameter("should be positive", param_hint="--budget-usd")
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
@@ -224,21 +221,24 @@ def _planned(
     if given or any(name in job.run for name in EXPLICIT):
         return None, None, {}
     from ephemeron.cli.plan import show
+    from ephemeron.config.typed import build
     from ephemeron.functions.registry import CLOUDS
     from ephemeron.training import planning_workflow
+    from ephemeron.training.job import Configuration
 
-    platform = flags.get("platform") or job.run.get("platform") or "local"
+    flagged = {name: value for name, value in flags.items() if value is not None}
+    c = build(Configuration, {**job.run, **flagged}, where="configuration")
+    platform = c.platform
     if platform == "aws":
         raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
                         "from `ephemeron plan JOB --platform aws --out FOLDER`")  # fmt: skip
     if platform in CLOUDS:
         raise UserError(f"on {platform} nothing is measured by itself: say --workers")
-    channel = flags.get("channel") or job.run.get("channel") or "folder"
     profile = planning_workflow.known_or_measured(
-        job, platform=platform, channel=channel, on_progress=lambda text: click.echo(text, err=True)
+        job, platform=platform, channel=c.channel, on_progress=lambda text: click.echo(text, err=True)
     )
     wish = PlanRequest(
-        epochs=job.epochs, limits=planning_workflow.limits_of(job), lifetime_s=flags.get("function_timeout_s")
+        epochs=job.epochs, limits=planning_workflow.limits_of(job), lifetime_s=c.function_timeout_s or None
     )
     plan = make_plan(
         profile, wish, platforms=planning_workflow.platforms_for(platform, profile.platform), prices_file=prices_file
@@ -311,6 +311,7 @@ main.add_command(data_group)
 main.add_command(platforms_command)
 main.add_command(doctor_command)
 main.add_command(logs_command)
+main.add_command(schema_command)
 main.add_command(deploy_group)
 main.add_command(clean_group)
 deploy_group.add_command(deploy_openfaas)

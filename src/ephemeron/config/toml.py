@@ -1,4 +1,4 @@
-"""TOML text as tables; every mistake is one line that names its place."""
+"""TOML text as tables. Every mistake is one line that names its place."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ephemeron.errors import JobError
 
 
 def parse_toml(text: str, *, where: str, remedy: str = "") -> dict[str, Any]:
-    """The table that a TOML text holds.
+    """The table in a TOML text.
 
     Raises:
-        JobError: no TOML, tables nested beyond reason, or a number of thousands of digits.
+        JobError: malformed, nested too deep, or with a number of thousands of digits.
     """
     try:
         return tomllib.loads(text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import reprlib
 import sys
 import types
@@ -35,17 +36,21 @@ _shown = reprlib.Repr().repr
 class Bound:
     """What a number has to be, beside its type: `phrase` completes "should be …"."""
 
-    __slots__ = ("maximum", "minimum", "open", "phrase")
+    __slots__ = ("maximum", "minimum", "open_maximum", "open_minimum", "phrase")
 
-    def __init__(self, phrase: str, minimum: float, maximum: float, *, open_minimum: bool = False) -> None:
+    def __init__(
+        self, phrase: str, minimum: float, maximum: float, *, open_minimum: bool = False, open_maximum: bool = False
+    ) -> None:
         self.phrase = phrase
         self.minimum = minimum
         self.maximum = maximum
-        self.open = open_minimum
+        self.open_minimum = open_minimum
+        self.open_maximum = open_maximum
 
     def holds(self, value: float) -> bool:
         """Whether a number is within the bound."""
-        return (value > self.minimum if self.open else value >= self.minimum) and value <= self.maximum
+        above = value > self.minimum if self.open_minimum else value >= self.minimum
+        return above and (value < self.maximum if self.open_maximum else value <= self.maximum)
 
 
 def AtLeast(minimum: float, *, infinite: bool = False) -> Bound:
@@ -58,9 +63,29 @@ def MoreThan(minimum: float, *, infinite: bool = False) -> Bound:
     return Bound(f"more than {minimum:g}", minimum, math.inf if infinite else sys.float_info.max, open_minimum=True)
 
 
-def Within(minimum: float, maximum: float) -> Bound:
-    """Bounds from both sides, both included."""
-    return Bound(f"from {minimum:g} to {maximum:g}", minimum, maximum)
+def Within(minimum: float, maximum: float, *, open_maximum: bool = False) -> Bound:
+    """Bounds from both sides. The minimum is included, and so is the maximum unless `open_maximum`."""
+    to = "to below" if open_maximum else "to"
+    return Bound(f"from {minimum:.10g} {to} {maximum:.10g}", minimum, maximum, open_maximum=open_maximum)
+
+
+class Form:
+    """What a text has to look like: `phrase` completes "use …"."""
+
+    __slots__ = ("pattern", "phrase")
+
+    def __init__(self, pattern: str, phrase: str) -> None:
+        self.pattern = re.compile(pattern)
+        self.phrase = phrase
+
+
+class Partial:
+    """A table with some of the keys of a dataclass, checked as that dataclass is and kept as a mapping."""
+
+    __slots__ = ("cls",)
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
 
 
 Positive: TypeAlias = Annotated[float, MoreThan(0)]
@@ -92,9 +117,18 @@ T = TypeVar("T")
 def build(cls: type[T], raw: Any, *, where: str) -> T:
     """A frozen dataclass from a mapping, strictly.
 
+    Args:
+        cls: the dataclass.
+        raw: the mapping.
+        where: prefix of messages, such as the name of a file; the path of the value follows, as in `job.toml: limits.deadline_s`.
+
     Raises:
-        JobError: unknown or missing key, or wrong type.
+        JobError: unknown or missing key, wrong type, or out of bounds.
     """
+    return _build(cls, raw, where, ": ")
+
+
+def _build(cls: type[T], raw: Any, where: str, separator: str) -> T:
     if not isinstance(raw, Mapping):
         if callable(raw):
             name = getattr(raw, "__qualname__", type(raw).__name__)
@@ -102,15 +136,20 @@ def build(cls: type[T], raw: Any, *, where: str) -> T:
                 f"{where} is the object {name}", remedy="name it: 'module:function', in a file beside the job"
             )
         raise JobError(f"{where}: expected a table, got {_shown(raw)}")
-    hints = _hints(cls)
-    for key in raw:
-        if key not in hints:
-            raise JobError(f"{where}: unknown key {key}", remedy=suggest(key, cls))
-    values = {key: convert(hints[key], value, f"{where}: {key}") for key, value in raw.items()}
+    values = _values(cls, raw, where, separator)
     for f in dataclasses.fields(typing.cast("type[Any]", cls)):
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise JobError(f"{where}: missing key {f.name}")
     return cls(**values)
+
+
+def _values(cls: type[Any], raw: Mapping[str, Any], where: str, separator: str) -> dict[str, Any]:
+    """Values of the keys that are given, each as its type has it."""
+    hints = _hints(cls)
+    for key in raw:
+        if key not in hints:
+            raise JobError(f"{where}: unknown key {key}", remedy=suggest(key, cls))
+    return {key: convert(hints[key], value, f"{where}{separator}{key}") for key, value in raw.items()}
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
@@ -138,6 +177,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         for bound in bounds:
             if isinstance(bound, Bound) and not bound.holds(value):
                 raise JobError(f"{where} = {_shown(value)} should be {bound.phrase}")
+            if isinstance(bound, Form) and bound.pattern.fullmatch(value) is None:
+                raise JobError(f"{where} = {_shown(value)} is not known", remedy=f"use {bound.phrase}")
+            if isinstance(bound, Partial):
+                value = _values(bound.cls, value, where, ".")
         return value
     if origin in (Union, types.UnionType):
         options = get_args(hint)
@@ -164,7 +207,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return value
         if isinstance(value, str) and "target" in {f.name for f in dataclasses.fields(hint)}:
             value = {"target": value}  # model = "models:cnn" is short for {target = "models:cnn"}
-        return build(typing.cast("type[Any]", hint), value, where=where)
+        return _build(typing.cast("type[Any]", hint), value, where, ".")
     return _scalar(hint, value, where)
 
 
@@ -238,7 +281,11 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Path and isinstance(value, (str, Path)):
         return Path(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise JobError(f"{where} = {_shown(value)} should be {_name(hint)}")
+        unit = _unit(where) if isinstance(value, str) and hint in (int, float) else None
+        raise JobError(
+            f"{where} = {_shown(value)} should be {_name(hint)}",
+            remedy=None if unit is None else f"give {unit}, as a number",
+        )
     if isinstance(value, float) and math.isnan(value):
         raise JobError(f"{where} = {value} is not a number")
     return value
@@ -250,6 +297,14 @@ def _name(hint: Any) -> str:
     )
 
 
+_UNITS = {"_s": "seconds", "_mb": "MB", "_usd": "US dollars", "_mb_s": "MB per second"}
+
+
+def _unit(where: str) -> str | None:
+    """The unit that a name ends in, for texts such as `"15 min"`."""
+    return next((unit for suffix, unit in reversed(_UNITS.items()) if where.endswith(suffix)), None)
+
+
 def suggest(key: str, cls: type) -> str:
     """What may have been meant by a key that a dataclass does not have."""
     names = [f.name for f in dataclasses.fields(cls)]
@@ -257,10 +312,10 @@ def suggest(key: str, cls: type) -> str:
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"
 
 
-def near(name: str, known: Iterable[str], *, what: str = "known names") -> str:
+def near(name: str, known: Iterable[str], *, what: str = "known names", quoted: bool = False) -> str:
     """A remedy: the nearest names, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3)
+    close = difflib.get_close_matches(name, names, n=1 if quoted else 3)
     if close:
-        return f"did you mean {' or '.join(close)}?"
+        return f"did you mean {' or '.join(map(repr, close) if quoted else close)}?"
     return f"{what}: {', '.join(names)}" if names else f"{what}: none"

@@ -257,7 +257,7 @@ class SimulatedCompute:
         if model is None:
             seconds = measured_s / self._vcpus
         elif samples > 0:
-            seconds = model["a"] * (samples + model["b"]) / (self._memory_mb + model["m"])  # FasDL, equation 3-12
+            seconds = model.seconds(samples, self._memory_mb)
         else:
             seconds = 0.0
         sigma = self._world.straggler_sigma

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ephemeron.config.typed import Typed
+from ephemeron.config.typed import Count, NonNegative, Positive, Typed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeModel(Typed):
+    """Seconds of a training step, FasDL equation 3-12: a·(B + b)/(M + m) for B samples and M MB of memory."""
+
+    a: NonNegative
+    """s·MB per sample."""
+    b: NonNegative
+    """Samples."""
+    m: NonNegative
+    """MB."""
+
+    def seconds(self, samples: float, memory_mb: float) -> float:
+        """Seconds of a step over so many samples at this memory quota."""
+        return self.a * (samples + self.b) / (memory_mb + self.m)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Typed):
     """Latencies, bandwidth and compute of `--platform simulated`. Defaults: approximately AWS Lambda with S3."""
 
-    latency_s: float = 0.03
+    latency_s: NonNegative = 0.03
     """Seconds per channel request before its first byte."""
-    bandwidth_mb_s: float = 70.0
+    bandwidth_mb_s: Positive = 70.0
     """MB/s of one function in each direction (FuncPipe's figure for AWS Lambda)."""
-    cold_start_s: float = 1.5
-    warm_start_s: float = 0.05
-    straggler_sigma: float = 0.0
+    cold_start_s: NonNegative = 1.5
+    """Seconds from an invocation to its first instruction in a new process."""
+    warm_start_s: NonNegative = 0.05
+    """The same in a process that has served an invocation before."""
+    straggler_sigma: NonNegative = 0.0
     """Log-normal spread of compute time, per iteration and rank, seeded."""
-    compute: dict[str, float] | None = None
-    """`{a, b, m}` of FasDL equation 3-12: seconds = a·(B+b)/(M+m). None: CPU seconds of one thread of this machine, scaled by
-    the CPU share."""
-    concurrency: int = 1000
+    compute: ComputeModel | None = None
+    """Time of a training step. None: CPU seconds of one thread of this machine, scaled by the CPU share."""
+    concurrency: Count = 1000
     """Functions that may run at once; AWS Lambda's default quota."""

@@ -10,6 +10,7 @@ import math
 from ephemeron.errors import InvocationRefused, PlanInfeasible
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.validation import check_call as platform_check
+from ephemeron.functions.world import ComputeModel
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.bounds import RUNTIME_MB, fewest_stages, iteration_lower_bound_s
 from ephemeron.units import MIB
@@ -66,7 +67,7 @@ def check_memory(
 
 def check_time(
     job: Job, configuration: Configuration, *, iterations: int, model_bytes: int, latency_s: float,
-    bandwidth_mb_s: float | None, compute: dict[str, float] | None,
+    bandwidth_mb_s: float | None, compute: ComputeModel | None,
 ) -> None:  # fmt: skip
     """Deadline and lifetime against what the network and the compute model cannot undercut.
 

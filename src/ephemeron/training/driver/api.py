@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ephemeron import blocking
 from ephemeron.communication.channels import public_address
 from ephemeron.communication.channels.credentials import environment
-from ephemeron.config.typed import build
+from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
 from ephemeron.functions.base import Limits
@@ -53,12 +53,11 @@ def _checked_configuration(c: Configuration) -> Configuration:
     """One that may have been built by hand."""
     if not isinstance(c, Configuration):
         raise JobError(f"configuration is a {type(c).__name__}", remedy="give what configure(job, …) returns")
-    checked: Configuration = build(Configuration, dataclasses.asdict(c), where="configuration")
-    return checked
+    return c
 
 
 def configure(
-    job: Job | str | Path, *, on_note: Callable[[str], None] = warnings.warn, **overrides: Any
+    job: Job | str | Path, *, on_note: Callable[[str], None] = warnings.warn, **overrides: object
 ) -> Configuration:
     """The job's own `[run]` values under explicit ones (None: not given), with defaults for the platform.
 
@@ -72,8 +71,11 @@ def configure(
     """
     job = _job(job)
     explicit = {name: value for name, value in overrides.items() if value is not None}
+    options = [f.name for f in dataclasses.fields(Configuration)]
+    for name in explicit:
+        if name not in options:
+            raise JobError(f"unknown option {name!r}", remedy=near(name, options, what="options", quoted=True))
     build(Configuration, explicit, where="configuration")
-    build(Configuration, job.run, where="the job's run")
     values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(_configured(values)))
     if left_out:
         gone = ", ".join(f"{name} = {job.run[name]}" for name in left_out)
@@ -81,10 +83,10 @@ def configure(
     return _configured(values)
 
 
-def _configured(values: dict[str, Any]) -> Configuration:
+def _configured(values: Mapping[str, object]) -> Configuration:
     values = dict(values)
     _count_stages(values)
-    c: Configuration = build(Configuration, values, where="configuration")
+    c = build(Configuration, values, where="configuration")
     if c.pattern == "standalone" and "workers" not in values:
         c = dataclasses.replace(c, workers=1)
     c = c.resolved()
@@ -113,18 +115,19 @@ def _configured(values: dict[str, Any]) -> Configuration:
     )  # fmt: skip
 
 
-def _count_stages(values: dict[str, Any]) -> None:
-    """A placement says how many stages there are; stages and replicas say how many workers."""
+def _count_stages(values: dict[str, object]) -> None:
+    """Adds stages and schedule from a placement, and workers from stages and replicas."""
     if values.get("placement"):
         from ephemeron.training.driver.model_partition import placed_stages
 
-        count, schedule = placed_stages(values["placement"])
+        count, schedule = placed_stages(str(values["placement"]))
         values.setdefault("stages", count)
         if "micro_batches" not in values and "schedule" not in values:
             values |= {"micro_batches": schedule.micro_batches, "schedule": schedule.kind}
             values.setdefault("recompute", schedule.recompute)
     if "workers" not in values and ("stages" in values or "replicas" in values):
-        values["workers"] = (values.get("stages") or 1) * (values.get("replicas") or 1)
+        c = build(Configuration, values, where="configuration")
+        values["workers"] = c.stages * (c.replicas or 1)
 
 
 def platform_limits(name: str, world: Simulation | None = None) -> Limits:

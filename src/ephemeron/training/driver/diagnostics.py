@@ -21,6 +21,7 @@ from typing import Any
 from ephemeron import blocking
 from ephemeron.communication.channels import Channel, open_channel, public_address
 from ephemeron.communication.channels.credentials import environment
+from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, EphemeronError, JobError, KeyExists, MissingExtra
 from ephemeron.functions.async_invoke.provider import Provider, Settings
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
@@ -67,14 +68,9 @@ def diagnose(
     if platform == "simulated":
         raise JobError("platform simulated has nothing that could be wrong", remedy="ask about another one")
     public, secrets = public_address(channel)
-    c = Configuration(
-        platform=platform,
-        workers=workers,
-        aggregators=1,
-        channel=public,
-        memory_mb=LOCAL_MEMORY_MB,
-        function_timeout_s=ANSWER_S,
-    )
+    given = {"platform": platform, "workers": workers, "channel": public}
+    c = build(Configuration, given, where="doctor")
+    c = dataclasses.replace(c, aggregators=1, memory_mb=LOCAL_MEMORY_MB, function_timeout_s=ANSWER_S)
     step = "installed"
     try:
         yield CheckResult(step=step, ok=True, text=_installed(platform))

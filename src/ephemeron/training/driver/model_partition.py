@@ -145,10 +145,10 @@ def divide(
                 "use more --stages, more --micro-batches or a larger --memory-mb",
                 binding="memory",
             )
-    schedule = Schedule(kind=c.schedule, micro_batches=c.micro_batches, recompute=c.recompute)  # type: ignore[arg-type]
+    schedule = Schedule(kind=c.schedule or "plain", micro_batches=c.micro_batches, recompute=c.recompute)
     check_stages(parts, schedule=schedule, original=model)
     stages = Stages(
-        replicas=replicas, micro_batches=c.micro_batches, schedule=c.schedule, recompute=c.recompute, fed=_fed(parts, traced),
+        replicas=replicas, micro_batches=c.micro_batches, schedule=schedule.kind, recompute=c.recompute, fed=_fed(parts, traced),
         shares=tuple(sum(forward_s[o.name] for o in own) / whole for own in by_device.values()),
         test_samples=tuple(len(part) for part in np.array_split(np.arange(data.test_samples), replicas)),
         evaluates=traced.evaluates and open_batch,
@@ -210,7 +210,7 @@ class _Costs:
         """At least runtime, states, gradients, one merged vector, samples, and what micro-batches in flight hold."""
         from ephemeron.partition.runtime.dispatcher import in_flight
 
-        schedule = Schedule(kind=self.c.schedule, micro_batches=self.c.micro_batches)  # type: ignore[arg-type]
+        schedule = Schedule(kind=self.c.schedule or "plain", micro_batches=self.c.micro_batches)
         names = [str(s) for s in range(self.c.stages)]
         kept = list(in_flight(schedule, names).values())[min(stage, self.c.stages - 1)]
         states = p.parameter_bytes * (3 + self.copies)

@@ -1,8 +1,9 @@
-"""What the user wants, as frozen values."""
+"""Jobs, configurations and faults as frozen values."""
 
 from ephemeron.data.spec import DataSpec, check_data
-from ephemeron.functions.world import Simulation
+from ephemeron.functions.world import ComputeModel, Simulation
 from ephemeron.training.job.faults import Fault, parse_fault
+from ephemeron.training.job.job_file import load_job, parse_job
 from ephemeron.training.job.spec import (
     COMPRESSIONS,
     EXCHANGES,
@@ -16,12 +17,13 @@ from ephemeron.training.job.spec import (
     Job,
     JobLimits,
     Pattern,
+    PlatformName,
+    ScheduleName,
     SyncName,
     Target,
     check_limits,
     sync_name,
 )
-from ephemeron.training.job.toml import load_job, parse_job
 
 __all__ = [
     "COMPRESSIONS",
@@ -31,6 +33,7 @@ __all__ = [
     "PLATFORMS",
     "SCHEDULES",
     "Compression",
+    "ComputeModel",
     "Configuration",
     "DataSpec",
     "Exchange",
@@ -38,6 +41,8 @@ __all__ = [
     "Job",
     "JobLimits",
     "Pattern",
+    "PlatformName",
+    "ScheduleName",
     "Simulation",
     "SyncName",
     "Target",

@@ -1,10 +1,9 @@
-"""Which values of a job's `[run]` table give way to a flag that contradicts them."""
+"""Precedence of flags over a job's `[run]` table: values of the table that contradict a flag are left out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import combinations
-from typing import Any
 
 from ephemeron.errors import JobError
 
@@ -12,22 +11,22 @@ MOST_DROPPED = 3
 
 
 def give_way(
-    run: Mapping[str, Any], flags: Mapping[str, Any], check: Callable[[dict[str, Any]], object]
-) -> tuple[dict[str, Any], list[str]]:
-    """`run` under `flags`, without the fewest values of `run` that contradict these.
+    run: Mapping[str, object], flags: Mapping[str, object], check: Callable[[Mapping[str, object]], object]
+) -> tuple[dict[str, object], list[str]]:
+    """`run` updated by `flags`, without the smallest set of values of `run` that contradict the flags.
 
-    A table that contradicts itself, and flags that are wrong by themselves, are refused as ever.
+    A table that contradicts itself, and flags that are wrong by themselves, are refused.
 
     Args:
         run: the job's own table.
-        flags: what the user said now.
+        flags: values that were given explicitly.
         check: raises `JobError` for values that contradict each other.
 
     Returns:
-        The values, and the names of what was left out.
+        The values, and the names of those left out.
 
     Raises:
-        JobError: of `check`, with all values.
+        JobError: from `check`, with all values.
     """
     values = {**run, **flags}
     try:
@@ -45,7 +44,7 @@ def give_way(
     return values, []
 
 
-def _refused(check: Callable[[dict[str, Any]], object], values: dict[str, Any]) -> bool:
+def _refused(check: Callable[[Mapping[str, object]], object], values: Mapping[str, object]) -> bool:
     try:
         check(values)
     except JobError:

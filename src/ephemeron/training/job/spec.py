@@ -1,30 +1,40 @@
-"""What the user wants (`Job`) and how it shall be run (`Configuration`): frozen values, parsed once at the edge."""
+"""A training job (`Job`) and how it is run (`Configuration`): frozen values whose types say what each may be.
+
+The same types check job files, values built in Python and JSON (`ephemeron.config.typed`), and the JSON schema of job files
+is generated from them (`ephemeron.config.schema`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, cast, get_args
 
-from ephemeron.config.typed import Typed
+from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Partial, Positive, Typed, Within
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.world import Simulation
 
+PlatformName = Literal["local", "simulated", "aws", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
 Exchange = Literal["gradients", "parameters"]
 Compression = Literal["none", "bf16", "int8"]
 OnNonFinite = Literal["stop", "continue"]
+ScheduleName = Literal["plain", "gpipe", "1f1b"]
 SyncName = Literal["bsp", "ssp", "asp", "hap"]
 
+PLATFORMS: tuple[str, ...] = get_args(PlatformName)
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 EXCHANGES: tuple[str, ...] = get_args(Exchange)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 ON_NON_FINITE: tuple[str, ...] = get_args(OnNonFinite)
-SCHEDULES = ("plain", "gpipe", "1f1b")
-PLATFORMS = ("local", "simulated", "aws", "openfaas", "ray", "lithops")
+SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+
+_OrDefault = Annotated[int, AtLeast(0)]
+"""A count; 0: a default that depends on other values."""
+_SYNC = Form(r"bsp|hap|asp|ssp:[0-9]+", "bsp, hap, asp or ssp:N with N ≥ 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,92 +42,73 @@ class Target(Typed):
     """A Python object named `module:name`, and the keyword arguments to call it with."""
 
     target: str
-    options: dict[str, Any] = field(default_factory=dict)
+    """`module:name`, or a plain name where the field says so."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits(Typed):
-    """What the user will accept."""
+    """Limits on time, cost and batch size."""
 
-    deadline_s: float | None = None
-    budget_usd: float | None = None
-    """A run that reaches it stops with a checkpoint."""
-    max_global_batch: int | None = None
-    """FasDL, equation 3-30: larger global batches need more epochs to the same loss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Typed):
-    """What to train, and within which limits."""
-
-    name: str
-    model: Target
-    """`module:function` that returns a `torch.nn.Module`."""
-    loss: Target = field(default_factory=lambda: Target(target="cross_entropy"))
-    """A name in `torch.nn.functional`, or `module:function`. Must average over the batch."""
-    optimizer: Target = field(default_factory=lambda: Target(target="SGD", options={"lr": 0.1}))
-    """A name in `torch.optim` and its options."""
-    data: DataSpec = field(default_factory=DataSpec)
-    epochs: int = 10
-    seed: int = 0
-    dtype: Literal["float32", "float64"] = "float32"
-    limits: JobLimits = field(default_factory=JobLimits)
-    code: tuple[Path, ...] = ()
-    """Folders (absolute) whose files travel to the functions; see `ephemeron.config.code_bundle`."""
-    code_include: tuple[str, ...] = ()
-    """Patterns of files that travel in any case, such as `*.safetensors` or `data/labels.csv`."""
-    code_exclude: tuple[str, ...] = ()
-    """Patterns of files and folders that stay."""
-    simulation: Simulation = field(default_factory=Simulation)
-    run: dict[str, Any] = field(default_factory=dict)
-    """Defaults for `Configuration`; flags override them."""
+    deadline_s: Positive | None = None
+    """Longest duration of the run, seconds. Plans and launches that cannot meet it are refused."""
+    budget_usd: Positive | None = None
+    """Largest cost of the run, US dollars. A run that reaches it stops with a checkpoint."""
+    max_global_batch: Count | None = None
+    """Samples per iteration over all workers, at most (FasDL, equation 3-30: larger batches need more epochs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """How a job is run: what a plan chooses, or flags say."""
+class Configuration(Typed):
+    """How a job is run: chosen by a plan, or given as flags."""
 
-    platform: str = "local"
+    platform: PlatformName = "local"
+    """Where functions run."""
     channel: str = "folder"
-    """`folder`, `memory`, `file:///…`, `s3://bucket/prefix`, `gs://…`, `az://…`, `redis://host:port`, `parameter_server`, `ps://host:port`."""
+    """Address of the store through which functions exchange parameters: `folder`, `memory`, `file:///…`, `s3://bucket/prefix`, `gs://…`, `az://…`, `redis://host:port`, `parameter_server`, `ps://host:port`."""
     pattern: Pattern = "k-reduce"
-    sync: str = "bsp"
-    """`bsp`, `ssp:N`, `asp`, `hap`."""
-    workers: int = 4
-    aggregators: int = 0
+    """How contributions are reduced."""
+    sync: Annotated[str, _SYNC] = "bsp"
+    """Synchronisation protocol: `bsp`, `ssp:N`, `asp`, `hap`."""
+    workers: Count = 4
+    """W: number of functions."""
+    aggregators: _OrDefault = 0
     """K of K-REDUCE; 0: what the pattern implies (`all-reduce` 1, `scatter-reduce` and `pipelined` W), else min(2, W)."""
-    memory_mb: int = 0
-    """Quota of each function; 0: the platform's default for this number of workers, or more if the model needs it."""
+    memory_mb: Annotated[int, Within(0, 10_000_000)] = 0
+    """Quota of each function, MB; 0: the platform's default for this number of workers, or more if the model needs it."""
     memory_is_default: bool = False
-    """Nobody chose `memory_mb`: a model that needs more gets it."""
-    batch_size: int = 16
+    """`memory_mb` is a default: it is raised for a model that needs more."""
+    batch_size: Count = 16
     """Samples per iteration of an aggregator (FasDL: B^a)."""
-    nonaggregator_batch_size: int = 0
+    nonaggregator_batch_size: _OrDefault = 0
     """Samples per iteration of a non-aggregator (B^n); 0: as `batch_size`."""
     exchange: Exchange = "gradients"
+    """What workers send in each iteration."""
     compression: Compression = "none"
-    function_timeout_s: float = 0.0
-    """Longest invocation; 0: the platform's limit. Longer runs relay."""
-    checkpoint_every: int = 25
+    """Of what is sent; int8 with error feedback."""
+    function_timeout_s: NonNegative = 0.0
+    """Time limit of an invocation, seconds; 0: the platform's limit. Longer runs hand over to successors."""
+    checkpoint_every: Count = 25
     """Iterations between checkpoints: what a replaced function has to repeat at most twice."""
-    max_replacements: int = 0
-    """Functions that may be replaced in a run before it is given up; 0: 20 for each worker, and 100 at least."""
+    max_replacements: _OrDefault = 0
+    """Functions that may be replaced before the run fails; 0: 20 for each worker, and 100 at least."""
     on_non_finite: OnNonFinite = "stop"
     """`stop` the run at the first loss, gradient or parameter that is NaN or infinite, or `continue`."""
-    channel_retry_s: float = 300.0
-    """Seconds without its store that a run survives: so long are failed requests repeated (refused ones are not)."""
-    stages: int = 1
+    channel_retry_s: NonNegative = 300.0
+    """Seconds for which failed requests to the channel are repeated (requests that are refused are not)."""
+    stages: Count = 1
     """S: functions among which each copy of the model is divided, layer by layer; `workers` is S times `replicas`."""
-    replicas: int = 0
+    replicas: _OrDefault = 0
     """R: copies of the model, each with its share of the batch; 0: `workers` / `stages`."""
-    micro_batches: int = 1
-    """Parts of a replica's batch that are under way between the stages at once."""
-    schedule: str = ""
-    """`plain`, `gpipe` or `1f1b`; "": 1f1b if there are several micro-batches, else plain."""
+    micro_batches: Count = 1
+    """Parts into which a replica's batch is divided, to be processed by several stages at once."""
+    schedule: ScheduleName | None = None
+    """Order of micro-batches on a stage; None: 1f1b if there are several micro-batches, else plain."""
     recompute: bool = False
-    """Stages keep the inputs of micro-batches under way instead of all activations, and repeat their forward passes."""
+    """Stages keep the inputs of micro-batches instead of all activations, and repeat their forward passes."""
     placement: str = ""
-    """File that `ephemeron partition --out` has written; "": stages are found before the launch."""
+    """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
 
     @property
     def group(self) -> int:
@@ -125,24 +116,11 @@ class Configuration:
         return self.workers // self.stages
 
     def resolved(self) -> Configuration:
-        """This configuration with its defaults filled in and its contradictions refused.
+        """This configuration with its defaults filled in.
 
         Raises:
-            JobError: a value is out of range, or two values contradict each other.
+            JobError: two values contradict each other.
         """
-        _choice("platform", self.platform, PLATFORMS)
-        _choice("pattern", self.pattern, PATTERNS)
-        _choice("exchange", self.exchange, EXCHANGES)
-        _choice("compression", self.compression, COMPRESSIONS)
-        _choice("on_non_finite", self.on_non_finite, ON_NON_FINITE)
-        for name, low in (("workers", 1), ("batch_size", 1), ("checkpoint_every", 1), ("aggregators", 0),
-                          ("nonaggregator_batch_size", 0), ("memory_mb", 0), ("function_timeout_s", 0), ("stages", 1), ("max_replacements", 0),
-                          ("replicas", 0), ("micro_batches", 1), ("channel_retry_s", 0)):  # fmt: skip
-            value = getattr(self, name)
-            if value < low:
-                raise JobError(f"{name} = {value} is below {low}")
-            if not math.isfinite(value):
-                raise JobError(f"{name} = {value} is not finite")
         schedule = self._scheduled()
         members = self._members()
         fixed = {"all-reduce": 1, "scatter-reduce": members, "standalone": 1}.get(self.pattern)
@@ -162,15 +140,13 @@ class Configuration:
             raise JobError(
                 f"pattern 'standalone' is one function, but workers = {self.workers}", remedy="use workers = 1"
             )
-        sync_name(self.sync)
         return dataclasses.replace(
             self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
-            schedule=schedule if self.stages > 1 else "", replicas=members if self.stages > 1 else 0,
+            schedule=schedule if self.stages > 1 else None, replicas=members if self.stages > 1 else 0,
         )  # fmt: skip
 
-    def _scheduled(self) -> str:
+    def _scheduled(self) -> ScheduleName:
         schedule = self.schedule or ("1f1b" if self.micro_batches > 1 else "plain")
-        _choice("schedule", schedule, SCHEDULES)
         if schedule == "plain" and self.micro_batches > 1:
             raise JobError(
                 f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}",
@@ -206,18 +182,51 @@ class Configuration:
         return self.batch_size if rank < self.aggregators else self.nonaggregator_batch_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Typed):
+    """A model, its data and optimiser, and the limits of its training."""
+
+    name: str
+    """Name of the job; in a file, the file's name by default. Run names begin with it."""
+    model: Target
+    """`module:function` that returns a `torch.nn.Module`."""
+    loss: Target = field(default_factory=lambda: Target(target="cross_entropy"))
+    """A name in `torch.nn.functional`, or `module:function`. Must average over the batch."""
+    optimizer: Target = field(default_factory=lambda: Target(target="SGD", options={"lr": 0.1}))
+    """A name in `torch.optim` and its options."""
+    data: DataSpec = field(default_factory=DataSpec)
+    """Samples to train on and to test with."""
+    epochs: Count = 10
+    """Passes over the training samples."""
+    seed: int = 0
+    """Of initial weights, shuffling, dropout and augmentation."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number type of parameters and of floating-point inputs."""
+    limits: JobLimits = field(default_factory=JobLimits)
+    """Limits of time, cost and batch size."""
+    code: tuple[Path, ...] = ()
+    """Folders whose files are sent to the functions; see `ephemeron.config.code_bundle`. In a file they are relative to it,
+    and its own folder is the default."""
+    code_include: tuple[str, ...] = ()
+    """Patterns of files that are sent to the functions in any case, such as `*.safetensors` or `data/labels.csv`."""
+    code_exclude: tuple[str, ...] = ()
+    """Patterns of files and folders that are not sent."""
+    simulation: Simulation = field(default_factory=Simulation)
+    """The platform that `--platform simulated` imitates."""
+    run: Annotated[Mapping[str, object], Partial(Configuration)] = field(default_factory=dict)
+    """Defaults for `Configuration`; flags of `train` and arguments of `configure` override them."""
+
+
 def sync_name(text: str) -> tuple[SyncName, int]:
     """`'ssp:3' -> ('ssp', 3)`.
 
     Raises:
         JobError: no such protocol.
     """
+    if _SYNC.pattern.fullmatch(text) is None:
+        raise JobError(f"sync = {text!r} is not known", remedy=f"use {_SYNC.phrase}")
     name, _, bound = text.partition(":")
-    if name == "ssp" and bound.isdecimal():
-        return "ssp", int(bound)
-    if text in ("bsp", "asp", "hap"):
-        return text, 0  # type: ignore[return-value]
-    raise JobError(f"sync = {text!r} is not known", remedy="use bsp, hap, asp or ssp:N with N ≥ 0")
+    return cast(SyncName, name), int(bound or 0)
 
 
 def check_limits(job: Job, configuration: Configuration) -> None:
@@ -233,8 +242,3 @@ def check_limits(job: Job, configuration: Configuration) -> None:
             "use fewer workers or smaller batches",
             binding="max_global_batch",
         )
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise JobError(f"{name} = {value!r} is not known", remedy=f"use one of {', '.join(allowed)}")

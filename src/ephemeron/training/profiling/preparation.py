@@ -7,11 +7,11 @@ import dataclasses
 from ephemeron.functions.base import Limits
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.prepare import Prepared, prepare
-from ephemeron.training.job import Configuration, Job
+from ephemeron.training.job import Configuration, Job, PlatformName
 from ephemeron.training.planner.prices import load_prices
 
 
-def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: str) -> Prepared:
+def prepared_alone(job: Job, *, channel: str, limits: Limits, platform: PlatformName) -> Prepared:
     """The job as one function would run it; refuses what `train` would refuse."""
     server = channel.startswith(("ps://", "parameter_server"))
     alone = Configuration(

@@ -7,6 +7,7 @@ are an estimate from what autograd keeps for the backward pass.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -126,7 +127,7 @@ def _steps(
 ) -> tuple[dict[str, float], float, StepProvenance]:
     """a, b, m; CPU seconds of the optimiser's step; and how they came about."""
     if world.compute is not None:
-        given = {k: float(world.compute[k]) for k in "abm"}
+        given = dataclasses.asdict(world.compute)
         return given, 0.0, StepProvenance(given=True, half_width=0.0, kept_out_error=0.0)
 
     one_vcpu = round(limits.mb_per_vcpu)

@@ -264,9 +264,10 @@ def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.opti
         raise JobError(
             "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
         )
+    make: Callable[..., torch.optim.Optimizer] = cls
     try:
         with eager_optimizers():
-            return cls(parameters, **target.options)
+            return make(parameters, **target.options)
     except (TypeError, ValueError) as e:
         raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ephemeron.functions.world import ComputeModel
 from ephemeron.training.job import Configuration
 from ephemeron.units import MB
 
@@ -60,7 +61,7 @@ def round_bound_s(
 
 def iteration_lower_bound_s(
     configuration: Configuration, *, model_bytes: int, latency_s: float, bandwidth_mb_s: float | None,
-    compute: dict[str, float] | None,
+    compute: ComputeModel | None,
 ) -> float:  # fmt: skip
     """Least seconds of one iteration: computing the smaller batch, and each byte over the link once.
 
@@ -75,7 +76,7 @@ def iteration_lower_bound_s(
         seconds += shrink * share * model_bytes / (bandwidth_mb_s * MB) + latency_s
     if compute is not None:
         batch = min(c.batch_size, c.nonaggregator_batch_size)
-        seconds += compute["a"] * (batch + compute["b"]) / (c.memory_mb + compute["m"])
+        seconds += compute.seconds(batch, c.memory_mb)
     return seconds
 
 

@@ -1,0 +1,98 @@
+"""Job files in TOML or JSON, read strictly: every mistake is one line that names the file, the value and a remedy.
+
+name = "digits"
+epochs = 30
+model = { target = "model:build", options = { width = 32 } }
+optimizer = { target = "SGD", options = { lr = 0.1, momentum = 0.9 } }
+
+[data]
+source = "digits"          # or flow = "module:function"
+
+[limits]
+budget_usd = 0.50
+
+[run]
+workers = 4
+sync = "hap"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ephemeron.config.toml import parse_toml
+from ephemeron.config.typed import build
+from ephemeron.data.spec import check_data
+from ephemeron.errors import JobError
+from ephemeron.training.job.spec import Job
+
+
+def load_job(path: str | Path) -> Job:
+    """Reads a job file, in JSON if its name ends in `.json` and in TOML otherwise. Relative paths in it are relative to it.
+
+    Raises:
+        JobError: the file is absent or malformed, or has an unknown key, a wrong type or a value out of bounds.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise JobError(f"job file {path} does not exist", remedy="give the path of a TOML or JSON file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise JobError(f"job file {path} cannot be read: {e}") from None
+    raw = _parse_json(text, str(path)) if path.suffix == ".json" else parse_toml(text, where=str(path))
+    if isinstance(raw, dict):
+        raw = {"name": path.stem, "code": ["."], **raw}
+        raw.pop("$schema", None)  # editors find the schema of a JSON file by it
+    return parse_job(raw, folder=path.resolve().parent, where=str(path))
+
+
+def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
+    """A job from a mapping such as TOML or JSON yields.
+
+    Args:
+        raw: the mapping.
+        folder: that relative paths are relative to.
+        where: prefix of messages.
+
+    Raises:
+        JobError: see `load_job`.
+    """
+    job = build(Job, raw, where=where)
+    code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
+    data = job.data
+    if data.path is not None:
+        data = dataclasses.replace(data, path=_existing(folder / os.path.expanduser(data.path), f"{where}: data.path"))
+    try:
+        check_data(data)
+    except JobError as e:
+        raise JobError(f"{where}: {e.problem}", remedy=e.remedy) from None
+    if data.flow is not None and isinstance(raw, Mapping) and "source" in raw["data"]:
+        raise JobError(f"{where}: data.source and data.flow exclude each other", remedy="leave one out")
+    run = dict(job.run)
+    if placement := run.get("placement"):
+        run["placement"] = str(_existing(folder / os.path.expanduser(str(placement)), f"{where}: run.placement"))
+    return dataclasses.replace(job, code=code, data=data, run=run)
+
+
+def _parse_json(text: str, where: str) -> object:
+    try:
+        raw: object = json.loads(text)
+    except RecursionError:
+        raise JobError(f"{where} is not valid JSON: brackets are nested too deep") from None
+    except ValueError as e:  # of json, and Python's of integers that are too long
+        raise JobError(f"{where} is not valid JSON: {str(e).partition(';')[0]}") from None
+    return raw
+
+
+def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
+    path = path.resolve()
+    if want_folder and not path.is_dir():
+        raise JobError(f"{where}: {path} is not a folder")
+    if not path.exists():
+        raise JobError(f"{where}: {path} does not exist")
+    return path
