@@ -150,7 +150,7 @@ def _undisturbed(configuration: Configuration, iterations: int) -> str:
     ending = simulate(calm).ending
     assert ending is not None
     assert ending.final is not None, ending.causes
-    return str(ending.final["weights_sha256"])
+    return str(ending.final.weights_sha256)
 
 
 def _calm(s: Schedule) -> str:
@@ -209,10 +209,10 @@ def _wrong_weights(s: Schedule, ending: RunOutcome) -> list[str]:
     assert ending.final is not None
     assert ending.arrays is not None
     if not s.counts:
-        return [] if ending.final["weights_sha256"] == _calm(s) else ["same weights: they differ"]
+        return [] if ending.final.weights_sha256 == _calm(s) else ["same weights: they differ"]
     off = np.flatnonzero(ending.arrays["counts"] != 1)
     wrong = [f"exactly once: {off.size} of {ending.arrays['counts'].size} counts are not 1"] if off.size else []
-    elsewhere = ending.final["metrics"]["loss"]
+    elsewhere = ending.final.metrics["loss"]
     if elsewhere and s.configuration.pattern != "parameter-server":  # there only rank 0 reads the end of it
         wrong.append(f"exactly once: ranks are off by {elsewhere:g} on average")
     return wrong

@@ -144,7 +144,7 @@ async def simulate(
         watcher.cancel()
     traffic = trigger.ledger.traffic
     return {
-        "status": ending.status, "causes": ending.causes, "weights": (ending.final or {}).get("weights_sha256", "")[:12],
+        "status": ending.status, "causes": ending.causes, "weights": ("" if ending.final is None else str(ending.final.weights_sha256))[:12],
         "virtual_s": round(trigger.ledger.ended_at, 3), "invocations": trigger.ledger.invocations,
         "operations": traffic.puts + traffic.gets + traffic.polls, "objects_left": len(store.objects),
         "most_objects": counting.most if count else None,

@@ -5,7 +5,7 @@
     job = ephemeron.load_job("job.toml")
     print(ephemeron.plan_job(job).choice)                                             # measured, searched, proven
     result = ephemeron.train(job, ephemeron.configure(job, workers=4, sync="hap"))    # or chosen by hand
-    print(result.summary["metrics"])
+    print(result.summary.metrics)
 
 Names are imported when they are first used: a function that starts cold pays for every import.
 """

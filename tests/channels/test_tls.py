@@ -273,8 +273,8 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
             look()
 
     result = train(job, configure(job, **how, channel=address), on_event=see)
-    assert result.summary["status"] == "finished", result.causes
-    assert result.summary["weights_sha256"] == calm.summary["weights_sha256"]
+    assert result.summary.status == "finished", result.causes
+    assert result.summary.weights_sha256 == calm.summary.weights_sha256
     look()
     assert {key.split("/")[1] for key in seen} >= {"spec", "code", "data", "start"}, "looked while it ran"
     written = [path.read_bytes() for path in result.folder.path.rglob("*") if path.is_file()]

@@ -54,7 +54,7 @@ def test_unknown_source(source: str, remedy: str) -> None:
 
 
 def test_bad_fraction() -> None:
-    with pytest.raises(JobError, match=r"data\.test_fraction = 1\.0 is not in"):
+    with pytest.raises(JobError, match=r"DataSpec: test_fraction = 1\.0 should be from 0 to below 1"):
         load(DataSpec(test_fraction=1.0), seed=0)
 
 

@@ -113,8 +113,11 @@ def bare() -> Plan:
 SUMMARY: dict[str, Any] = {
     "run_id": "digits-20260101-0001", "status": "finished", "seconds": 140.0, "cost_usd": 0.0119, "workers": 8,
     "aggregators": 2, "memory_mb": 1792, "batch_size_aggregator": 60, "batch_size_nonaggregator": 64,
-    "pattern": "k-reduce", "sync": "bsp", "compression": "none", "iterations": 345, "invocations": 8,
-    "traffic": {"puts": 5900, "gets": 11100, "polls": 0, "deletes": 5000, "bytes_up": 10, "bytes_down": 20},
+    "stages": 1, "replicas": 8, "micro_batches": 1, "schedule": None,
+    "pattern": "k-reduce", "sync": "bsp", "channel": "folder", "exchange": "gradients", "compression": "none",
+    "iterations": 345, "invocations": 8, "metrics": {"loss": 0.1, "accuracy": 0.9},
+    "traffic": {"puts": 5900, "gets": 11100, "polls": 0, "deletes": 5000, "lists": 0, "bytes_up": 10, "bytes_down": 20},
+    "weights_sha256": None, "platform": "local", "budget_usd": None, "prices": "x, 2025-06-01",
     "billed": {"gb_seconds": 600.0, "requests": 8, "storage_usd": 0.0023},
     "phases_s": {"load": 16.0, "compute": 600.0, "upload": 160.0, "aggregate": 44.0, "download": 168.0, "wait": 203.0},
 }  # fmt: skip

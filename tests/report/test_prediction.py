@@ -14,8 +14,10 @@ from rich.console import Console
 
 from ephemeron.cli.listing import print_phases
 from ephemeron.cli.progress import Display
+from ephemeron.config.typed import build
 from ephemeron.events import to_json
 from ephemeron.training.driver import Result
+from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.report import write_report
 from ephemeron.training.report.prediction import ComparisonRow, compare, render_text, rows
@@ -125,7 +127,7 @@ def test_the_page_escapes_what_the_plan_says(tmp_path: Path) -> None:
 def test_a_run_ends_with_it_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned(tmp_path)
     said = io.StringIO()
-    summary = plans.SUMMARY | {"metrics": {"accuracy": 0.9}, "platform": "local", "prices": "x, 2025-06-01"}
+    summary = build(ResultSummary, plans.SUMMARY, where="result.json")
     Display(Console(file=said, width=80)).conclude(Result(summary, RunFolder(tmp_path)))
     text = said.getvalue()
     assert "predicted  measured" in text

@@ -70,5 +70,5 @@ def weights_as_job(module: str, store: Path, *faults: str, collate: bool = True,
     how = configure(job, platform="simulated", workers=3, batch_size=4, checkpoint_every=2)
     result = train(job, how, faults=[parse_fault(fault) for fault in faults])
     assert result.finished, result.causes
-    assert result.summary["metrics"]["loss"] > 0
-    return str(result.summary["weights_sha256"])
+    assert result.summary.metrics["loss"] > 0
+    return str(result.summary.weights_sha256)

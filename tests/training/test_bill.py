@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ephemeron.config.typed import build, plain
 from ephemeron.events import PHASES, Ended, Evaluated, Invoked, Loaded, Progress, RunStarted, Started, Traffic
-from ephemeron.training.driver.cost import CostMeter, latest_metrics, summary
+from ephemeron.training.driver.cost import CostMeter, latest_metrics, summarize
+from ephemeron.training.driver.records import Bill, ResultSummary
+from ephemeron.training.job import Configuration, Target
 from ephemeron.training.planner.prices import Prices
+from ephemeron.training.worker.final import FinalState
+from ephemeron.training.worker.spec import RunSpec
 
 PRICES = Prices(
     name="test", as_of="2025-01-01", gb_second_usd=2.0, invocation_usd=0.5, put_usd=0.1, get_usd=0.01, list_usd=1.0,
@@ -187,40 +193,37 @@ def test_no_test_set_no_metrics(events):
     assert latest_metrics(ledger(*events)) == {"loss": None, "accuracy": None}
 
 
-RUN = {
-    "run_id": "r",
-    "platform": "local",
-    "configuration": {
-        "workers": 3, "aggregators": 1, "memory_mb": 2048, "batch_size": 4, "nonaggregator_batch_size": 6,
-        "pattern": "k-reduce", "sync": "bsp", "channel": "folder", "exchange": "gradients", "compression": "none",
-    },
-}  # fmt: skip
+SPEC = RunSpec(
+    run_id="r", model=Target(target="m"), loss=Target(target="l"), optimizer=Target(target="o"), epochs=1, seed=0,
+    dtype="float32", samples=8, prices=PRICES,
+    configuration=Configuration(workers=3, aggregators=1, memory_mb=2048, batch_size=4, nonaggregator_batch_size=6),
+)  # fmt: skip
 
 
 def test_a_run_that_has_not_finished_has_done_what_its_slowest_rank_has():
     made = ledger(run_started(), progress(rank=0, iteration=6), progress(rank=1, iteration=4))
-    assert summary(made, RUN, status="stopped", final=None)["iterations"] == 0, "rank 2 has done nothing"
+    assert summarize(made, SPEC, status="stopped", final=None).iterations == 0, "rank 2 has done nothing"
     made.feed(progress(rank=2, iteration=5))
-    got = summary(made, RUN, status="stopped", final=None)
-    assert (got["iterations"], got["status"], got["weights_sha256"]) == (5, "stopped", None)
+    got = summarize(made, SPEC, status="stopped", final=None)
+    assert (got.iterations, got.status, got.weights_sha256) == (5, "stopped", None)
 
 
 def test_what_rank_0_knows_at_the_end_counts():
     made = ledger(run_started(), evaluated(0, 1, 2.0, 1, 2))
     metrics = {"loss": 0.25, "accuracy": 0.75}
-    final = {"iterations": 40, "metrics": metrics, "weights_sha256": "abc"}
-    got = summary(made, RUN, status="finished", final=final)
-    assert (got["iterations"], got["metrics"], got["weights_sha256"]) == (40, metrics, "abc")
+    final = FinalState(iterations=40, metrics=metrics, weights_sha256="abc")
+    got = summarize(made, SPEC, status="finished", final=final)
+    assert (got.iterations, got.metrics, got.weights_sha256) == (40, metrics, "abc")
 
 
 def test_the_parts_of_the_bill_add_up():
     made = ledger(run_started(traffic=Traffic(puts=3)), invoked("a"), ended("a", t=7.0, gb_seconds=2.0))
-    got = summary(made, RUN, status="finished", final=None)
-    billed = got["billed"]
-    assert got["seconds"] == 7.0
-    assert billed == {"gb_seconds": 2.0, "requests": 1, "storage_usd": pytest.approx(0.3)}
-    assert got["cost_usd"] == pytest.approx(2.0 * 2.0 + 0.5 + 0.3)
-    assert got["prices"] == "test, 2025-01-01"
+    got = summarize(made, SPEC, status="finished", final=None)
+    assert got.seconds == 7.0
+    assert got.billed == Bill(gb_seconds=2.0, requests=1, storage_usd=pytest.approx(0.3))
+    assert got.cost_usd == pytest.approx(2.0 * 2.0 + 0.5 + 0.3)
+    assert got.prices == "test, 2025-01-01"
+    assert build(ResultSummary, json.loads(json.dumps(plain(got))), where="result.json") == got
 
 
 @pytest.mark.parametrize(
@@ -228,6 +231,6 @@ def test_the_parts_of_the_bill_add_up():
 )
 def test_a_parameter_server_is_paid_for_as_long_as_the_run_lasts(channel, servers):
     made = ledger(run_started(), invoked("a"), ended("a", t=100.0))
-    run = {**RUN, "configuration": {**RUN["configuration"], "channel": channel}}
-    got = summary(made, run, status="finished", final=None)
-    assert got["billed"]["storage_usd"] == pytest.approx(servers * 36.0 * 100 / 3600)
+    spec = dataclasses.replace(SPEC, configuration=dataclasses.replace(SPEC.configuration, channel=channel))
+    got = summarize(made, spec, status="finished", final=None)
+    assert got.billed.storage_usd == pytest.approx(servers * 36.0 * 100 / 3600)

@@ -79,7 +79,7 @@ def test_no_runs(home):
     ("words", "arguments"),
     [
         ("does not exist", ["train", "/no/such/job.toml"]),
-        ("workers = 0 is below 1", ["train", JOB, "--workers", "0"]),
+        ("workers = 0 should be at least 1", ["train", JOB, "--workers", "0"]),
         ("more than workers", ["train", JOB, "--aggregators", "9"]),
         ("use bsp, hap, asp or ssp:N", ["train", JOB, "--sync", "sometimes"]),
         ("binding limit: max_global_batch", ["train", JOB, "--batch-size", "500"]),

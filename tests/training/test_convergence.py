@@ -16,7 +16,7 @@ def accuracy():
         optimizer = Target(target="SGD", options={"lr": lr, "momentum": 0.9})
         model = Target(target="tiny:mlp", options={"hidden": 64})
         job = make_job(seed=seed, epochs=25, model=model, optimizer=optimizer)
-        return real(job, sync=sync, nonaggregator_batch_size=24).ending.final["metrics"]["accuracy"]
+        return real(job, sync=sync, nonaggregator_batch_size=24).ending.final.metrics["accuracy"]
 
     return run
 
@@ -37,4 +37,4 @@ def test_asynchronous_protocols_learn(sync, accuracy):
 def test_an_asynchronous_parameter_server_learns():
     job = make_job(epochs=12, optimizer=Target(target="SGD", options={"lr": 0.05}))
     run = real(job, pattern="parameter-server", sync="asp")
-    assert run.ending.final["metrics"]["accuracy"] > 0.93
+    assert run.ending.final.metrics["accuracy"] > 0.93

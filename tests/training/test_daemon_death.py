@@ -52,7 +52,7 @@ class Run:
     def sha(self) -> str:
         assert self.ending.status == "finished", self.ending.causes
         assert self.ending.final is not None
-        return str(self.ending.final["weights_sha256"])
+        return str(self.ending.final.weights_sha256)
 
     def of(self, kind: type) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]

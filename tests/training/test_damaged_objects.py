@@ -134,7 +134,7 @@ def execute(
             return "", "; ".join(ending.causes)
         assert ending.arrays is not None
         assert ending.final is not None
-        return f"{digest(ending.arrays)} {ending.final['weights_sha256']} {ending.final['iterations']}", ""
+        return f"{digest(ending.arrays)} {ending.final.weights_sha256} {ending.final.iterations}", ""
 
     return *simulation.run(go()), seen
 

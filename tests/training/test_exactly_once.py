@@ -28,7 +28,7 @@ def count(seed: int, *, sync: str, kills: int = 0, pattern: str = "k-reduce", **
     )  # fmt: skip
     assert run.ending.status == "finished", run.ending.causes
     wrong = int(np.count_nonzero(run.ending.arrays["counts"] != 1))
-    off = run.ending.final["metrics"]["loss"]
+    off = run.ending.final.metrics["loss"]
     return run, wrong or off
 
 

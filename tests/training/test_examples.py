@@ -24,5 +24,5 @@ def test_superresolution_learns_and_reports_no_accuracy(job, home):
     seen = []
     result = ephemeron.train(job, configuration, on_event=seen.append)
     losses = [e.loss_sum / e.samples for e in seen if e.kind == "evaluated"]
-    assert result.summary["metrics"].get("accuracy") is None
+    assert result.summary.metrics.get("accuracy") is None
     assert losses[-1] < losses[0]

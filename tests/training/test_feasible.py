@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ephemeron.errors import PlanInfeasible
 from ephemeron.functions.base import Call, Limits
 from ephemeron.training.driver.admission import check_call, check_memory, check_time
-from ephemeron.training.job import Configuration, Job, JobLimits, Target
+from ephemeron.training.job import ComputeModel, Configuration, Job, JobLimits, Target
 from ephemeron.training.planner.model.bounds import RUNTIME_MB
 from ephemeron.units import MB, MIB
 
@@ -73,7 +73,7 @@ def check(*, deadline_s=None, lifetime_s=900.0, iterations=10, compute=None, mod
     )
 
 
-TWO_SECONDS = {"a": 200.0, "b": 4.0, "m": 0.0}
+TWO_SECONDS = ComputeModel(a=200.0, b=4.0, m=0.0)
 """For a batch of 6 in 1,000 MB."""
 
 

@@ -141,7 +141,7 @@ def test_exchanging_parameters_averages_them():
     same_start = real(job, exchange="parameters", workers=2, aggregators=1)
     gradients = real(job, exchange="gradients", workers=2, aggregators=1)
     assert same_start.sha != gradients.sha  # momentum stays local, so it is another algorithm
-    assert same_start.ending.final["metrics"]["accuracy"] > 0.5
+    assert same_start.ending.final.metrics["accuracy"] > 0.5
 
 
 def test_plain_sgd_with_parameters_equals_gradients():
@@ -165,7 +165,7 @@ def test_compressed_runs_converge_and_repeat(compression):
     run = real(make_job(epochs=4), compression=compression)
     plain = real(make_job(epochs=4))
     assert run.sha == real(make_job(epochs=4), compression=compression).sha
-    assert abs(run.ending.final["metrics"]["accuracy"] - plain.ending.final["metrics"]["accuracy"]) < 0.03
+    assert abs(run.ending.final.metrics["accuracy"] - plain.ending.final.metrics["accuracy"]) < 0.03
     assert (
         run.trigger.ledger.traffic.bytes_up
         < (0.75 if compression == "bf16" else 0.7) * plain.trigger.ledger.traffic.bytes_up

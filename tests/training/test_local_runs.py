@@ -58,8 +58,8 @@ def undisturbed(tmp_path_factory):
 def test_a_run(undisturbed):
     result, events = undisturbed
     s = result.summary
-    assert s["status"] == "finished"
-    assert s["iterations"] == 20
+    assert s.status == "finished"
+    assert s.iterations == 20
     assert len(of(events, Progress)) == 60
     assert {p.name for p in result.folder.path.iterdir()} >= {
         "report.html",
@@ -70,7 +70,7 @@ def test_a_run(undisturbed):
     }
     left = [p.name for p in (result.folder.path / "objects").rglob("*") if p.is_file()]
     assert sorted(left) == ["result", "spec"]
-    assert s["billed"]["gb_seconds"] == pytest.approx(sum(e.billed_s for e in of(events, Ended)) * 704 / 1024, rel=1e-6)
+    assert s.billed.gb_seconds == pytest.approx(sum(e.billed_s for e in of(events, Ended)) * 704 / 1024, rel=1e-6)
     assert no_function_left(result.folder.path.parent)
 
 
@@ -84,10 +84,10 @@ def test_other_channels_give_the_same_weights(channel, undisturbed, home, reques
         address = request.getfixturevalue("s3")
     how = {"channel": address} if address else {"pattern": "parameter-server"}
     result, _ = go(**how)
-    assert result.summary["status"] == "finished"
-    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+    assert result.summary.status == "finished"
+    assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
     if channel == "redis":
-        assert result.summary["traffic"]["polls"] <= 20  # the cache waits by itself; only rank 0 looks for a stop
+        assert result.summary.traffic.polls <= 20  # the cache waits by itself; only rank 0 looks for a stop
 
 
 CLIENT = """
@@ -122,9 +122,9 @@ def test_the_run_goes_on_without_its_client(undisturbed, home):
     client.kill()
     client.wait()
     result = attach(folder.name)
-    assert result.summary["status"] == "finished"
-    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
-    assert result.summary["invocations"] == 3
+    assert result.summary.status == "finished"
+    assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
+    assert result.summary.invocations == 3
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
     assert 0 < stopped["iterations"] < 20
     assert no_function_left()
     result = resume(folder.name)
-    assert result.summary["status"] == "finished"
-    assert result.summary["weights_sha256"] == undisturbed[0].summary["weights_sha256"]
+    assert result.summary.status == "finished"
+    assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
     with pytest.raises(UserError, match="has finished"):
         resume(folder.name)
 
@@ -146,14 +146,14 @@ def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
 def test_a_budget_stops_the_run_and_resuming_needs_no_new_start(home):
     job = make_job(limits=JobLimits(budget_usd=1e-6))
     result, _ = go(job)
-    assert result.summary["status"] == "stopped"
-    assert result.summary["iterations"] < 20
+    assert result.summary.status == "stopped"
+    assert result.summary.iterations < 20
 
 
 def test_out_of_memory_is_named(home):
     job = make_job(model=Target(target="tiny:heavy", options={"megabytes": 700}))
     result, _ = go(job)
-    assert result.summary["status"] == "failed"
+    assert result.summary.status == "failed"
     assert "out of memory" in result.causes[0]
     assert "704 MB" in result.causes[0]
     assert no_function_left()
@@ -161,7 +161,7 @@ def test_out_of_memory_is_named(home):
 
 def test_user_code_that_raises_is_named(home):
     result, events = go(make_job(model=Target(target="tiny:failing")))
-    assert result.summary["status"] == "failed"
+    assert result.summary.status == "failed"
     assert "ValueError: no luck today" in result.causes[0]
     assert len(of(events, Invoked)) == 3  # not tried again: it would raise again
 
@@ -187,7 +187,7 @@ def test_a_server_that_dies_ends_the_run_with_a_clear_error(home, own_valkey):
     job = make_job()
     c = configure(job, **HOW, channel=server.address, channel_retry_s=3.0)
     result = train(job, c, on_event=kill_later, check=False)
-    assert result.summary["status"] == "failed"
+    assert result.summary.status == "failed"
     assert "ChannelUnreachable" in result.causes[0]
     assert "given up after" in result.causes[0]
     assert no_function_left()

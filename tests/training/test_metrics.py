@@ -25,8 +25,8 @@ def test_a_language_model_has_a_loss_and_no_accuracy(
         result = train(job, c, on_event=display.on_event)
     display.conclude(result)
     assert result.finished
-    assert result.summary["metrics"]["accuracy"] is None
-    assert 1.0 < result.summary["metrics"]["loss"] < 2.5
+    assert result.summary.metrics["accuracy"] is None
+    assert 1.0 < result.summary.metrics["loss"] < 2.5
     shown = capsys.readouterr().err
     assert "test loss" in shown
     assert "accuracy" not in shown

@@ -73,7 +73,7 @@ def test_with_continue_it_goes_on_and_all_that_is_written_stays_readable(home: P
     c = configure(wanted, platform="simulated", workers=2, aggregators=2, batch_size=16, on_non_finite="continue")
     result = train(wanted, c)
     assert result.finished
-    assert result.summary["metrics"] == {"loss": None, "accuracy": pytest.approx(0.1, abs=0.1)}
+    assert result.summary.metrics == {"loss": None, "accuracy": pytest.approx(0.1, abs=0.1)}
     for line in result.folder.events.read_text().splitlines():
         strict(line)
     strict((result.folder.path / "result.json").read_text())

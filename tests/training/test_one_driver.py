@@ -15,12 +15,13 @@ import pytest
 from training_runs import make_job, synthetic
 
 from ephemeron.communication.keys import Keys
+from ephemeron.config.typed import plain
 from ephemeron.errors import RunAlreadyDriven, RunFailed, UserError
 from ephemeron.events import Invoked, Progress, RunEnded, RunStarted
 from ephemeron.functions import local
-from ephemeron.training.driver import attach, configure, resume, run_platform, train
+from ephemeron.training.driver import attach, configure, records, resume, run_platform, train
 from ephemeron.training.driver import run_dir as homes
-from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.cost import CostMeter, summarize
 from ephemeron.training.driver.driver_lock import driving, is_driven
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.result import Result, conclude, events_of
@@ -103,13 +104,13 @@ def test_another_client_is_refused_watches_and_takes_over(folder):
 
     result = attach(path.name, on_event=watch)
     assert client.wait() == -signal.SIGKILL
-    assert result.summary["status"] == "finished"
-    assert len([e for e in events if isinstance(e, Invoked)]) == result.summary["invocations"] == 2
+    assert result.summary.status == "finished"
+    assert len([e for e in events if isinstance(e, Invoked)]) == result.summary.invocations == 2
     assert [type(e) for e in events if isinstance(e, RunStarted | RunEnded)] == [RunStarted, RunEnded]
     with pytest.raises(UserError, match="has finished"):
         resume(path.name)
     again = attach(path.name)
-    assert again.summary["weights_sha256"] == result.summary["weights_sha256"]
+    assert again.summary.weights_sha256 == result.summary.weights_sha256
     assert len([e for e in events_of(result.folder) if isinstance(e, RunEnded)]) == 1
 
 
@@ -118,8 +119,8 @@ def test_who_watches_gets_the_driver_s_result(folder, tmp_path):
     seen = []
     result = attach(path.name, on_event=seen.append, out=tmp_path / "out")
     assert client.wait(60) == 0
-    assert result.summary == json.loads((path / "result.json").read_text())
-    assert result.summary["status"] == "finished"
+    assert plain(result.summary) == json.loads((path / "result.json").read_text())
+    assert result.summary.status == "finished"
     assert isinstance(seen[-1], RunEnded)
     assert (tmp_path / "out" / "weights.safetensors").exists()
     assert len([e for e in events_of(result.folder) if isinstance(e, RunEnded)]) == 1
@@ -145,9 +146,12 @@ def test_a_run_whose_result_is_there_is_not_stopped_any_more():
 
 def test_a_finished_run_is_never_marked_otherwise(home):
     run = home_run("done")
-    run.write("result.json", {"status": "finished", "seconds": 1.0})
-    result = conclude(run, {}, CostMeter(load_prices("objects")), RunOutcome("stopped", []), None)
-    assert result.summary == run.read("result.json") == {"status": "finished", "seconds": 1.0}
+    spec = synthetic(workers=3).trigger.spec
+    first = summarize(CostMeter(spec.prices), spec, status="finished", final=None)
+    records.write(run, first)
+    result = conclude(run, spec, CostMeter(spec.prices), RunOutcome("stopped", []), None)
+    assert result.summary == first == records.read_result(run)
+    assert result.finished
 
 
 def home_run(name: str):
@@ -202,6 +206,6 @@ def test_a_failed_run_raises_with_its_result(home):
     how = configuration_of(job, platform="simulated")
     with pytest.raises(RunFailed, match="no luck today") as caught:
         train(job, how)
-    assert caught.value.result.summary["status"] == "failed"
+    assert caught.value.result.summary.status == "failed"
     assert caught.value.result.folder.events.exists()
-    assert train(job, how, check=False).summary["status"] == "failed"
+    assert train(job, how, check=False).summary.status == "failed"

@@ -39,7 +39,7 @@ def test_a_simulated_run():
     how = configure(job, platform="simulated", workers=2, aggregators=1, batch_size=24)
     result = in_a_running_loop(lambda: train(job, how))
     assert result.finished
-    assert result.summary["weights_sha256"] == train(job, how).summary["weights_sha256"]
+    assert result.summary.weights_sha256 == train(job, how).summary.weights_sha256
 
 
 def test_ctrl_c_stops_a_local_run_at_a_checkpoint_and_it_is_resumed():
@@ -51,8 +51,8 @@ def test_ctrl_c_stops_a_local_run_at_a_checkpoint_and_it_is_resumed():
             os.kill(os.getpid(), signal.SIGINT)
 
     stopped = in_a_running_loop(lambda: test_one_driver.start(slow=True, on_event=interrupt))
-    assert stopped.summary["status"] == "stopped"
-    assert 4 < stopped.summary["iterations"] < 48
+    assert stopped.summary.status == "stopped"
+    assert 4 < stopped.summary.iterations < 48
     with pytest.raises(UserError, match="not running"):
         in_a_running_loop(lambda: attach("last"))
     result = in_a_running_loop(lambda: resume("last", keep_code=True))

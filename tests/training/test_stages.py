@@ -89,11 +89,11 @@ def test_stages_equal_the_whole_model(how):
     assert set(run.ending.arrays) == set(expected.arrays)
     for name, value in expected.arrays.items():
         np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10)
-    for name, value in expected.final["metrics"].items():
-        assert run.ending.final["metrics"][name] == pytest.approx(value, abs=1e-12)
+    for name, value in expected.final.metrics.items():
+        assert run.ending.final.metrics[name] == pytest.approx(value, abs=1e-12)
     assert run.left == left(how["stages"])
     if "micro_batches" not in how:
-        assert run.sha == expected.final["weights_sha256"]  # to the last bit
+        assert run.sha == expected.final.weights_sha256  # to the last bit
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -308,12 +308,12 @@ def test_a_real_kill_gives_the_weights_of_the_simulated_run(home):
     result, events = local(job, ["kill:rank=1,iteration=7,phase=upload"], memory_mb=704, **how)
     assert [e.status for e in events if isinstance(e, Ended)].count("lost") == 1
     expected = undisturbed(stages=2, micro_batches=2, options=(("dropout", 0.3),))
-    assert result.summary["weights_sha256"] == expected
+    assert result.summary.weights_sha256 == expected
     assert load_file(result.folder.weights).keys() == {"1.weight", "1.bias", "4.weight", "4.bias"}
-    assert result.summary["stages"] == 2
-    assert result.summary["workers"] == 2
+    assert result.summary.stages == 2
+    assert result.summary.workers == 2
     again = attach(result.folder.run_id)  # a client that comes after the end puts the parts together, too
-    assert again.summary["weights_sha256"] == expected
+    assert again.summary.weights_sha256 == expected
 
 
 @pytest.mark.slow
@@ -326,8 +326,8 @@ def test_a_model_too_large_for_one_function_trains_on_four(home):
     with pytest.raises(PlanInfeasible, match=r"at least 71\d MB, its quota is 672 MB; .*split it: --stages 2"):
         local(job, workers=1, **how)
     result, events = local(job, stages=4, micro_batches=4, **how)
-    assert result.summary["status"] == "finished"
-    assert result.summary["iterations"] == 3
+    assert result.summary.status == "finished"
+    assert result.summary.iterations == 3
     assert max(e.peak_memory_mb for e in events if isinstance(e, Ended)) < 672
     sizes = [t.nbytes for t in load_file(result.folder.weights).values()]
     assert sum(sizes) > 160e6

@@ -34,7 +34,7 @@ def test_saved_weights_load_strictly(name: str, stages: int, tmp_path: Path) -> 
     ending = real(job, workers=2, aggregators=1, stages=stages, batch_size=8 if MODELS[name] else 240).ending
     assert ending.status == "finished", ending.causes
     path = tmp_path / "weights.safetensors"
-    write_weights(path, ending.arrays, (ending.final or {}).get("bf16", ()))
+    write_weights(path, ending.arrays, ending.final.bf16)
     saved = load_file(path)
     plain = built(name)
     before = {k: t.clone() for k, t in plain.state_dict().items()}
@@ -45,5 +45,5 @@ def test_saved_weights_load_strictly(name: str, stages: int, tmp_path: Path) -> 
         torch.testing.assert_close(t, saved[key], rtol=0, atol=0)
     assert any(not torch.equal(t, before[k]) for k, t in plain.state_dict().items()), "nothing was trained"
     if name == "with_batch_norm":
-        assert int(saved["2.num_batches_tracked"]) == ending.final["iterations"]
+        assert int(saved["2.num_batches_tracked"]) == ending.final.iterations
         assert not torch.equal(saved["2.running_mean"], before["2.running_mean"])

@@ -40,7 +40,7 @@ class Run:
     @property
     def sha(self) -> str:
         assert self.ending.status == "finished", self.ending.causes
-        return self.ending.final["weights_sha256"]
+        return self.ending.final.weights_sha256
 
     @property
     def left(self) -> set[str]:

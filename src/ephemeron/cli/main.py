@@ -292,10 +292,14 @@ def report(run: str, out: Path | None, show: bool) -> None:
     """Write RUN's report: loss, the timeline of every function by phase, cost and traffic over time."""
     from ephemeron.cli.listing import print_phases
     from ephemeron.training.driver import run_dir
-    from ephemeron.training.driver.result import prices_of, write_report
+    from ephemeron.training.driver.records import read_record
+    from ephemeron.training.driver.result import write_report
 
     folder = run_dir.find(run)
-    written = write_report(folder, prices_of(folder.read("run.json") or {}), out)
+    record = read_record(folder)
+    if record is None:
+        raise UserError(f"run {folder.run_id} has no readable run.json")
+    written = write_report(folder, record.run_spec().prices, out)
     print_phases(folder)
     for path in written:
         click.echo(f"wrote {path}")
@@ -322,10 +326,11 @@ add_log_options(main)
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:
     """Runs something that emits events, shows them, prints the end and exits."""
     from ephemeron.cli.progress import Display
+    from ephemeron.config.typed import plain
 
     with Display() as display:
         result = start(display.on_event)
     display.conclude(result)
     if as_json:
-        click.echo(json.dumps(result.summary))
-    sys.exit({"finished": 0, "stopped": STOPPED}.get(result.summary["status"], 1))
+        click.echo(json.dumps(plain(result.summary)))
+    sys.exit({"finished": 0, "stopped": STOPPED}.get(result.summary.status, 1))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ephemeron.cli.terminal import Part, make_console, text_of
+from ephemeron.config.typed import plain
 from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Note, RunStarted
 from ephemeron.events import Progress as Iterated
 from ephemeron.training.driver.cost import CostMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
-from ephemeron.training.metrics import Metrics
 from ephemeron.training.planner.prices import Prices, load_prices
 from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 
@@ -129,28 +129,28 @@ class Display:
     def conclude(self, result: Result) -> None:
         """The end, in a few lines."""
         s, run = result.summary, result.folder.run_id
-        traffic = s["traffic"]
-        colour = {"finished": "green", "stopped": "yellow"}.get(s["status"], "red")
-        simulated = "simulated " if s["platform"] == "simulated" else ""
-        self._say((s["status"], f"bold {colour}"), f" after {simulated}{human_seconds(s['seconds'])}, {human_count(s['iterations'], 'iteration')}, "
-                  f"{human_count(s['invocations'], 'invocation')}: {human_usd(s['cost_usd'])} at {s['prices']} prices"
-                  + tested(s["metrics"]))  # fmt: skip
-        self._say(f"  {traffic['puts']} puts, {traffic['gets']} gets, {traffic['polls']} polls; "
-                  f"{human_bytes(traffic['bytes_up'])} up, {human_bytes(traffic['bytes_down'])} down")  # fmt: skip
+        traffic = s.traffic
+        colour = {"finished": "green", "stopped": "yellow"}.get(s.status, "red")
+        simulated = "simulated " if s.platform == "simulated" else ""
+        self._say((s.status, f"bold {colour}"), f" after {simulated}{human_seconds(s.seconds)}, {human_count(s.iterations, 'iteration')}, "
+                  f"{human_count(s.invocations, 'invocation')}: {human_usd(s.cost_usd)} at {s.prices} prices"
+                  + tested(s.metrics))  # fmt: skip
+        self._say(f"  {traffic.puts} puts, {traffic.gets} gets, {traffic.polls} polls; "
+                  f"{human_bytes(traffic.bytes_up)} up, {human_bytes(traffic.bytes_down)} down")  # fmt: skip
         self._compared(result)
         for cause in result.causes:
             if cause not in self._said:
                 self._say("  ", ("cause", "red"), f" {cause}")
-        if result.causes and s["platform"] != "simulated":
+        if result.causes and s.platform != "simulated":
             self._say(f"  what the functions printed, tracebacks included: ephemeron logs {run}")
         self._say(f"  report: {result.folder.path / 'report.html'}")
-        if s["status"] != "finished" and s["platform"] != "simulated":
+        if s.status != "finished" and s.platform != "simulated":
             self._say(f"  go on with: ephemeron resume {run}")
 
     def _compared(self, result: Result) -> None:
         from ephemeron.training.report.prediction import compare, render_text
 
-        comparison = compare(result.folder.path, result.summary)
+        comparison = compare(result.folder.path, plain(result.summary))
         if comparison is None:
             return
         self.console.print()
@@ -160,8 +160,9 @@ class Display:
         self.console.print()
 
 
-def tested(metrics: Metrics) -> str:
+def tested(metrics: Mapping[str, float | None]) -> str:
     """`; accuracy 0.9512`, or the test loss where there is no accuracy, or nothing."""
-    if metrics["accuracy"] is not None:
-        return f"; accuracy {metrics['accuracy']:.4f}"
-    return "" if metrics["loss"] is None else f"; test loss {metrics['loss']:.4f}"
+    accuracy, loss = metrics.get("accuracy"), metrics.get("loss")
+    if accuracy is not None:
+        return f"; accuracy {accuracy:.4f}"
+    return "" if loss is None else f"; test loss {loss:.4f}"

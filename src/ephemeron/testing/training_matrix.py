@@ -73,12 +73,12 @@ class TrainingMatrix:
     def test_nothing_happens(self, world: TrainingWorld) -> None:
         result, events = world.undisturbed
         summary, workers = result.summary, world.shape["workers"]
-        assert (summary["status"], summary["platform"]) == ("finished", world.platform), result.causes
-        assert len(of(events, Progress)) == workers * summary["iterations"]
-        assert len(of(events, Invoked)) == summary["invocations"] == workers
+        assert (summary.status, summary.platform) == ("finished", world.platform), result.causes
+        assert len(of(events, Progress)) == workers * summary.iterations
+        assert len(of(events, Invoked)) == summary.invocations == workers
         assert [e.outcome for e in of(events, Ended)] == ["finished"] * workers
         billed = sum(e.gb_seconds for e in of(events, Ended))
-        assert summary["billed"]["gb_seconds"] == pytest.approx(billed, rel=1e-6)
+        assert summary.billed.gb_seconds == pytest.approx(billed, rel=1e-6)
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_whatever_happens_the_weights_are_the_same(self, case: Case, world: TrainingWorld) -> None:

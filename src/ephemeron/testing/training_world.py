@@ -102,8 +102,8 @@ class TrainingWorld:
 
     def check_same(self, result: Result) -> None:
         """Whether a run has ended as the undisturbed one did, bit for bit."""
-        assert result.summary["status"] == "finished", result.causes
-        assert result.summary["weights_sha256"] == self.undisturbed[0].summary["weights_sha256"]
+        assert result.summary.status == "finished", result.causes
+        assert result.summary.weights_sha256 == self.undisturbed[0].summary.weights_sha256
 
 
 def of(events: list[Any], kind: type) -> list[Any]:

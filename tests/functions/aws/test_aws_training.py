@@ -97,7 +97,7 @@ def test_through_an_object_store_and_with_every_call_delivered_twice(world: Worl
     # Which of the two is called the first is up to the store; one of them steps aside.
     assert [e.outcome for e in of(events, Ended)].count("duplicate") == len(twice)
     assert [e.outcome for e in of(events, Ended)].count("finished") == 3
-    run = result.summary["run_id"]
+    run = result.summary.run_id
     assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
 
 
@@ -121,7 +121,7 @@ def test_an_environment_is_killed_from_outside(world: World) -> None:
 def test_a_throttled_launch_is_tried_again(world: World) -> None:
     world.service.throttle(5)
     result, _ = world.go(job=SHORT, workers=1, aggregators=1, batch_size=720)
-    assert result.summary["status"] == "finished"
+    assert result.summary.status == "finished"
     assert world.service.invoker.faults.throttle == 0
 
 
@@ -146,7 +146,7 @@ def test_what_the_code_raises_fails_the_run_and_its_log_is_kept(world: World, tm
     (tmp_path / "code" / "failing.py").write_text(FAILING)
     job = Job(name="bad", model=Target(target="failing:build"), data=JOB.data, epochs=1, code=(tmp_path / "code",))
     result, events = world.go(job=job, workers=2, aggregators=1, batch_size=48)
-    assert result.summary["status"] == "failed"
+    assert result.summary.status == "failed"
     assert "ValueError: seven is not a colour" in result.causes[0]
     failed = next(e for e in of(events, Ended) if e.status == "error")
     kept = (result.folder.path / "logs" / f"{failed.invocation}.txt").read_text()
@@ -178,7 +178,7 @@ def test_the_client_is_killed_and_another_one_brings_the_run_home(world: World) 
     (folder,) = run_dir.all_runs()
     result = attach(folder.run_id)
     world.check_same(result)
-    assert result.summary["invocations"] == 3
+    assert result.summary.invocations == 3
 
 
 def test_a_run_is_stopped_and_resumed(world: World) -> None:
@@ -192,7 +192,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
 
     stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     stopper.join()
-    assert stopped.summary["status"] == "stopped"
+    assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):
         api.stop("last")
     events: list[Any] = []

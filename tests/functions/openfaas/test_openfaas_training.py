@@ -89,7 +89,7 @@ def test_through_an_object_store_and_with_every_call_delivered_twice(world: Worl
     assert len(twice) <= 3, "one that comes when everything is over is not heard of"
     assert [e.outcome for e in of(events, Ended)].count("duplicate") == len(twice)
     assert [e.outcome for e in of(events, Ended)].count("finished") == 3
-    run = result.summary["run_id"]
+    run = result.summary.run_id
     assert left(world.channels["objects"], run) == [f"{run}.calls/cancel", f"{run}/result", f"{run}/spec"]
 
 
@@ -120,7 +120,7 @@ def test_a_run_is_stopped_and_resumed(world: World) -> None:
 
     stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
     stopper.join()
-    assert stopped.summary["status"] == "stopped"
+    assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="is not running"):
         api.stop("last")
     events: list[Any] = []

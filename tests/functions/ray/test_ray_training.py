@@ -64,7 +64,7 @@ def test_what_does_not_fit_the_cluster_is_refused_before_anything_runs(world: Tr
 
 def test_the_run_s_record_says_where_and_nothing_secret(world: TrainingWorld) -> None:
     run = json.loads((world.undisturbed[0].folder.path / "run.json").read_text())
-    assert run["ray"] == dataclasses.asdict(world.settings)
+    assert run["settings"] == dataclasses.asdict(world.settings)
 
 
 def test_the_doctor_asks_every_node_and_has_a_function_called(cluster: World, world: TrainingWorld) -> None:

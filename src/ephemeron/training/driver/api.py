@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from ephemeron import blocking
 from ephemeron.communication.channels import public_address
 from ephemeron.communication.channels.credentials import environment
-from ephemeron.config.typed import build, near
+from ephemeron.config.typed import build, near, plain
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
 from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.functions.simulated import simulated_limits
-from ephemeron.training.driver import lifecycle, run_dir, run_platform
+from ephemeron.training.driver import lifecycle, records, run_dir, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import prepare, refuse_contradictions
-from ephemeron.training.driver.result import Result, conclude, copy, open_run, record
+from ephemeron.training.driver.result import Result, conclude, copy, open_run
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.job import Configuration, Fault, Job, Simulation, load_job
 from ephemeron.training.job.precedence import give_way
@@ -188,11 +188,8 @@ def train(
     )  # fmt: skip
     run_platform.sweep(run_dir.runs_folder())
     with _new_run(run_id) as folder:
-        run = record(prepared.spec, folder, job)
-        if cloud is not None:
-            run[c.platform] = dataclasses.asdict(cloud)  # type: ignore[call-overload]
-        run["source"] = prepared.source
-        folder.write("run.json", run)
+        run = records.new_record(prepared.spec, folder, source=prepared.source, settings=plain(cloud) if cloud else {})
+        records.write(folder, run)
         if plan is not None:
             plan.save(folder.path / PLAN_FILE)
         if profile is not None:
@@ -210,7 +207,7 @@ def train(
                         folder, run, prepared.spec, on_event, secrets, interrupts, prepared=prepared
                     )
                 )
-        return _checked(conclude(folder, run, ledger, ending, out), check)
+        return _checked(conclude(folder, prepared.spec, ledger, ending, out), check)
 
 
 @contextmanager
@@ -261,7 +258,7 @@ def attach(
                 ending, ledger = blocking.run(
                     lambda interrupts: lifecycle.drive(folder, run, spec, once.again(), {}, interrupts, attach=True)
                 )
-                return _checked(conclude(folder, run, ledger, ending, out), check)
+                return _checked(conclude(folder, spec, ledger, ending, out), check)
         except RunAlreadyDriven:
             result = blocking.run(lambda _: lifecycle.observe(folder, once.again()))
             if result is not None:
@@ -308,13 +305,13 @@ def resume(
     folder, run, spec = open_run(run_id)
     run_platform.sweep(run_dir.runs_folder())
     with driving_lock(folder):
-        result = folder.read("result.json")
-        if result is not None and result["status"] == "finished":
+        result = records.read_result(folder)
+        if result is not None and result.status == "finished":
             raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
         ending, ledger = blocking.run(
             lambda interrupts: lifecycle.drive(folder, run, spec, on_event, {}, interrupts, keep_code=keep_code)
         )
-        return _checked(conclude(folder, run, ledger, ending, out), check)
+        return _checked(conclude(folder, spec, ledger, ending, out), check)
 
 
 def stop(run_id: str, *, now: bool = False) -> str:

@@ -17,6 +17,7 @@ from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.functions.async_invoke.records import calls_prefix
+from ephemeron.training.driver.records import read_record
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_status import may_live, standing
 
@@ -83,9 +84,9 @@ async def _look_into(folders: Sequence[RunFolder]) -> list[RemainingObjects]:
 
 
 async def _look(folder: RunFolder) -> RemainingObjects:
-    run = folder.read("run.json") or {}
-    address, found, problem = str(run.get("address", "")), dict[str, int](), ""
-    if run.get("platform") == "simulated" or not address or address.startswith("ps://"):
+    record = read_record(folder)
+    address, found, problem = "" if record is None else record.address, dict[str, int](), ""
+    if record is None or record.platform == "simulated" or not address or address.startswith("ps://"):
         address = ""  # memory of processes that have ended
     else:
         try:

@@ -1,10 +1,8 @@
-"""What a run did and what that costs, from its events. Pure: the same for a live, a finished and a simulated run."""
+"""Cost and work of a run, from its events. Pure: the same for a live, a finished and a simulated run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ephemeron.events import (
     PHASES,
@@ -19,8 +17,11 @@ from ephemeron.events import (
     Started,
     Traffic,
 )
+from ephemeron.training.driver.records import Bill, ResultSummary
 from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
+from ephemeron.training.worker.final import FinalState
+from ephemeron.training.worker.spec import RunSpec
 
 
 @dataclass(slots=True)
@@ -100,48 +101,38 @@ class CostMeter:
         return self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.storage_usd(t, servers)
 
 
-def summary(
-    ledger: CostMeter, run: Mapping[str, Any], *, status: str, final: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The object that `--json` prints: its keys are a contract."""
-    c = run["configuration"]
-    t = ledger.ended_at
-    traffic = ledger.traffic
-    final = final or {}
-    servers = 1 if c["channel"].startswith(("ps://", "parameter_server")) else 0
-    return {
-        "run_id": run["run_id"],
-        "status": status,
-        "seconds": round(t, 3),
-        "cost_usd": round(ledger.cost_usd(t, servers), 9),
-        "workers": c["workers"],
-        "aggregators": c["aggregators"],
-        "memory_mb": c["memory_mb"],
-        "batch_size_aggregator": c["batch_size"],
-        "batch_size_nonaggregator": c["nonaggregator_batch_size"],
-        **({k: c[k] for k in ("stages", "replicas", "micro_batches", "schedule")} if c.get("stages", 1) > 1 else {}),
-        "pattern": c["pattern"],
-        "sync": c["sync"],
-        "channel": c["channel"],
-        "exchange": c["exchange"],
-        "compression": c["compression"],
-        "iterations": final.get("iterations", min((ledger.done.get(r, 0) for r in range(c["workers"])), default=0)),
-        "invocations": ledger.invocations,
-        "metrics": final.get("metrics") or latest_metrics(ledger),
-        "traffic": {k: getattr(traffic, k) for k in ("puts", "gets", "polls", "deletes", "bytes_up", "bytes_down")},
-        "billed": {
-            "gb_seconds": round(ledger.gb_seconds_at(t), 6),
-            "requests": ledger.invocations,
-            "storage_usd": round(ledger.storage_usd(t, servers), 9),
-        },
-        "weights_sha256": final.get("weights_sha256"),
-        "phases_s": {phase: round(s, 3) for phase, s in ledger.phases_s.items()},
-        "platform": run["platform"],
-        "budget_usd": run.get("budget_usd"),
-        "prices": f"{ledger.prices.name}, {ledger.prices.as_of}",
-    }
+def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None) -> ResultSummary:
+    """Result of a run.
+
+    Args:
+        meter: fed with all events of the run.
+        spec: of the run.
+        status: `finished`, `stopped` or `failed`.
+        final: what rank 0 has written at the end; None: the run has not finished.
+    """
+    c, t = spec.configuration, meter.ended_at
+    servers = 1 if c.channel.startswith(("ps://", "parameter_server")) else 0
+    done = min((meter.done.get(r, 0) for r in range(c.workers)), default=0)
+    metrics = latest_metrics(meter)
+    return ResultSummary(
+        run_id=spec.run_id, status=status, seconds=round(t, 3), cost_usd=round(meter.cost_usd(t, servers), 9),
+        workers=c.workers, aggregators=c.aggregators, memory_mb=c.memory_mb, batch_size_aggregator=c.batch_size,
+        batch_size_nonaggregator=c.nonaggregator_batch_size, stages=c.stages, replicas=c.group,
+        micro_batches=c.micro_batches, schedule=c.schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
+        exchange=c.exchange, compression=c.compression, iterations=done if final is None else final.iterations,
+        invocations=meter.invocations,
+        metrics={"loss": metrics["loss"], "accuracy": metrics["accuracy"]} if final is None else final.metrics,
+        traffic=meter.traffic,
+        billed=Bill(
+            gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations,
+            storage_usd=round(meter.storage_usd(t, servers), 9),
+        ),
+        weights_sha256=None if final is None else final.weights_sha256,
+        phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()}, platform=c.platform,
+        budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
+    )  # fmt: skip
 
 
 def latest_metrics(ledger: CostMeter) -> Metrics:
-    """Of the last epoch that somebody evaluated."""
+    """Metrics of the last epoch that was evaluated."""
     return means(ledger.evaluations[max(ledger.evaluations)].values() if ledger.evaluations else ())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ephemeron.blocking import Interrupts
 from ephemeron.communication.channels import Channel, open_channel
@@ -17,17 +17,17 @@ from ephemeron.communication.keys import Keys
 from ephemeron.errors import UserError
 from ephemeron.events import Event, RunEnded, to_json
 from ephemeron.functions.jsonl import follow
-from ephemeron.training.driver import parameter_server, run_platform
+from ephemeron.training.driver import parameter_server, records, run_platform
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.driver_lock import is_driven
 from ephemeron.training.driver.prepare import Prepared
+from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.renewal import Renewal, renewed
 from ephemeron.training.driver.result import Result, events_of, last_t, session_of
 from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, together
+from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, read_result
 from ephemeron.training.driver.run_status import session_end
 from ephemeron.training.job import Simulation
-from ephemeron.training.tensors import decode_state
 from ephemeron.training.worker.spec import RunSpec
 
 OnEvent = Callable[[Event], None]
@@ -55,7 +55,7 @@ async def simulate(
 
 
 async def drive(
-    folder: RunFolder, run: dict[str, Any], spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
+    folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
     interrupts: Interrupts, *, prepared: Prepared | None = None, attach: bool = False,
     keep_code: bool = False,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
@@ -66,15 +66,15 @@ async def drive(
     async with contextlib.AsyncExitStack() as stack:
         attach = attach or (prepared is None and await run_platform.at_work(folder, run))
         server = parameter_server.known(folder.path)
-        if run["configuration"]["channel"] == "parameter_server" and not attach:
+        if spec.configuration.channel == "parameter_server" and not attach:
             server = parameter_server.start(folder.path)
-            run["address"] = server.address
-            folder.write("run.json", run)
+            run = dataclasses.replace(run, address=server.address)
+            records.write(folder, run)
         if server is not None:
             stack.callback(server.stop)
             secrets = {**secrets, "EPHEMERON_CHANNEL_TOKEN": server.token}
         stack.enter_context(environment(secrets))
-        channel = await stack.enter_async_context(open_channel(run["address"]))
+        channel = await stack.enter_async_context(open_channel(run.address))
         renewal: Renewal | None = None
         if attach:
             try:
@@ -83,21 +83,20 @@ async def drive(
                 return await _already_over(folder, spec, channel, on_event)
         else:
             await _probe(channel, spec.run_id)
-            if prepared is None and not keep_code and "source" in run:
-                renewal = await renewed(RunChannel(channel, owner="resume"), run["source"], spec)
+            if prepared is None and not keep_code and run.source is not None:
+                renewal = await renewed(RunChannel(channel, owner="resume"), run.source, spec)
             platform = await run_platform.start(folder, run, secrets)
         stack.push_async_callback(platform.shutdown)
         trigger = RunDriver(
-            platform, channel, spec, channel_address=run["address"], clock=time.time, on_event=on_event,
-            origin=run["wall_time"] if attach else None, session=session_of(folder) if attach else 0.0,
+            platform, channel, spec, channel_address=run.address, clock=time.time, on_event=on_event,
+            origin=run.wall_time if attach else None, session=session_of(folder) if attach else 0.0,
         )  # fmt: skip
         with interrupts.handled(trigger.interrupt):
             if prepared is not None:
                 await trigger.launch(prepared)
             elif not attach:
                 await trigger.resume(last_t(folder), renewal)
-                run["wall_time"] = trigger.origin
-                folder.write("run.json", run)
+                records.write(folder, dataclasses.replace(run, wall_time=trigger.origin))
             return await trigger.watch(), trigger.ledger
 
 
@@ -122,8 +121,8 @@ async def observe(folder: RunFolder, on_event: OnEvent) -> Result | None:
             ended_at = loop.time() if isinstance(event, RunEnded) else None
     except _DriverGone:
         pass
-    result = folder.read("result.json")
-    if ended_at is None or result is None or result["status"] != session_end(folder.events):
+    result = records.read_result(folder)
+    if ended_at is None or result is None or result.status != session_end(folder.events):
         return None
     causes = [e.causes for e in events_of(folder) if isinstance(e, RunEnded)][-1]
     return Result(result, folder, tuple(causes))
@@ -133,7 +132,7 @@ class _DriverGone(Exception):
     """The client that drove the run has ended."""
 
 
-async def stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
+async def stop(folder: RunFolder, run: RunRecord, *, now: bool) -> None:
     """Asks the functions of a run to stop, or cancels them.
 
     Raises:
@@ -148,7 +147,7 @@ async def stop(folder: RunFolder, run: dict[str, Any], *, now: bool) -> None:
             await platform.cancel_all(folder.run_id)
             return
         with environment(_server_secrets(folder)):
-            async with RunChannel(open_channel(run["address"]), owner="stop", retry=BRIEF) as channel:
+            async with RunChannel(open_channel(run.address), owner="stop", retry=BRIEF) as channel:
                 await channel.put(Keys(folder.run_id).control, [b"stop"])
 
 
@@ -171,7 +170,8 @@ async def _already_over(
     channel = RunChannel(channel, owner="attach", retry=BRIEF)
     data = await channel.fetch(Keys(spec.run_id).result)
     if data is None:
-        status = (folder.read("result.json") or {}).get("status", "interrupted")
+        result = records.read_result(folder)
+        status = "interrupted" if result is None else result.status
         raise UserError(
             f"run {folder.run_id} is not running ({status}); continue it with: ephemeron resume {folder.run_id}"
         )
@@ -180,8 +180,8 @@ async def _already_over(
         with folder.events.open("a") as log:
             log.write(to_json(ended) + "\n")
         on_event(ended)
-    ending = RunOutcome("finished", [], *decode_state(data))
-    await together(ending, channel, Keys(spec.run_id))
+    ending = RunOutcome("finished", [])
+    await read_result(ending, channel, Keys(spec.run_id), data)
     return ending, ledger
 
 

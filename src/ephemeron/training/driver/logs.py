@@ -14,8 +14,10 @@ from pathlib import Path
 
 from ephemeron.events import Invoked
 from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.training.driver.records import read_record
 from ephemeron.training.driver.result import events_of
 from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.driver.run_platform import settings_of
 from ephemeron.training.driver.run_status import may_live, standing
 
 LOGS_FOLDER = "logs"
@@ -54,13 +56,12 @@ def lines(folder: RunFolder, *, rank: int | None = None, follow: bool = False) -
 
 def elsewhere(folder: RunFolder) -> str:
     """A command that prints what is not on this machine; empty where all is."""
-    run = folder.read("run.json") or {}
-    name = str(run.get("platform", ""))
-    if name not in CLOUDS:
+    record = read_record(folder)
+    if record is None or record.platform not in CLOUDS:
         return ""
-    where = cloud(name)
+    where = cloud(record.platform)
     try:
-        return where.logs(where.settings(**run[name]).located())
+        return where.logs(settings_of(where, record).located())
     except Exception:  # noqa: BLE001 - a hint, for which an account or a library may be missing
         return f"the log of {where.title}"
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from ephemeron.training.driver import model_partition
 from ephemeron.training.driver.admission import check_call, check_memory, check_time
 from ephemeron.training.driver.bundle_check import bundled, check_travels
 from ephemeron.training.driver.memory import estimate, quota_for
+from ephemeron.training.driver.records import CodeSource
 from ephemeron.training.driver.renewal import source_of
 from ephemeron.training.driver.training_data import TrainingData, material
 from ephemeron.training.driver.trial import Trial, trial_of
@@ -40,9 +40,9 @@ class Prepared:
     """Key to buffers; the specification itself comes last."""
     model_bytes: int
     """S_m: bytes of the exchanged vector."""
+    source: CodeSource | None = None
+    """Where the code came from, for `renewal`; None: the run cannot get new code."""
     test_samples: int = 0
-    source: dict[str, Any] = field(default_factory=dict)
-    """Where the code came from, for `training.renewal`."""
     notes: tuple[str, ...] = ()
     """What a reader of the run should know."""
 

@@ -1,4 +1,4 @@
-"""The user's code anew when a run is resumed: the model was mended, and the functions shall run what is mended.
+"""New code for a run that is resumed: the user has mended the model, and functions are to run the mended one.
 
 A checkpoint holds tensors by name and the optimiser's state by number, so the new model has to have the same parameters
 and buffers in the same order. Anything else in the code may differ.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from ephemeron.communication.channels import Channel
 from ephemeron.communication.keys import Keys
@@ -21,7 +20,8 @@ from ephemeron.config.code_bundle import Selection, bundle, unbundle
 from ephemeron.config.user_code import isolated, resolve
 from ephemeron.errors import JobError, UserError
 from ephemeron.training.driver.bundle_check import selection_of
-from ephemeron.training.driver.trial import Layout, layout_of
+from ephemeron.training.driver.records import CodeSource, TensorLayout
+from ephemeron.training.driver.trial import layout_of
 from ephemeron.training.job import Job
 from ephemeron.training.worker.spec import RunSpec
 
@@ -44,16 +44,16 @@ class Renewal:
         )
 
 
-def source_of(job: Job, layout: Layout) -> dict[str, Any]:
-    """What `renewed` has to know of a run, as JSON."""
+def source_of(job: Job, layout: tuple[TensorLayout, ...]) -> CodeSource:
+    """The code of a job and the layout of its model, for `renewed`."""
     chosen = selection_of(job)
-    return {
-        "folders": [str(f) for f in job.code], "include": list(chosen.include), "exclude": list(chosen.exclude),
-        "apart": [str(p) for p in chosen.apart], "closed": [str(p) for p in chosen.closed], "layout": layout,
-    }  # fmt: skip
+    return CodeSource(
+        folders=job.code, include=chosen.include, exclude=chosen.exclude, apart=chosen.apart, closed=chosen.closed,
+        layout=layout,
+    )  # fmt: skip
 
 
-async def renewed(channel: Channel, source: dict[str, Any], spec: RunSpec) -> Renewal | None:
+async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewal | None:
     """The code as it is now; None if it is what the run has.
 
     Args:
@@ -64,12 +64,9 @@ async def renewed(channel: Channel, source: dict[str, Any], spec: RunSpec) -> Re
         JobError: the folders are gone, the model cannot be built from them, or its state would not fit; and a model on several
             functions, which was divided as it was.
     """
-    chosen = Selection(
-        include=tuple(source["include"]), exclude=tuple(source["exclude"]), apart=tuple(map(Path, source["apart"])),
-        closed=tuple(map(Path, source["closed"])),
-    )  # fmt: skip
+    chosen = Selection(include=source.include, exclude=source.exclude, apart=source.apart, closed=source.closed)
     try:
-        now = bundle([Path(f) for f in source["folders"]], chosen)
+        now = bundle(source.folders, chosen)
     except JobError as e:
         raise JobError(e.problem, remedy=_KEEP) from None
     sent = await channel.fetch(Keys(spec.run_id).code)
@@ -95,14 +92,14 @@ def differing(a: bytes, b: bytes) -> tuple[str, ...]:
     return tuple(n.partition("/")[2] for n in names)
 
 
-def _check_fits(source: dict[str, Any], spec: RunSpec, made: Renewal) -> None:
+def _check_fits(source: CodeSource, spec: RunSpec, made: Renewal) -> None:
     from ephemeron.training.worker.losses import make_loss
     from ephemeron.training.worker.torch_trainer import make_model
 
     with tempfile.TemporaryDirectory(prefix="ephemeron-renewal-") as name:
         place = Path(name).resolve()
         folders = unbundle(made.bundle, place / "code")
-        with isolated(place, hidden=[Path(f) for f in source["folders"]]):
+        with isolated(place, hidden=source.folders):
             find = partial(resolve, folders=folders)
             try:
                 model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
@@ -110,16 +107,9 @@ def _check_fits(source: dict[str, Any], spec: RunSpec, made: Renewal) -> None:
             except JobError as e:
                 raise JobError(f"{made}; {e}", remedy=f"mend it, or {_KEEP}") from None
             layout = layout_of(model)
-    for old, new in zip_longest(source["layout"], layout):
+    for old, new in zip_longest(source.layout, layout):
         if old != new:
             raise JobError(
-                f"{made}, and checkpoints do not fit the model any more: it had {_told(old)} where it has {_told(new)}",
+                f"{made}, and checkpoints do not fit the model any more: it had {old or 'nothing'} where it has {new or 'nothing'}",
                 remedy=f"start a new run, or {_KEEP}",
             )
-
-
-def _told(entry: list[Any] | None) -> str:
-    if entry is None:
-        return "nothing"
-    name, shape, dtype, trained = entry
-    return f"{name} {shape} {dtype}{'' if trained else ', not trained'}"

@@ -1,11 +1,11 @@
-"""Where runs live on this machine: `HOME/runs/RUN/`, with `HOME` from EPHEMERON_HOME or `~/.ephemeron`.
+"""Folders of runs on this machine: `HOME/runs/RUN/`, with `HOME` from EPHEMERON_HOME or `~/.ephemeron`.
 
-run.json        what was asked for (job, configuration, address of the channel): enough to attach and resume
+run.json        what was launched, and where (`records.RunRecord`): enough to attach and resume
 events.jsonl    everything that happened
-result.json     the summary that `--json` prints
+result.json     the summary that `--json` prints (`records.ResultSummary`)
 weights.safetensors   the trained parameters and buffers
 report.html, report.png
-plan.json, profile.json   what it was planned with, if it was
+plan.json, profile.json   what it was planned with, if it was planned
 objects/        the channel, where it is a folder
 """
 
@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ephemeron.config.paths import home as home
 from ephemeron.errors import JobError, RunNotFound
@@ -26,7 +25,7 @@ PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 
 
 def new_run_id(job: str) -> str:
-    """Unique, sortable, and fit for keys and file names."""
+    """A unique name for a run, fit for keys and file names."""
     safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.lower()).strip("-")[:24] or "run"
     return f"{safe}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -53,15 +52,15 @@ class RunFolder:
     def weights(self) -> Path:
         return self.path / "weights.safetensors"
 
-    def write(self, name: str, value: Mapping[str, Any]) -> None:
+    def write(self, name: str, value: Mapping[str, object]) -> None:
         """Replaces a JSON file as a whole."""
         target = self.path / name
         part = target.with_suffix(".part")
         part.write_text(json.dumps(value, indent=2) + "\n")
         part.replace(target)
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file, or None."""
+    def read(self, name: str) -> Mapping[str, object] | None:
+        """The table in a JSON file; None where there is no such file, or no table in it."""
         try:
             value = json.loads((self.path / name).read_text())
         except (FileNotFoundError, ValueError):
@@ -70,7 +69,7 @@ class RunFolder:
 
 
 def runs_folder() -> Path:
-    """The folder of all runs; need not be there."""
+    """Folder of all runs. It need not exist."""
     return home() / "runs"
 
 

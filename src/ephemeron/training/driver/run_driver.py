@@ -33,6 +33,7 @@ from ephemeron.training.job import parse_fault
 from ephemeron.training.tensors import Arrays, decode_state, digest
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.fencing import Claim
+from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.finalize import clear, parts_of
 from ephemeron.training.worker.request import RECOVER, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
@@ -59,7 +60,8 @@ class RunOutcome:
     status: Status
     causes: list[str]
     arrays: Arrays | None = None
-    final: dict[str, Any] | None = None
+    final: FinalState | None = None
+    """Metadata of the run's result; None: it has none."""
 
 
 class RunDriver:
@@ -344,8 +346,7 @@ class RunDriver:
         try:
             deadline = asyncio.get_running_loop().time() + 30
             received = await self.channel.get(self.keys.result, deadline=deadline)
-            ending.arrays, ending.final = decode_state(received.data, key=self.keys.result)
-            await together(ending, self.channel, self.keys)
+            await read_result(ending, self.channel, self.keys, received.data)
         except ChannelError as e:
             ending.status, ending.arrays, ending.final = "failed", None, None
             ending.causes.append(f"rank 0 ended, but its result cannot be read: {e}")
@@ -360,23 +361,26 @@ class RunDriver:
         self.on_event(ended)
 
 
-async def together(ending: RunOutcome, channel: Channel, keys: Keys) -> None:
-    """Puts the weights of a divided model together, one stage after the other: no function could hold them all."""
-    final = ending.final
-    if final is None or "parts" not in final:
-        return
-    arrays: Arrays = {}
-    bf16: list[str] = []
-    for stage in range(final["parts"]):
-        received = await channel.get(keys.part(stage), deadline=asyncio.get_running_loop().time() + 30)
-        part, notes = decode_state(received.data, key=keys.part(stage))
-        arrays |= part
-        bf16 += build(WeightNotes, notes, where=keys.part(stage)).bf16
-    ending.arrays = arrays
-    ending.final = {**final, "weights_sha256": digest(arrays), **({"bf16": bf16} if bf16 else {})}
+async def read_result(ending: RunOutcome, channel: Channel, keys: Keys, data: memoryview | bytes) -> None:
+    """Reads `RUN/result` into an outcome. The weights of a divided model are joined here: no function could hold them all.
+
+    Raises:
+        ChannelError: the result or a part of the weights is damaged or absent.
+    """
+    arrays, meta = decode_state(data, key=keys.result)
+    final = FinalState.read(meta, key=keys.result)
+    if final.parts:
+        bf16: list[str] = []
+        for stage in range(final.parts):
+            received = await channel.get(keys.part(stage), deadline=asyncio.get_running_loop().time() + 30)
+            part, notes = decode_state(received.data, key=keys.part(stage))
+            arrays |= part
+            bf16 += build(WeightNotes, notes, where=keys.part(stage)).bf16
+        final = dataclasses.replace(final, weights_sha256=digest(arrays), bf16=tuple(bf16))
+    ending.arrays, ending.final = arrays, final
 
 
-def describe(spec: RunSpec) -> dict[str, Any]:
+def describe(spec: RunSpec) -> dict[str, object]:
     """The configuration as people call it, for reports."""
     c = spec.configuration
     return {

@@ -1,6 +1,6 @@
 """The platforms on which functions live on their own, as `train`, `attach`, `resume` and `stop` take hold of them.
 
-What a run was started on is in its record (`run.json`): `platform`, and for clouds which function, where. No secrets.
+The record of a run (`run.json`) says where it was started: `platform`, and for clouds the `settings` of the function.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.errors import JobError
+from ephemeron.config.typed import build
 from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
 from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.training.driver.records import RunRecord
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_status import session_end
 from ephemeron.training.job import Configuration
@@ -44,14 +45,14 @@ class NotRunning(Exception):
     """Nothing of the run lives any more."""
 
 
-async def start(folder: RunFolder, run: dict[str, Any], secrets: dict[str, str]) -> LocalPlatform | AsyncInvokePlatform:
+async def start(folder: RunFolder, run: RunRecord, secrets: dict[str, str]) -> LocalPlatform | AsyncInvokePlatform:
     """A platform to launch or resume the run on.
 
     Raises:
         PlatformError: it cannot be had.
         JobError: the function has become another one since.
     """
-    if run["platform"] in CLOUDS:
+    if run.platform in CLOUDS:
         return await _open(folder, run, starting=True)
     from ephemeron.functions.local import LocalPlatform
 
@@ -67,9 +68,9 @@ def sweep(runs: Path) -> None:
     driver_lock.sweep(runs)
 
 
-async def at_work(folder: RunFolder, run: dict[str, Any]) -> bool:
+async def at_work(folder: RunFolder, run: RunRecord) -> bool:
     """Whether functions of the run are running on this machine."""
-    if run["platform"] in CLOUDS:
+    if run.platform in CLOUDS:
         return False
     from ephemeron.errors import DaemonGone
     from ephemeron.functions.local import LocalPlatform
@@ -81,9 +82,7 @@ async def at_work(folder: RunFolder, run: dict[str, Any]) -> bool:
         return False
 
 
-async def attach(
-    folder: RunFolder, run: dict[str, Any], *, restart: bool = True
-) -> LocalPlatform | AsyncInvokePlatform:
+async def attach(folder: RunFolder, run: RunRecord, *, restart: bool = True) -> LocalPlatform | AsyncInvokePlatform:
     """The platform that the run is on.
 
     Args:
@@ -93,7 +92,7 @@ async def attach(
     Raises:
         NotRunning: it is over.
     """
-    if run["platform"] in CLOUDS:
+    if run.platform in CLOUDS:
         if session_end(folder.events) is not None:
             raise NotRunning
         return await _open(folder, run, starting=False)
@@ -106,15 +105,19 @@ async def attach(
         raise NotRunning from None
 
 
-async def _open(folder: RunFolder, run: dict[str, Any], *, starting: bool) -> AsyncInvokePlatform:
-    where = cloud(run["platform"])
-    try:
-        settings = where.settings(**run[where.name])
-        configuration = Configuration(**run["configuration"])
-    except (KeyError, TypeError) as e:
-        raise JobError(f"run.json of {folder.run_id} does not say where on {where.title} it runs: {e}") from None
+async def _open(folder: RunFolder, run: RunRecord, *, starting: bool) -> AsyncInvokePlatform:
+    where = cloud(run.platform)
     hold = hold_of(
-        configuration, run=run["run_id"], run_dir=folder.path, channel=run["address"],
-        since=run["wall_time"], starting=starting,
+        run.run_spec().configuration, run=run.run_id, run_dir=folder.path, channel=run.address, since=run.wall_time,
+        starting=starting,
     )  # fmt: skip
-    return await where.open(hold, settings.located())
+    return await where.open(hold, settings_of(where, run).located())
+
+
+def settings_of(where: Provider[Any], run: RunRecord) -> Any:
+    """Settings of the cloud on which a run was started.
+
+    Raises:
+        JobError: the record is of another release.
+    """
+    return build(where.settings, run.settings, where=f"run.json of {run.run_id}: settings")

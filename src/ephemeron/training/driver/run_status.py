@@ -13,6 +13,7 @@ from pathlib import Path
 from ephemeron.events import RunEnded, RunStarted, from_json
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver.driver_lock import is_driven
+from ephemeron.training.driver.records import RESULT_FILE, RUN_FILE
 from ephemeron.training.driver.run_dir import RunFolder
 
 _TAIL_BYTES = 1 << 16
@@ -25,18 +26,18 @@ def standing(folder: RunFolder) -> str:
     `running`: somebody on this machine hosts or watches it. `interrupted`: nobody runs it any more, and it has no result.
     `on CLOUD`: nobody here watches it, and nobody who did has seen its end.
     """
-    platform = str((folder.read("run.json") or {}).get("platform", ""))
-    result = folder.read("result.json") or {}
+    platform = str((folder.read(RUN_FILE) or {}).get("platform", ""))
+    status = str((folder.read(RESULT_FILE) or {}).get("status", ""))
     if platform in CLOUDS and folder.events.exists():  # its first line is written before anything is invoked
         ended = session_end(folder.events)
         if ended is None:
             return "running" if _is_watched(folder) else f"on {platform}"
-        return str(result.get("status") or ended)
+        return status or ended
     from ephemeron.functions.local import is_hosted
 
     if is_driven(folder) or (platform not in CLOUDS and is_hosted(folder.path)):
         return "running"
-    return str(result.get("status") or "interrupted")
+    return status or "interrupted"
 
 
 def may_live(status: str) -> bool:

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.driver.memory import Activations, measured
+from ephemeron.training.driver.records import TensorLayout
 from ephemeron.training.driver.training_data import TRIAL, TrainingData
 from ephemeron.training.job import Job
 from ephemeron.training.tensors import encode_state
 from ephemeron.training.worker.factory import rank_seed
 
 if TYPE_CHECKING:
-    from ephemeron.training.worker.torch_trainer import TorchTrainer
+    from torch import nn
 
-Layout = list[list[Any]]
-"""Parameters and buffers in their order: name, shape, dtype, whether it is trained."""
+    from ephemeron.training.worker.torch_trainer import TorchTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,19 @@ class Trial:
     """S_m: bytes of the exchanged vector."""
     optimizer_copies: int
     """Vectors of that size in the optimiser's state."""
-    layout: Layout
+    layout: tuple[TensorLayout, ...]
+    """Parameters and buffers in their order."""
     activations: Activations
     state_bytes: int
     """Parameters and buffers."""
 
 
-def layout_of(model: Any) -> Layout:
-    """What has to stay the same for a checkpoint to fit."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return [[n, list(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad] for n, t in named]
+def layout_of(model: nn.Module) -> tuple[TensorLayout, ...]:
+    """Parameters and buffers of a model in their order. Checkpoints fit models of the same layout."""
+    return tuple(
+        TensorLayout(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."), trained=t.requires_grad)
+        for n, t in (*model.named_parameters(), *model.named_buffers())
+    )
 
 
 def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "")) -> Trial:

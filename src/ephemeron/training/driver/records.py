@@ -1,0 +1,165 @@
+"""Documents of a run's folder: `run.json` (what was launched, and where) and `result.json` (how it ended), as typed values.
+
+A record of another release may not be readable. It is then treated as absent where runs are listed, and refused by name
+where a run is to be attached to or resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError
+from ephemeron.events import Phase, Traffic
+from ephemeron.training.driver.run_dir import RunFolder
+from ephemeron.training.worker.spec import RunSpec
+
+RUN_FILE, RESULT_FILE = "run.json", "result.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLayout:
+    """A parameter or buffer, as far as checkpoints depend on it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)} {self.dtype}{'' if self.trained else ', not trained'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSource:
+    """Folders and patterns of a run's code, and the layout of its model: enough to bundle the code again on resume."""
+
+    folders: tuple[Path, ...]
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    apart: tuple[Path, ...]
+    """Files and folders that are sent in another way, such as training samples."""
+    closed: tuple[Path, ...]
+    """Folders of which nothing is sent."""
+    layout: tuple[TensorLayout, ...]
+    """Parameters and buffers in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """`run.json`: everything that attaching to a run and resuming it need. No secrets."""
+
+    run_id: str
+    platform: str
+    job: str = ""
+    """Name of the job."""
+    workers: int = 0
+    address: str = ""
+    """Of the channel."""
+    wall_time: float = 0.0
+    """Unix time of the run's t = 0."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Where on a cloud the function is; empty elsewhere."""
+    source: CodeSource | None = None
+    """None: the run cannot get new code."""
+    spec: Mapping[str, object] = field(default_factory=dict)
+    """The run's specification, see `run_spec`."""
+
+    def run_spec(self) -> RunSpec:
+        """The run's specification.
+
+        Raises:
+            JobError: it is of another release.
+        """
+        return build(RunSpec, self.spec, where=f"{RUN_FILE} of {self.run_id}: spec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """Billed quantities."""
+
+    gb_seconds: float
+    requests: int
+    """Invocations."""
+    storage_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSummary:
+    """`result.json`, which `--json` prints: how a run ended, what it did and what that costs."""
+
+    run_id: str
+    status: str
+    """`finished`, `stopped` or `failed`."""
+    seconds: float
+    cost_usd: float
+    workers: int
+    aggregators: int
+    memory_mb: int
+    batch_size_aggregator: int
+    batch_size_nonaggregator: int
+    stages: int
+    replicas: int
+    micro_batches: int
+    schedule: str | None
+    pattern: str
+    sync: str
+    channel: str
+    exchange: str
+    compression: str
+    iterations: int
+    invocations: int
+    metrics: Mapping[str, float | None]
+    """Means over the test set by name: `loss`, `accuracy`. None where there is no such number."""
+    traffic: Traffic
+    billed: Bill
+    weights_sha256: str | None
+    phases_s: Mapping[Phase, float]
+    """Seconds by phase, summed over all functions."""
+    platform: str
+    budget_usd: float | None
+    prices: str
+    """Name and date of the price list."""
+
+
+def new_record(
+    spec: RunSpec, folder: RunFolder, *, source: CodeSource | None, settings: Mapping[str, object]
+) -> RunRecord:
+    """The record of a run that is about to be launched."""
+    c = spec.configuration
+    return RunRecord(
+        run_id=spec.run_id, platform=c.platform, job=spec.name, workers=c.workers, settings=settings, source=source,
+        address=folder.objects.resolve().as_uri() if c.channel == "folder" else c.channel, wall_time=time.time(),
+        spec=json.loads(spec.to_bytes()),
+    )  # fmt: skip
+
+
+D = TypeVar("D", RunRecord, ResultSummary)
+
+
+def write(folder: RunFolder, document: RunRecord | ResultSummary) -> None:
+    """Replaces a document as a whole."""
+    folder.write(RUN_FILE if isinstance(document, RunRecord) else RESULT_FILE, plain(document))
+
+
+def read_record(folder: RunFolder) -> RunRecord | None:
+    """A run's record; None where there is none that can be read."""
+    return _read(RunRecord, folder, RUN_FILE)
+
+
+def read_result(folder: RunFolder) -> ResultSummary | None:
+    """A run's result; None where there is none that can be read."""
+    return _read(ResultSummary, folder, RESULT_FILE)
+
+
+def _read(cls: type[D], folder: RunFolder, name: str) -> D | None:
+    raw = folder.read(name)
+    try:
+        return None if raw is None else build(cls, raw, where=name)
+    except JobError:
+        return None

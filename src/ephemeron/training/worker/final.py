@@ -1,0 +1,37 @@
+"""The metadata of `RUN/result`, which rank 0 writes beside the weights and the client reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ephemeron.config.typed import build
+from ephemeron.errors import CorruptMessage, JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalState:
+    """How a run finished."""
+
+    iterations: int
+    metrics: Mapping[str, float | None]
+    """Means over the test set, by name."""
+    weights_sha256: str | None = None
+    """Digest of the weights; None where they are in parts."""
+    parts: int = 0
+    """Number of objects that hold the weights, one for each stage; 0: they are beside this."""
+    bf16: tuple[str, ...] = ()
+    """Names of tensors that are bfloat16, stored as 16-bit integers."""
+
+    @classmethod
+    def read(cls, meta: Mapping[str, Any], *, key: str) -> FinalState:
+        """The metadata of the object under `key`.
+
+        Raises:
+            CorruptMessage: it is not of this release.
+        """
+        try:
+            return build(cls, meta, where="result")
+        except JobError as e:
+            raise CorruptMessage(str(e), key=key) from None
