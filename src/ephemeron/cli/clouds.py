@@ -1,8 +1,8 @@
-"""Options that say where on a cloud, the same for every command that uses one."""
+"""Options that locate a function on a cloud, the same for every command that uses one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -32,14 +32,14 @@ _OPTIONS = (
 
 
 def cloud_options(command: F) -> F:
-    """Adds all of them; `taken` picks what was given out of the command's arguments."""
+    """Adds all of them to a command. `taken` removes them from the command's arguments."""
     for _, _, option, placeholder, text in reversed(_OPTIONS):
         command = click.option(option, metavar=placeholder, help=text)(command)
     return command
 
 
-def taken(flags: dict[str, Any]) -> dict[str, str]:
-    """Removes them from a command's arguments; returns those that were given, by option."""
+def taken(flags: MutableMapping[str, Any]) -> dict[str, str]:
+    """Removes these options from a command's arguments; returns those that were given, by option."""
     found = {option: flags.pop(option[2:].replace("-", "_")) for _, _, option, _, _ in _OPTIONS}
     return {option: value for option, value in found.items() if value}
 

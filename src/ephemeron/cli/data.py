@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ import click
 from ephemeron.cli.service import serve, status
 
 if TYPE_CHECKING:
+    from ephemeron.data import Flow
     from ephemeron.data.catalog import Dataset, DatasetStore
     from ephemeron.data.catalog.verify import VariantVerification
 
@@ -226,13 +228,10 @@ def benchmark(
     from ephemeron.data.flow.doctor import diagnose
     from ephemeron.data.flow.from_job import make_flow
 
+    job = _FlowOfJob.read(flow) if flow.endswith((".toml", ".json")) else _FlowOfJob(flow=make_flow(flow, {}, [code]))
     found = diagnose(
-        **{
-            "batch_size": 64, "workers": 2, "on_error": "skip",
-            **(_of_job(flow) if flow.endswith(".toml") else {"flow": make_flow(flow, {}, [code])}),
-            **{k: v for k, v in (("batch_size", batch_size), ("workers", workers), ("on_error", on_error)) if v is not None},
-        },
-        batches=batches, step_s=step_s,
+        job.flow, batch_size=batch_size or job.batch_size, workers=job.workers if workers is None else workers,
+        on_error=on_error or job.on_error, collate_fn=job.collate_fn, batches=batches, step_s=step_s,
     )  # fmt: skip
     if as_json:
         click.echo(json.dumps(found.to_dict()))
@@ -254,21 +253,32 @@ data.add_command(serve)
 data.add_command(status)
 
 
-def _of_job(path: str) -> dict[str, Any]:
-    """What a job says of its flow, as arguments of `diagnose`."""
-    from ephemeron.config.typed import build
-    from ephemeron.data.flow.from_job import arguments_of, collate_of, make_flow
-    from ephemeron.errors import JobError
-    from ephemeron.training.job import Configuration, load_job
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FlowOfJob:
+    """A flow, and how a job reads it."""
 
-    job = load_job(path)
-    data = job.data
-    if data.flow is None:
-        raise JobError(f"{path} names no flow", remedy="give data.flow, or MODULE:FUNCTION")
-    return {
-        "flow": make_flow(data.flow, arguments_of(data), job.code), "batch_size": build(Configuration, job.run, where=path).batch_size,
-        "workers": data.loaders, "on_error": data.on_error, "collate_fn": collate_of(data.collate, job.code),
-    }  # fmt: skip
+    flow: Flow
+    batch_size: int = 64
+    workers: int = 2
+    on_error: str = "skip"
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+    @classmethod
+    def read(cls, path: str) -> _FlowOfJob:
+        """What a job file says."""
+        from ephemeron.config.typed import build
+        from ephemeron.data.flow.from_job import arguments_of, collate_of, make_flow
+        from ephemeron.errors import JobError
+        from ephemeron.training.job import Configuration, load_job
+
+        job = load_job(path)
+        data = job.data
+        if data.flow is None:
+            raise JobError(f"{path} names no flow", remedy="give data.flow, or MODULE:FUNCTION")
+        return cls(
+            flow=make_flow(data.flow, arguments_of(data), job.code), workers=data.loaders, on_error=data.on_error,
+            batch_size=build(Configuration, job.run, where=path).batch_size, collate_fn=collate_of(data.collate, job.code),
+        )  # fmt: skip
 
 
 def _print_verification(dataset: Dataset, one: VariantVerification, *, digests: bool, as_json: bool) -> None:
@@ -301,7 +311,7 @@ def _print_defects(store: DatasetStore, dataset: Dataset, variant: str) -> None:
     click.echo(f"{len(defects)} defects in {dataset}, {variant}; all of them: {path}", err=True)
 
 
-def _row(dataset: Dataset) -> dict[str, Any]:
+def _row(dataset: Dataset) -> dict[str, object]:
     variants = {
         name: {
             "samples": v.samples,

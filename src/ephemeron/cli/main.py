@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.bounds import bounded
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
@@ -29,6 +30,7 @@ from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
 from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
+from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import EphemeronError, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
 
@@ -148,8 +150,13 @@ def _output_options(command: F) -> F:
     type=click.Choice(ON_NON_FINITE),
     help="What to do at a loss, gradient or parameter that is NaN or infinite.  [default: stop]",
 )
-@click.option("--epochs", type=int, help="Instead of the job's.")
-@click.option("--budget-usd", type=float, help="Stop with a checkpoint when this much is spent, instead of the job's.")
+@click.option("--epochs", type=int, callback=bounded(Count), help="Number of epochs, instead of the job's.")
+@click.option(
+    "--budget-usd",
+    type=float,
+    callback=bounded(Positive),
+    help="Stop with a checkpoint when this much is spent, instead of the job's.",
+)
 @click.option(
     "--fault",
     "faults",
@@ -207,9 +214,9 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
 
 
 def _planned(
-    job: Job, flags: dict[str, Any], plan_file: Path | None, prices_file: Path | None
-) -> tuple[Plan | None, Profile | None, dict[str, Any]]:
-    """The plan to run, its profile, and what it chooses; nothing where the user has chosen."""
+    job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None
+) -> tuple[Plan | None, Profile | None, Mapping[str, object]]:
+    """The plan to run, its profile, and the options that it chooses; nothing where the user has chosen."""
     from ephemeron.training.planner import EXPLICIT, PlanRequest, load_plan, make_plan, overrides
 
     given = [name for name in EXPLICIT if flags.get(name) is not None]

@@ -162,6 +162,7 @@ def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json:
     """
 
     from ephemeron.cli.partition_table import print_profile, profile_table
+    from ephemeron.config.typed import plain
     from ephemeron.errors import JobError
     from ephemeron.partition import graph_to_json
 
@@ -187,7 +188,7 @@ def measure_(model: str, batch_size: int, links: int | None, out: Path, as_json:
         console.print(f"wrote {path}", soft_wrap=True)
     console.print(f"place it with: ephemeron partition {out} --devices FILE", soft_wrap=True)
     if as_json:
-        click.echo(json.dumps({**profile_table(measured), "model": model, "files": [str(p) for p in written]}))
+        click.echo(json.dumps({**plain(profile_table(measured)), "model": model, "files": [str(p) for p in written]}))
 
 
 def _schedule(

@@ -132,7 +132,7 @@ def check_placed(measured: ModelProfile, plan: PlacementPlan) -> None:
         check_stages(split(measured.traced, plan.placement, stages=plan.stages), schedule=plan.schedule)
 
 
-def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, object]]:
     """What the user's function returns, as model, arguments and keyword arguments.
 
     Raises:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ephemeron.cli.terminal import text_of
 from ephemeron.units import exact_seconds, human_bytes
@@ -110,33 +111,68 @@ def print_profile(measured: ModelProfile, console: Console, *, heaviest: int = H
     profile = profile_table(measured, heaviest=heaviest)
     console.print(
         text_of(
-            (profile["graph"], "bold"),
-            f": {profile['operators']} operators on {profile['kind']}, batch of {profile['batch_size']}; forward "
-            f"{exact_seconds(profile['forward_s'])}, backward {exact_seconds(profile['backward_s'])}; α = {profile['alpha']:.2f}",
+            (profile.graph, "bold"),
+            f": {profile.operators} operators on {profile.kind}, batch of {profile.batch_size}; forward "
+            f"{exact_seconds(profile.forward_s)}, backward {exact_seconds(profile.backward_s)}; α = {profile.alpha:.2f}",
         ),
         soft_wrap=True,
     )
     console.print(
-        f"sum of operators / whole model = {profile['ratio']:.2f}; quartiles of a pass are {profile['spread']:.0%} of its time apart",
+        f"sum of operators / whole model = {profile.ratio:.2f}; quartiles of a pass are {profile.spread:.0%} of its time apart",
         soft_wrap=True,
     )
-    if not profile["heaviest"]:
+    if not profile.heaviest:
         return
     table = Table(
         "heaviest operators", "module", "forward", "backward", "spread", "share", "memory", box=None, pad_edge=False
     )
     for column in table.columns[2:]:
         column.justify = "right"
-    for row in profile["heaviest"]:
+    for row in profile.heaviest:
         table.add_row(
-            row["operator"], row["module"], exact_seconds(row["forward_s"]), exact_seconds(row["backward_s"]), f"{row['spread']:.0%}",
-            f"{row['share']:.1%}", human_bytes(row["state_bytes"] + row["tensor_bytes"]),
+            row.operator, row.module, exact_seconds(row.forward_s), exact_seconds(row.backward_s), f"{row.spread:.0%}",
+            f"{row.share:.1%}", human_bytes(row.state_bytes + row.tensor_bytes),
         )  # fmt: skip
     console.print(table)
 
 
-def profile_table(measured: ModelProfile, *, heaviest: int = HEAVIEST) -> dict[str, Any]:
-    """The same as plain values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """Measured times and sizes of one operator."""
+
+    operator: str
+    module: str
+    forward_s: float
+    backward_s: float
+    spread: float
+    """Distance of the quartiles, as a share of the time."""
+    share: float
+    """Share of the time of all operators."""
+    state_bytes: int
+    tensor_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTable:
+    """Totals of a measured model, and its heaviest operators."""
+
+    graph: str
+    kind: str
+    """Kind of device."""
+    batch_size: int | None
+    operators: int
+    forward_s: float
+    backward_s: float
+    alpha: float
+    ratio: float
+    """Sum of all operators by the time of the whole model."""
+    spread: float
+    repeats: int
+    heaviest: tuple[OperatorRow, ...]
+
+
+def profile_table(measured: ModelProfile, *, heaviest: int = HEAVIEST) -> ProfileTable:
+    """Totals and the heaviest operators of a measured model."""
     graph, times = measured.graph, measured.times
     nodes = {n.name: n for n in graph.nodes}
     tensors: dict[str, int] = dict.fromkeys(nodes, 0)
@@ -145,29 +181,16 @@ def profile_table(measured: ModelProfile, *, heaviest: int = HEAVIEST) -> dict[s
     both = {n: times.forward[n].median_s + times.backward[n].median_s for n in times.forward}
     apart = {n: times.forward[n].spread_s + times.backward[n].spread_s for n in times.forward}
     total_s = sum(both.values())
-    rows = [
-        {
-            "operator": n,
-            "module": nodes[n].module,
-            "forward_s": times.forward[n].median_s,
-            "backward_s": times.backward[n].median_s,
-            "spread": apart[n] / both[n] if both[n] else 0.0,
-            "share": both[n] / total_s if total_s else 0.0,
-            "state_bytes": nodes[n].state_bytes,
-            "tensor_bytes": tensors[n],
-        }
+    rows = tuple(
+        OperatorRow(
+            operator=n, module=nodes[n].module, forward_s=times.forward[n].median_s, backward_s=times.backward[n].median_s,
+            spread=apart[n] / both[n] if both[n] else 0.0, share=both[n] / total_s if total_s else 0.0,
+            state_bytes=nodes[n].state_bytes, tensor_bytes=tensors[n],
+        )
         for n in sorted(both, key=lambda n: -both[n])[:heaviest]
-    ]
-    return {
-        "graph": graph.name,
-        "kind": next(iter(graph.nodes[0].forward_s)),
-        "batch_size": graph.batch_size,
-        "operators": len(graph.nodes),
-        "forward_s": times.whole_forward.median_s,
-        "backward_s": times.whole_backward.median_s,
-        "alpha": measured.alpha,
-        "ratio": times.ratio,
-        "spread": sum(apart.values()) / total_s if total_s else 0.0,
-        "repeats": times.repeats,
-        "heaviest": rows,
-    }
+    )  # fmt: skip
+    return ProfileTable(
+        graph=graph.name, kind=next(iter(graph.nodes[0].forward_s)), batch_size=graph.batch_size, operators=len(graph.nodes),
+        forward_s=times.whole_forward.median_s, backward_s=times.whole_backward.median_s, alpha=measured.alpha,
+        ratio=times.ratio, spread=sum(apart.values()) / total_s if total_s else 0.0, repeats=times.repeats, heaviest=rows,
+    )  # fmt: skip

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.cli.bounds import bounded
 from ephemeron.cli.terminal import make_console, text_of
+from ephemeron.config.typed import Count, Positive
 from ephemeron.training.job import PATTERNS
 
 if TYPE_CHECKING:
-    from ephemeron.training.job import Job
-    from ephemeron.training.planner import Plan, PlanRequest
+    from ephemeron.training.planner import Plan
     from ephemeron.training.planner.plan import Alternative
 
 WIDTH = 110
@@ -41,10 +42,19 @@ WIDTH = 110
 )
 @click.option("--objective", type=click.Choice(["cost", "time"]), default="cost", show_default=True,
               help="What to minimise.")  # fmt: skip
-@click.option("--deadline-s", type=float, help="Instead of the job's.")
-@click.option("--budget-usd", type=float, help="Instead of the job's.")
-@click.option("--max-global-batch", type=int, help="Instead of the job's: larger batches need more epochs.")
-@click.option("--epochs", type=int, help="Instead of the job's.")
+@click.option(
+    "--deadline-s", type=float, callback=bounded(Positive), help="Longest time of the run, instead of the job's."
+)
+@click.option(
+    "--budget-usd", type=float, callback=bounded(Positive), help="Largest cost of the run, instead of the job's."
+)
+@click.option(
+    "--max-global-batch",
+    type=int,
+    callback=bounded(Count),
+    help="Largest batch over all workers, instead of the job's: larger batches need more epochs.",
+)
+@click.option("--epochs", type=int, callback=bounded(Count), help="Number of epochs, instead of the job's.")
 @click.option("--pattern", type=click.Choice(PATTERNS), help="Only this one.  [default: any]")
 @click.option(
     "--sync",
@@ -63,8 +73,18 @@ WIDTH = 110
     metavar="ADDRESS",
     help="Where functions exchange parameters, for platforms that are probed.  [default: folder]",
 )
-@click.option("--memory-step-mb", type=int, help="Between memory quotas.  [default: the platform's]")
-@click.option("--function-timeout-s", type=float, help="Longest life of one invocation.  [default: the platform's]")
+@click.option(
+    "--memory-step-mb",
+    type=int,
+    callback=bounded(Count),
+    help="Difference between memory quotas that are tried.  [default: the platform's]",
+)
+@click.option(
+    "--function-timeout-s",
+    type=float,
+    callback=bounded(Positive),
+    help="Time limit of an invocation.  [default: the platform's]",
+)
 @click.option(
     "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the profile's prices."
 )
@@ -78,7 +98,9 @@ WIDTH = 110
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one line of JSON, last on standard output.")
 def plan(
     job: Path | None, profile_file: Path | None, platform: str | None, search: str, objective: str, channel: str | None,
-    prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool, **wishes: Any,
+    prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool,
+    deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, pattern: str | None,
+    sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None,
 ) -> None:  # fmt: skip
     """Find the cheapest configuration that meets the limits of JOB, and say what it will take.
 
@@ -93,7 +115,7 @@ def plan(
     from ephemeron.errors import UserError
     from ephemeron.training import planning_workflow
     from ephemeron.training.job import load_job
-    from ephemeron.training.planner import make_plan
+    from ephemeron.training.planner import PlanLimits, PlanRequest, make_plan
     from ephemeron.training.planner.model.profile import load_profile
     from ephemeron.training.report.pareto import write_plan_report
 
@@ -102,7 +124,16 @@ def plan(
     if platform is not None and platform not in planning_workflow.PLATFORMS:
         raise UserError(f"--platform {platform} is not known; use one of {', '.join(planning_workflow.PLATFORMS)}")
     wanted = None if job is None else load_job(job)
-    wish = _wish(wanted, search, objective, wishes)
+    limits = planning_workflow.limits_of(wanted)
+    wish = PlanRequest(
+        epochs=epochs or (wanted.epochs if wanted is not None else 1),
+        limits=PlanLimits(
+            deadline_s=deadline_s or limits.deadline_s, budget_usd=budget_usd or limits.budget_usd,
+            max_global_batch=max_global_batch or limits.max_global_batch,
+        ),
+        minimise=objective, search=search, pattern=pattern, sync=sync, compression=compression,
+        memory_step_mb=memory_step_mb, lifetime_s=function_timeout_s,
+    )  # fmt: skip
     if from_run is not None:
         profile = planning_workflow.profile_of_run(from_run)
     elif profile_file is not None:
@@ -123,24 +154,6 @@ def plan(
             click.echo(f"wrote {path}")
     if as_json:
         click.echo(made.to_json())
-
-
-def _wish(job: Job | None, search: str, objective: str, wishes: dict[str, Any]) -> PlanRequest:
-    from dataclasses import replace
-
-    from ephemeron.errors import JobError
-    from ephemeron.training.planner import PlanRequest
-    from ephemeron.training.planning_workflow import limits_of
-
-    for name in ("deadline_s", "budget_usd", "max_global_batch", "epochs", "memory_step_mb", "function_timeout_s"):
-        value = wishes[name]
-        if value is not None and value <= 0:
-            raise JobError(f"--{name.replace('_', '-')} {value:g} should be above 0")
-    given = {n: wishes.pop(n) for n in ("deadline_s", "budget_usd", "max_global_batch")}
-    limits = replace(limits_of(job), **{n: v for n, v in given.items() if v is not None})
-    epochs = wishes.pop("epochs") or (job.epochs if job is not None else 1)
-    lifetime_s = wishes.pop("function_timeout_s")
-    return PlanRequest(epochs=epochs, limits=limits, minimise=objective, search=search, lifetime_s=lifetime_s, **wishes)
 
 
 def show(plan: Plan) -> None:

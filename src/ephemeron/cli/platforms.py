@@ -1,38 +1,37 @@
-"""`ephemeron platforms`: where functions can run from here, what is missing for it, limits and prices.
+"""`ephemeron platforms`: where functions can run from here, what has to be installed for it, limits and prices.
 
-Asks nobody: no account, no cluster and no network, so that the answer is instant and costs nothing. Whether a cloud
-takes a call is found out by `deploy` and `train`, which ask it first.
+The command sends nothing to an account, a cluster or a network, so it is instant and costs nothing. `ephemeron doctor` asks a
+platform whether it works.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import click
 from rich.table import Table
 
 from ephemeron.cli.terminal import make_console
+from ephemeron.config.typed import plain
 from ephemeron.functions.base import Limits
 from ephemeron.units import human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformRow:
-    """One platform, as far as it can be known from here."""
+    """One platform, as far as it is known without asking it."""
 
     name: str
     available: bool
-    """Whether all that it needs is installed."""
+    """Everything that it needs is installed."""
     missing: tuple[str, ...]
     """Modules that are not installed."""
     install: str
     """Command that installs them; empty where nothing is missing."""
     needs: str
-    """What else has to be there."""
+    """What else it needs."""
     limits: Limits
     limits_from: str
     prices: str
@@ -83,11 +82,6 @@ def _installed(module: str) -> bool:
         return False
 
 
-def as_dict(row: PlatformRow) -> dict[str, Any]:
-    """For JSON."""
-    return dataclasses.asdict(row)
-
-
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def platforms(as_json: bool) -> None:
@@ -95,7 +89,7 @@ def platforms(as_json: bool) -> None:
     found = rows()
     if as_json:
         for row in found:
-            click.echo(json.dumps(as_dict(row)))
+            click.echo(json.dumps(plain(row)))
         return
     table = Table("platform", "installed", "needs", "memory MB", "lifetime", "at once", "limits from", box=None,
                   pad_edge=False)  # fmt: skip

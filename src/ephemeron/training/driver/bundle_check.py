@@ -10,12 +10,14 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from ephemeron.config.code_bundle import Selection, bundle, left_out, unbundle
 from ephemeron.config.paths import home
+from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import isolated, resolve
 from ephemeron.data.flow.from_job import find_flow
 from ephemeron.errors import EphemeronError, JobError
@@ -23,6 +25,17 @@ from ephemeron.training.job import Job, Target
 
 _NAMED = 5
 _ALONE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What a process of its own builds."""
+
+    model: Target
+    loss: Target
+    seed: int
+    dtype: Literal["float32", "float64"]
+    folders: tuple[Path, ...]
 
 
 def bundled(job: Job) -> bytes:
@@ -84,14 +97,11 @@ def _build(job: Job, folders: list[Path]) -> None:
 
 def _alone(job: Job, folders: list[Path], place: Path) -> str:
     """The problem that a fresh process has with it, or nothing."""
-    told: dict[str, Any] = {
-        "model": [job.model.target, job.model.options], "loss": [job.loss.target, job.loss.options], "seed": job.seed,
-        "dtype": job.dtype, "folders": [str(f) for f in folders],
-    }  # fmt: skip
+    wanted = _Trial(model=job.model, loss=job.loss, seed=job.seed, dtype=job.dtype, folders=tuple(folders))
     command = [sys.executable, "-P", "-m", __name__]
     try:
         done = subprocess.run(
-            command, input=json.dumps(told), capture_output=True, text=True, cwd=place / "cwd", timeout=_ALONE_S, check=False
+            command, input=json.dumps(plain(wanted)), capture_output=True, text=True, cwd=place / "cwd", timeout=_ALONE_S, check=False
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"it takes more than {_ALONE_S:g} s"
@@ -101,11 +111,10 @@ def _alone(job: Job, folders: list[Path], place: Path) -> str:
 
 def _main() -> None:
     """Builds what standard input describes; the last line of standard error is the problem."""
-    told = json.load(sys.stdin)
-    model, loss = (Target(target=target, options=options) for target, options in (told["model"], told["loss"]))
-    job = Job(name="", model=model, loss=loss, seed=told["seed"], dtype=told["dtype"])
+    wanted = build(_Trial, json.load(sys.stdin), where="trial")
+    job = Job(name="", model=wanted.model, loss=wanted.loss, seed=wanted.seed, dtype=wanted.dtype)
     try:
-        _build(job, [Path(f) for f in told["folders"]])
+        _build(job, list(wanted.folders))
     except EphemeronError as e:
         sys.exit(" ".join(str(e).split()))
 
