@@ -2,7 +2,7 @@
 
 Types give types, `Annotated` bounds give bounds, and the docstring under a field gives its description. A schema accepts what
 the reader accepts. It accepts more where JSON Schema cannot say what the reader checks: infinity, keys that exclude each
-other, and files that have to exist.
+other, files that have to exist, and whole numbers beyond 2**53 where any number may be.
 """
 
 from __future__ import annotations
