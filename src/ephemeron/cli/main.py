@@ -8,6 +8,7 @@ Heavy imports wait until a command needs them, so that `--help` is instant.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.model.profile import Profile
 
+_log = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 STOPPED = 3
@@ -52,9 +55,11 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as e:
+            _log.debug("refused", exc_info=True)
             click.secho(f"error: {e}", fg="red", err=True)
             sys.exit(2)
         except EphemeronError as e:
+            _log.debug("failed", exc_info=True)
             click.secho(f"error: {e}", fg="red", err=True)
             sys.exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from dataclasses import asdict
@@ -13,6 +14,8 @@ import click
 
 if TYPE_CHECKING:
     from ephemeron.data.service import Service
+
+_log = logging.getLogger(__name__)
 
 _folder = click.option(
     "--folder", type=click.Path(file_okay=False, path_type=Path),
@@ -92,7 +95,7 @@ def serve(
     try:
         while not over.wait(1.0):
             if not part.alive:
-                click.echo("the coordinator was gone and is started again", err=True)
+                _log.warning("the coordinator has ended: starting it again")
                 part.ensure({**asdict(settings), "port": address.port})
     finally:
         part.kill(gently=True, wait_s=30)

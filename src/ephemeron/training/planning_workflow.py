@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from ephemeron.training.job import Job
 from ephemeron.training.planner import Plan, PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, load_profile
+
+_log = logging.getLogger(__name__)
 
 AWS = "aws"
 """All of Lambda's profiles: the channel is left open."""
@@ -61,8 +64,8 @@ def known_or_measured(
     if path.exists() and use_cache:
         try:
             known = load_profile(path)
-        except JobError:
-            pass  # of another release
+        except JobError as e:
+            _log.info("not using the profile in %s, which is of another release: %s", path, e)
         else:
             on_progress(f"using the profile of this job and code in {path}")
             return known

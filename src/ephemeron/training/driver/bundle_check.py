@@ -7,6 +7,7 @@ has the bundle. What is missing there is refused here, before anything is paid f
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from ephemeron.config.user_code import isolated, resolve
 from ephemeron.data.flow.from_job import find_flow
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.job import Job, Target
+
+_log = logging.getLogger(__name__)
 
 _NAMED = 5
 _ALONE_S = 120.0
@@ -71,6 +74,7 @@ def check_travels(job: Job, code: bytes) -> None:
             return
         except EphemeronError as e:
             problem = str(e)
+            _log.debug("the bundle cannot be built in this process, trying a new one: %s", problem)
         # Code that can be imported only once per process fails there, too: a process of its own decides.
         problem = _alone(job, folders, place) if job.data.flow is None else problem
         if not problem:

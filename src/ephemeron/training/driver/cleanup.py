@@ -8,6 +8,7 @@ run, and nothing that somebody else keeps there, is ever listed or deleted.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from ephemeron.functions.async_invoke.records import calls_prefix
 from ephemeron.training.driver.records import read_record
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_status import may_live, standing
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ async def _look(folder: RunFolder) -> RemainingObjects:
                 found = await _objects(channel, folder.run_id)
         except (ChannelError, JobError) as e:
             problem = " ".join(str(e).split())
+            _log.warning("objects of run %s cannot be listed: %s", folder.run_id, problem)
     return RemainingObjects(
         folder=folder, status=standing(folder), address=address, keys=tuple(found), nbytes=sum(found.values()),
         folder_bytes=_bytes_of(folder), problem=problem,
@@ -111,6 +115,7 @@ async def _objects(channel: Channel, run: str) -> dict[str, int]:
 
 
 async def _delete(leftover: RemainingObjects) -> None:
+    _log.info("deleting %d objects of run %s from %s", len(leftover.keys), leftover.folder.run_id, leftover.address)
     async with open_channel(leftover.address) as channel:
         await channel.delete(leftover.keys)
 

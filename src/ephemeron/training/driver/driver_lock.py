@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from ephemeron.errors import RunAlreadyDriven
 from ephemeron.training.driver.run_dir import RunFolder
+
+_log = logging.getLogger(__name__)
 
 LOCK_FILE = "driver.lock"
 EVENTS_FILE = "events.jsonl"
@@ -59,6 +62,7 @@ def sweep(runs: Path) -> None:
         if (path / LOCK_FILE).exists() and not (path / EVENTS_FILE).exists():
             with contextlib.suppress(OSError, RunAlreadyDriven), driving(RunFolder(path)):
                 if not (path / EVENTS_FILE).exists():
+                    _log.info("removing the folder of run %s, which never began", path.name)
                     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 
+from ephemeron import logs
 from ephemeron.blocking import Interrupts
 from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.credentials import environment
@@ -30,6 +32,8 @@ from ephemeron.training.driver.run_status import session_end
 from ephemeron.training.job import Simulation
 from ephemeron.training.worker.spec import RunSpec
 
+_log = logging.getLogger(__name__)
+
 OnEvent = Callable[[Event], None]
 
 _END_S = 120.0
@@ -44,6 +48,7 @@ async def simulate(
     from ephemeron.training.worker.loop import run_worker
 
     platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
+    _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
     trigger = RunDriver(
         platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event
@@ -64,6 +69,7 @@ async def drive(
     A run that is resumed while its functions are still at work is attached to.
     """
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(logs.context(run=folder.run_id))
         attach = attach or (prepared is None and await run_platform.at_work(folder, run))
         server = parameter_server.known(folder.path)
         if spec.configuration.channel == "parameter_server" and not attach:
@@ -80,7 +86,9 @@ async def drive(
             try:
                 platform = await run_platform.attach(folder, run)
             except run_platform.NotRunning:
+                _log.info("its functions have ended")
                 return await _already_over(folder, spec, channel, on_event)
+            _log.info("attached to running functions on %s", platform.name)
         else:
             await _probe(channel, spec.run_id)
             if prepared is None and not keep_code and run.source is not None:
@@ -120,7 +128,7 @@ async def observe(folder: RunFolder, on_event: OnEvent) -> Result | None:
             on_event(event)
             ended_at = loop.time() if isinstance(event, RunEnded) else None
     except _DriverGone:
-        pass
+        _log.info("the client that drove run %s has ended", folder.run_id)
     result = records.read_result(folder)
     if ended_at is None or result is None or result.status != session_end(folder.events):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ephemeron.errors import ChannelUnreachable
+
+_log = logging.getLogger(__name__)
 
 IDLE_EXIT_S = 60.0
 """If the client dies, the server goes when no function has been connected for this long."""
@@ -30,7 +33,7 @@ class ServerProcess:
     pid: int
 
     def stop(self, *, grace_s: float = STOP_S) -> None:
-        """Ends it, by force where it does not end within `grace_s` seconds; harmless when it has ended."""
+        """Ends it, by force where it does not end within `grace_s` seconds. Does nothing when it has ended."""
         if not _is_server(self.pid):
             return
         try:
@@ -38,6 +41,7 @@ class ServerProcess:
             end = time.monotonic() + grace_s
             while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
                 if time.monotonic() > end:
+                    _log.warning("killing the parameter server, process %d, which has not ended in %g s", self.pid, grace_s)
                     os.kill(self.pid, signal.SIGKILL)
                     os.waitpid(self.pid, 0)
                     return
@@ -75,6 +79,7 @@ def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
             raise ChannelUnreachable(f"the parameter server did not start; see {folder / 'server.log'}")
         time.sleep(0.02)
     host, port = announce.read_text().split()
+    _log.info("parameter server started at %s:%s, process %d", host, port, process.pid)
     server = ServerProcess(f"ps://{host}:{port}", token, process.pid)
     secret = folder / "server.json"
     secret.touch(mode=0o600)

@@ -7,6 +7,7 @@ returns the objects to put into the channel.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from ephemeron.training.driver.trial import Trial, trial_of
 from ephemeron.training.job import Configuration, Fault, Job, check_limits, sync_name
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.spec import RunSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +188,13 @@ def prepare(
     )
     keys = Keys(run_id)
     objects = {keys.code: [code], **objects, keys.spec: [spec.to_bytes()]}
+    _log.info(
+        "prepared run %s: %d samples, %d iterations, %d bytes of parameters",
+        run_id,
+        data.samples,
+        spec.iterations,
+        model_bytes,
+    )
     return Prepared(
         job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
         source=source_of(job, tried.layout), notes=(note,) if note else (),

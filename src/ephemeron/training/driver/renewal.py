@@ -7,6 +7,7 @@ and buffers in the same order. Anything else in the code may differ.
 from __future__ import annotations
 
 import io
+import logging
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from ephemeron.training.driver.records import CodeSource, TensorLayout
 from ephemeron.training.driver.trial import layout_of
 from ephemeron.training.job import Job
 from ephemeron.training.worker.spec import RunSpec
+
+_log = logging.getLogger(__name__)
 
 _NAMED = 5
 _KEEP = "resume with --keep-code (keep_code=True) to go on with the code of the launch"
@@ -76,6 +79,7 @@ async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewa
     if not changed:
         return None
     made = Renewal(bundle=now, changed=changed)
+    _log.info("%s", made)
     if spec.stages is not None:
         raise JobError(
             f"{made}, and a model on several functions is divided as it was", remedy=f"start it anew, or {_KEEP}"

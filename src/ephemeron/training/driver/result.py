@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.spec import RunSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOut
         return Result(known, folder)
     value = summarize(ledger, spec, status=ending.status, final=ending.final)
     records.write(folder, value)
+    _log.info("wrote result of run %s: %s", folder.run_id, ending.status)
     if ending.arrays is not None:
         write_weights(folder.weights, ending.arrays, () if ending.final is None else ending.final.bf16)
     write_report(folder, ledger.prices)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -38,6 +39,8 @@ from ephemeron.training.worker.finalize import clear, parts_of
 from ephemeron.training.worker.request import RECOVER, WorkerRequest
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import WeightNotes
+
+_log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 15.0
 """How long functions may take to stop at a checkpoint before they are killed."""
@@ -114,6 +117,7 @@ class RunDriver:
             )
             await self.platform.emit(spec.run_id, Note(t=self.now(), level="info", text=text))
         await asyncio.gather(*(self._invoke(rank, 0, "start") for rank in range(spec.configuration.workers)))
+        _log.info("launched %d functions on %s", spec.configuration.workers, self.platform.name)
 
     async def _with_chunks(self, prepared: Prepared) -> RunSpec:
         """The specification with the chunk size of the pipelined form, measured where objects are asked for one by one."""
@@ -217,6 +221,7 @@ class RunDriver:
                     if killed:
                         break  # the platform has lost sight of them
                     killed = True
+                    _log.warning("cancelling functions that have not ended %g s after the run", END_GRACE_S)
                     await self.platform.cancel_all(self.spec.run_id)
                     deadline = loop.time() + END_GRACE_S
                 if stopper in done:
@@ -264,6 +269,7 @@ class RunDriver:
         return await self._act([Replace(rank, attempt + 1) for rank, attempt in zip(lost, latest, strict=True)])
 
     def _given_up(self, e: Exception) -> RunOutcome:
+        _log.info("the run fails: %s: %s", type(e).__name__, e)
         remedy = f"once that is mended, go on with: ephemeron resume {self.spec.run_id}"
         return RunOutcome("failed", [f"{type(e).__name__}: {e}; {remedy}"])
 
@@ -289,6 +295,7 @@ class RunDriver:
                 case Stopped():
                     return RunOutcome("stopped", [])
                 case Fail(cause):
+                    _log.info("the run fails: %s", cause)
                     await self.platform.cancel_all(self.spec.run_id)
                     return RunOutcome("failed", [cause])
                 case Replace(rank, attempt):
@@ -298,6 +305,7 @@ class RunDriver:
                     claim = Claim(at_s=self.now(), not_after=missed)
                     if await fencing.claim(self.channel, self.keys, rank, attempt, claim):
                         await fencing.spend(self.channel, self.keys, most, rank=rank, iteration=None)
+                        _log.info("replacing rank %d with attempt %d", rank, attempt)
                         await self._replace(rank, attempt, not_after=missed)
                     else:  # its own successor waits to be told where to go on
                         with contextlib.suppress(KeyExists):
@@ -321,11 +329,13 @@ class RunDriver:
                 tries -= 1
                 if e.binding != "concurrency" or not tries:
                     raise
+                _log.debug("no place for a replacement of rank %d, %d tries left: %s", rank, tries, e)
             await asyncio.sleep(ROOM_S)
 
     async def _stop_when_asked(self) -> RunOutcome:
         """First request: stop at a checkpoint; second one, or no answer in time: kill. Either can be resumed."""
         await self.stop_requested.wait()
+        _log.info("stopping at a checkpoint")
         telling = asyncio.ensure_future(self.channel.put(self.keys.control, [b"stop"]))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
@@ -356,6 +366,7 @@ class RunDriver:
             note = Note(t=self.now(), level="error", text=cause)
             self.on_event(note)
             await self.platform.emit(self.spec.run_id, note)
+        _log.info("run ended: %s", ending.status)
         ended = RunEnded(t=self.ledger.ended_at, status=ending.status, causes=ending.causes)
         await self.platform.emit(self.spec.run_id, ended)
         self.on_event(ended)

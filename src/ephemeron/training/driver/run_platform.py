@@ -6,6 +6,7 @@ The record of a run (`run.json`) says where it was started: `platform`, and for 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Provider, Settings
     from ephemeron.functions.base import Limits
     from ephemeron.functions.local import LocalPlatform
+
+
+_log = logging.getLogger(__name__)
 
 
 def admit(
@@ -107,6 +111,7 @@ async def attach(folder: RunFolder, run: RunRecord, *, restart: bool = True) -> 
 
 async def _open(folder: RunFolder, run: RunRecord, *, starting: bool) -> AsyncInvokePlatform:
     where = cloud(run.platform)
+    _log.info("opening calls on %s", where.title)
     hold = hold_of(
         run.run_spec().configuration, run=run.run_id, run_dir=folder.path, channel=run.address, since=run.wall_time,
         starting=starting,
