@@ -104,7 +104,7 @@ def test_options_of_another_platform_and_what_cannot_be_asked() -> None:
     ran = CliRunner().invoke(main, ["doctor", "--aws-function", "x"])
     assert (ran.exit_code, "platform local takes no --aws-function" in ran.output) == (2, True)
     assert CliRunner().invoke(main, ["doctor", "--platform", "simulated"]).exit_code == 2
-    with pytest.raises(JobError, match="has nothing that could be wrong"):
+    with pytest.raises(JobError, match="has nothing to check"):
         next(diagnose("simulated"))
 
 

@@ -17,7 +17,7 @@ from ephemeron.events import Note, RunEnded, RunStarted, to_json
 from ephemeron.functions.daemon_files import LOCK_FILE
 from ephemeron.training.driver import run_dir as homes
 from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import session_end, standing
+from ephemeron.training.driver.run_status import session_end, status_of
 
 if TYPE_CHECKING:
     pass
@@ -141,7 +141,7 @@ def test_a_run_on_a_cloud_that_nobody_saw_end_is_refused_unless_forced(tmp_path:
     made("e-1", address, platform="aws", status="", events=started("e-1") + "\n")
     refused = clean("e-1")
     assert refused.exit_code == 2
-    assert "run e-1 may still go on (on aws); find out with: ephemeron attach e-1" in refused.output
+    assert "run e-1 may still be running (on aws); find out with: ephemeron attach e-1" in refused.output
     assert "nothing is left" in clean("--all").output
     assert clean("e-1", "--force").exit_code == 0
     assert left(address) == []
@@ -173,16 +173,16 @@ def test_runs_on_clouds_are_listed_by_what_their_events_say(tmp_path: Path) -> N
     }
     for n, (status, events) in enumerate(stories.items()):
         folder = made(f"run-{n}", "s3://none/at-all", platform="aws", status="", events=events)
-        assert standing(folder) == status
+        assert status_of(folder) == status
     resumed = made("resumed", "s3://none/x", platform="ray", status="stopped",
                    events=started("r") + "\n" + ended("stopped") + "\n" + started("r") + "\n" + filler)  # fmt: skip
-    assert standing(resumed) == "on ray", "an earlier session's result is not this one's"
+    assert status_of(resumed) == "on ray", "an earlier session's result is not this one's"
     ran = CliRunner().invoke(main, ["runs", "--json"])
     found = {row["run_id"]: row["status"] for row in map(json.loads, ran.stdout.splitlines())}
     assert found == {**{f"run-{n}": status for n, status in enumerate(stories)}, "resumed": "on ray"}
     with (resumed.path / "collector.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert standing(resumed) == "running", "somebody here watches it"
+        assert status_of(resumed) == "running", "a process of this machine watches it"
 
 
 @pytest.mark.parametrize(

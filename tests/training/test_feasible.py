@@ -93,7 +93,9 @@ def test_a_deadline_that_the_network_alone_misses():
 
 def test_a_lifetime_into_which_not_one_iteration_fits():
     check(lifetime_s=2.0, compute=TWO_SECONDS)
-    with pytest.raises(PlanInfeasible, match=r"one iteration needs at least 2 s, a function lives 1.5 s") as caught:
+    with pytest.raises(
+        PlanInfeasible, match=r"one iteration needs at least 2 s, the function timeout is 1.5 s"
+    ) as caught:
         check(lifetime_s=1.5, compute=TWO_SECONDS)
     assert caught.value.binding == "lifetime"
 

@@ -93,6 +93,6 @@ def test_a_function_that_was_killed_says_how_much_it_had_and_what_to_try():
     (action,) = RunSupervisor(2).feed(ended)
     assert isinstance(action, Fail)
     assert (
-        "it had taken 704 MB and wanted more, its quota is 704 MB: use a larger --memory-mb, such as 1088"
+        "it had allocated 704 MB and needed more, its quota is 704 MB: use a larger --memory-mb, such as 1088"
         in action.cause
     )

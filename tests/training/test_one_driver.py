@@ -26,7 +26,7 @@ from ephemeron.training.driver.driver_lock import driving, is_driven
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.result import Result, conclude, events_of
 from ephemeron.training.driver.run_driver import RunOutcome
-from ephemeron.training.driver.run_status import standing
+from ephemeron.training.driver.run_status import status_of
 from ephemeron.training.job import Configuration, Target, parse_fault
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.spec import RunSpec
@@ -162,10 +162,10 @@ def home_run(name: str):
 
 def test_only_one_holds_the_lock_and_it_says_who(home):
     run = home_run("a")
-    assert standing(run) == "interrupted"
+    assert status_of(run) == "interrupted"
     with driving(run):
         assert is_driven(run)
-        assert standing(run) == "running"
+        assert status_of(run) == "running"
         with pytest.raises(RunAlreadyDriven, match=f"process {os.getpid()}"), driving(run):
             pass
         assert is_driven(run)

@@ -15,7 +15,7 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
-from ephemeron.training.driver.bundle_check import bundled, check_travels
+from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.job import Job, Target
 from ephemeron.training.planner.prices import load_prices
@@ -80,7 +80,7 @@ def test_what_stays_behind_is_named_and_can_be_included(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", ["'init.safetensors'", "Path.cwd() / 'init.safetensors'"])
 def test_a_file_of_the_working_folder_is_refused(folder: Path, path: str) -> None:
-    with pytest.raises(JobError, match=r"not from the files that travel to the functions: .*relative to __file__"):
+    with pytest.raises(JobError, match=r"not from the files that are sent to the functions: .*relative to __file__"):
         ready(job_in(folder, path))
 
 
@@ -110,6 +110,6 @@ def test_nothing_of_the_trial_remains(folder: Path) -> None:
     job = job_in(folder)
     before = resolve(job.model.target, job.code)
     path, here = list(sys.path), os.getcwd()
-    check_travels(job, bundled(job))
+    check_bundle(job, bundled(job))
     assert (sys.path, os.getcwd()) == (path, here)
     assert resolve(job.model.target, job.code) is before

@@ -1,1 +1,1 @@
-"""The command line: parses flags, calls the API, shows events."""
+"""The command line: parses options, calls the Python interface, shows events."""

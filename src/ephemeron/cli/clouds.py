@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    ("aws", "function", "--aws-function", "NAME", "The function that `deploy aws` has made.  [default: ephemeron]"),
-    ("aws", "region", "--aws-region", "REGION", "Where it is.  [default: as for all AWS clients]"),
-    ("aws", "endpoint", "--aws-endpoint", "URL", "A Lambda service elsewhere, such as the local one."),
-    ("openfaas", "gateway", "--openfaas-gateway", "URL", "Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"),
+    ("aws", "function", "--aws-function", "NAME", "Function that `deploy aws` has created.  [default: ephemeron]"),
+    ("aws", "region", "--aws-region", "REGION", "Region of the function.  [default: as for all AWS clients]"),
+    ("aws", "endpoint", "--aws-endpoint", "URL", "Another Lambda service, such as the local one."),
+    ("openfaas", "gateway", "--openfaas-gateway", "URL", "Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"),
     ("openfaas", "function", "--openfaas-function", "NAME",
-     "The function that `deploy openfaas` has made.  [default: ephemeron]"),
+     "Function that `deploy openfaas` has created.  [default: ephemeron]"),
     ("openfaas", "callback", "--openfaas-callback", "URL",
-     "http://HOST:PORT of this machine, where the cluster reaches it: deaths of whole replicas are known at once."),
-    ("ray", "address", "--ray-address", "ADDRESS", "Of a Ray cluster's head.  [default: RAY_ADDRESS, or auto]"),
-    ("lithops", "backend", "--lithops-backend", "NAME", "Of Lithops' own configuration.  [default: localhost]"),
+     "http://HOST:PORT at which the cluster reaches this machine: lost replicas are then noticed at once."),
+    ("ray", "address", "--ray-address", "ADDRESS", "Head of a Ray cluster.  [default: RAY_ADDRESS, or auto]"),
+    ("lithops", "backend", "--lithops-backend", "NAME", "Backend in Lithops' own configuration.  [default: localhost]"),
     ("lithops", "runtime", "--lithops-runtime", "IMAGE",
      "Runtime in which ephemeron is installed.  [default: as configured]"),
 )  # fmt: skip

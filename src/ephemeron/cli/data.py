@@ -37,7 +37,7 @@ _DEFECTS = 10
 
 @click.group()
 def data() -> None:
-    """Describe datasets once, and read them the same way wherever they lie.
+    """Describe datasets once, and read them in the same way wherever they are stored.
 
     \b
     ephemeron data import images photos/train me/photos            a folder per class becomes me/photos, variant train
@@ -46,12 +46,11 @@ def data() -> None:
     ephemeron data import coco s3://b/train2017 core/mscoco -o annotations=annotations/instances_train2017.json
     ephemeron data ls                                              all datasets; with a name: its versions and variants
     ephemeron data verify core/mnist                               is the data still what was imported?
-    ephemeron data benchmark flows:train --workers 2               which stage of a data flow holds a trainer up?
+    ephemeron data benchmark flows:train --workers 2               which step of a data flow is the bottleneck?
     ephemeron data serve --port 7070                               load for many training jobs, until Ctrl-C
-    ephemeron data status                                          what that service is doing
+    ephemeron data status                                          flows, readers and loaders of that service
 
-    An import reads the data and writes a description of it (where each sample lies, its target, how it is decoded) into
-    a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
+    An import reads the data and writes a description of it (location, target and decoder of each sample) into a store. The data is neither copied nor changed. Every import is a new version; versions do not change.
     """
 
 
@@ -127,7 +126,7 @@ def import_(
 @data.command()
 @click.argument("name", required=False, metavar="[NAMESPACE/NAME]")
 @_store_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def ls(name: str | None, store: str | None, as_json: bool) -> None:
     """List datasets; or, with a name, all versions of one."""
     from ephemeron.data.catalog import DatasetStore
@@ -205,21 +204,23 @@ def verify(
 @data.command()
 @click.argument("flow", metavar="MODULE:FUNCTION|JOB.toml")
 @click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", show_default=True,
-              help="Folder that MODULE lies in.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), help="64, or the job's.")
-@click.option("--batches", type=click.IntRange(2), default=20, show_default=True, help="To read, at most an epoch.")
-@click.option("--workers", type=click.IntRange(0), help="Loader processes: 2, or the job's.")
+              help="Folder that contains MODULE.")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(1), help="Samples per batch.  [default: 64, or the job's]")
+@click.option(
+    "--batches", type=click.IntRange(2), default=20, show_default=True, help="Batches to read, at most an epoch."
+)
+@click.option("--workers", type=click.IntRange(0), help="Loader processes.  [default: 2, or the job's]")
 @click.option("--step-s", type=click.FloatRange(0), default=0.0, show_default=True,
               help="Seconds that training takes per batch; 0 reads as fast as it can.")  # fmt: skip
-@click.option("--on-error", help="fail, skip or retry:N: skip, or the job's.")
+@click.option("--on-error", help="fail, skip or retry:N.  [default: skip, or the job's]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def benchmark(
     flow: str, code: Path, batch_size: int | None, batches: int, workers: int | None, step_s: float, on_error: str | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Read some batches of a data flow and say what holds a trainer up.
+    """Read some batches of a data flow and report its bottleneck.
 
-    MODULE:FUNCTION returns a Flow; or the job says it, and what else the options do not.
+    MODULE:FUNCTION returns a Flow; a job file names one, and gives defaults for the options.
 
     \b
     ephemeron data benchmark flows:train --batch-size 128 --workers 4 --step-s 0.2
@@ -265,7 +266,7 @@ class _FlowOfJob:
 
     @classmethod
     def read(cls, path: str) -> _FlowOfJob:
-        """What a job file says."""
+        """The flow of a job file."""
         from ephemeron.config.typed import build
         from ephemeron.data.flow.from_job import arguments_of, collate_of, make_flow
         from ephemeron.errors import JobError
@@ -326,7 +327,7 @@ def _row(dataset: Dataset) -> dict[str, object]:
 
 
 class _Counter:
-    """How far something is, on one line of a terminal; nothing elsewhere."""
+    """Progress on one line of a terminal; nothing elsewhere."""
 
     def __enter__(self) -> Callable[[str, int, int | None], None]:
         self._shown = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`ephemeron deploy aws` and `ephemeron clean aws`: what is put into an account, and how it is removed."""
+"""`ephemeron deploy aws` and `ephemeron clean aws`: creation and removal of the function on AWS Lambda."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ def deploy() -> None:
 
 @click.group()
 def clean() -> None:
-    """Remove what `deploy` has put into a cloud account, and what runs have left in their channels."""
+    """Remove from a cloud account what `deploy` has created. See `runs clean` for the objects of runs."""
 
 
 def _where(command: Any) -> Any:
     for option in (
-        click.option("--endpoint", metavar="URL", help="A Lambda service elsewhere, such as the local one."),
-        click.option("--region", metavar="REGION", help="Where.  [default: as for all AWS clients]"),
-        click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Its name."),
+        click.option("--endpoint", metavar="URL", help="Another Lambda service, such as the local one."),
+        click.option("--region", metavar="REGION", help="Region of the function.  [default: as for all AWS clients]"),
+        click.option(
+            "--function", default="ephemeron", show_default=True, metavar="NAME", help="Name of the function."
+        ),
     ):
         command = option(command)
     return command
@@ -44,7 +46,7 @@ def _where(command: Any) -> Any:
     "--channel",
     required=True,
     metavar="ADDRESS",
-    help="Which the function may use: s3://bucket/prefix or redis://host:port.",
+    help="Channel that the function may use: s3://bucket/prefix or redis://host:port.",
 )
 @click.option(
     "--out",
@@ -58,19 +60,19 @@ def _where(command: Any) -> Any:
     type=click.IntRange(128, 10_240),
     default=1769,
     show_default=True,
-    help="Of the function; 1,769 MB bring one vCPU.",
+    help="Memory of the function; 1,769 MB bring one vCPU.",
 )
 @click.option(
     "--function-timeout-s",
     type=click.IntRange(1, 900),
     default=900,
     show_default=True,
-    help="Its time limit; longer runs hand over.",
+    help="Time limit of the function; longer runs are handed off.",
 )
 @click.option(
-    "--role", metavar="ARN", help="That the function runs as; template.json makes it. Without it nothing is uploaded."
+    "--role", metavar="ARN", help="Role of the function, which template.json creates. Without it nothing is uploaded."
 )
-@click.option("--image", metavar="URI", help="In Amazon ECR, built and pushed by image/build.sh.")
+@click.option("--image", metavar="URI", help="Image in Amazon ECR, built and pushed by image/build.sh.")
 @click.option(
     "--zip", "as_zip", is_flag=True, help="Upload a ZIP instead of an image: without PyTorch, unless a layer brings it."
 )
@@ -79,18 +81,22 @@ def _where(command: Any) -> Any:
     is_flag=True,
     help="The ZIP holds ephemeron only; layers, or the local service, bring the rest.",
 )
-@click.option("--layer", "layers", multiple=True, metavar="ARN", help="Of the ZIP (repeatable).")
-@click.option("--subnet", "subnets", multiple=True, metavar="ID", help="Of the VPC where a cache is (repeatable).")
+@click.option("--layer", "layers", multiple=True, metavar="ARN", help="Layer for the ZIP (repeatable).")
+@click.option("--subnet", "subnets", multiple=True, metavar="ID", help="Subnet of the VPC with the cache (repeatable).")
 @click.option(
-    "--security-group", "groups", multiple=True, metavar="ID", help="Of the function in that VPC (repeatable)."
+    "--security-group",
+    "groups",
+    multiple=True,
+    metavar="ID",
+    help="Security group of the function in that VPC (repeatable).",
 )
 def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: int, function_timeout_s: int,
                role: str | None, image: str | None, as_zip: bool, no_dependencies: bool, layers: tuple[str, ...],
                subnets: tuple[str, ...], groups: tuple[str, ...]) -> None:  # fmt: skip
     """Write what AWS Lambda needs into a folder, for review; with --role, also create or update the function.
 
-    The function gets no retries, drops calls that have waited for a minute, and may invoke itself without end: a run
-    replaces what is lost from where it stood, and a run of hours is a chain of functions. A cache's password is taken
+    The function gets no retries, drops calls that have waited for a minute, and may invoke itself without limit: a run
+    replaces lost functions itself, and a run of hours is a chain of invocations. A cache's password is taken
     from EPHEMERON_CHANNEL_PASSWORD into the function's environment, which AWS encrypts; its certificate authority, as
     text, from EPHEMERON_CHANNEL_CA.
     """
@@ -132,9 +138,9 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
 
 @clean.command("aws")
 @_where
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool) -> None:
-    """Delete the function and its log, and say what else there is."""
+    """Delete the function and its log, and list what is not deleted."""
     from ephemeron.functions.aws.settings import AwsSettings, client
 
     settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()

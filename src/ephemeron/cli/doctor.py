@@ -1,4 +1,4 @@
-"""`ephemeron doctor`: whether a platform and a channel work, one line for each question."""
+"""`ephemeron doctor`: checks of a platform and a channel, one line for each."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from ephemeron.training.job import PLATFORMS
     type=click.Choice([name for name in PLATFORMS if name != "simulated"]),
     default="local",
     show_default=True,
-    help="Where functions are to run.",
+    help="Platform to check.",
 )
 @cloud_options
 @click.option(
     "--channel",
     metavar="ADDRESS",
     default="",
-    help="That they are to use.  [default: a folder on local; elsewhere none, and then no function is called]",
+    help="Channel to check.  [default: a folder on local; elsewhere none, and then no function is called]",
 )
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="How many have to fit at once.")
-@click.option("--no-call", is_flag=True, help="Ask only what costs nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: step, ok, text.")
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Functions that have to run at once."
+)
+@click.option("--no-call", is_flag=True, help="Skip the call of a function, which is billed on a cloud.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line: step, ok, text.")
 def doctor(platform: str, channel: str, workers: int, no_call: bool, as_json: bool, **flags: Any) -> None:
     """Check credentials, permissions, quotas, and the round trip of one object and one function.
 
@@ -38,8 +40,8 @@ def doctor(platform: str, channel: str, workers: int, no_call: bool, as_json: bo
     ephemeron doctor --platform aws --channel s3://bucket/prefix          an account, a function, a bucket
     ephemeron doctor --platform ray --channel redis://CACHE:6379          a cluster and all its nodes
 
-    Each line is one question that was answered; the first that fails says what is wrong and what to do, and ends it
-    with exit code 2. The function that is called puts and reads one object: a few seconds of it are billed on a cloud.
+    Each line is the result of one check. The first check that fails names the problem and a remedy, and the command ends with
+    exit code 2. The function that is called puts and reads one object; a cloud bills a few seconds of it.
     """
     from ephemeron.training.driver.diagnostics import diagnose
 

@@ -1,4 +1,4 @@
-"""Tables of runs, and of where a run's time went."""
+"""Tables of runs, and of a run's time by phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ephemeron.events import PHASES
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.records import read_record, read_result
 from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import standing
+from ephemeron.training.driver.run_status import status_of
 from ephemeron.units import human_seconds, human_usd
 
 
@@ -43,7 +43,7 @@ def rows() -> list[RunRow]:
 
 def _row(folder: RunFolder) -> RunRow:
     run, result = read_record(folder), read_result(folder)
-    row = RunRow(run_id=folder.run_id, status=standing(folder), folder=str(folder.path))
+    row = RunRow(run_id=folder.run_id, status=status_of(folder), folder=str(folder.path))
     if run is not None:
         row = replace(row, platform=run.platform, job=run.job, workers=run.workers)
     if result is not None:
@@ -80,7 +80,7 @@ def print_runs(*, as_json: bool) -> None:
 
 
 def print_phases(folder: RunFolder) -> None:
-    """Seconds and shares by phase, summed over all functions; and, if the run had a plan, the plan against it."""
+    """Prints seconds and shares by phase, summed over all functions, and the comparison with the plan, if there is one."""
     from ephemeron.training.report.prediction import CAPTION, compare, render_text
 
     result = read_result(folder)

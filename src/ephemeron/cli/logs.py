@@ -1,4 +1,4 @@
-"""`ephemeron logs`: what a run's functions have printed."""
+"""`ephemeron logs`: output of a run's functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import click
 
 @click.command()
 @click.argument("run")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's functions.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--rank", type=click.IntRange(min=0), help="Show only functions of this rank.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the run has ended.")
 def logs(run: str, rank: int | None, follow: bool) -> None:
-    """Print what the functions of RUN have printed: output, warnings, whole tracebacks.
+    """Print the output of the functions of RUN, with warnings and whole tracebacks.
 
-    Of functions in a cloud it prints what has been collected of those that failed, and names the command that prints the rest.
+    For functions on a cloud it prints the output of those that failed, and names the command that prints the rest.
     """
     from ephemeron.training.driver import run_dir
     from ephemeron.training.driver.logs import elsewhere, lines

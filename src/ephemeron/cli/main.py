@@ -1,8 +1,7 @@
-"""`ephemeron train | runs | attach | stop | resume | logs | report | profile | plan | partition | data | deploy | clean | platforms |
-doctor`.
+"""The command `ephemeron` and its subcommands for runs: `train`, `attach`, `resume`, `stop`, `report`.
 
-Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable.
-Heavy imports wait until a command needs them, so that `--help` is instant.
+Exit codes: 0 finished, 1 failed, 2 refused (a mistake in the request: nothing was started), 3 stopped and resumable. Modules
+that are expensive to import are imported by the commands that need them, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ STOPPED = 3
 
 
 class CommandGroup(click.Group):
-    """Turns our errors into one line and an exit code."""
+    """Group of commands whose errors become one line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -70,28 +69,29 @@ def main() -> None:
     """Train machine-learning models on serverless functions.
 
     \b
-    ephemeron profile examples/digits/job.toml          what the model costs here, and how sure that is
-    ephemeron plan examples/digits/job.toml             measure a little, predict everything, prove the optimum
-    ephemeron train examples/digits/job.toml            on this machine: functions are processes with quotas
-    ephemeron train job.toml --platform simulated       in virtual time, with a cloud's latencies and prices
-    ephemeron train job.toml --platform aws             on AWS Lambda, after `ephemeron deploy aws`
-    ephemeron train job.toml --platform openfaas        on a cluster of yours, after `ephemeron deploy openfaas`
-    ephemeron train job.toml --platform ray             on a Ray cluster of yours, through a channel that its nodes share
-    ephemeron platforms                                 where functions can run, and what is missing for it
-    ephemeron doctor --platform aws --channel s3://…    credentials, permissions, quotas; one object, one function
-    ephemeron runs                                      what ran, and how it ended
-    ephemeron report last                               where the time and the money went
-    ephemeron logs last                                 what the functions printed
-    ephemeron partition nets.py:net --devices devices.toml --batch-size 32     a model over unequal devices, with a proof
-    ephemeron data import idx mnist/ core/mnist         describe a dataset where it lies, for loading it in parallel
+    ephemeron profile examples/digits/job.toml          measure time and memory of a job's training steps
+    ephemeron plan examples/digits/job.toml             find the cheapest configuration, with a proof
+    ephemeron train examples/digits/job.toml            train on this machine: functions are processes with quotas
+    ephemeron train job.toml --platform simulated       train in virtual time, with a cloud's latencies and prices
+    ephemeron train job.toml --platform aws             train on AWS Lambda, after `ephemeron deploy aws`
+    ephemeron train job.toml --platform openfaas        train on your cluster, after `ephemeron deploy openfaas`
+    ephemeron train job.toml --platform ray             train on your Ray cluster, through a channel that its nodes share
+    ephemeron platforms                                 list platforms, and what has to be installed for each
+    ephemeron doctor --platform aws --channel s3://…    check credentials, permissions, quotas, one object, one function
+    ephemeron runs                                      list runs and how they ended
+    ephemeron report last                               write the report of a run: loss, timeline, cost
+    ephemeron logs last                                 print the output of a run's functions
+    ephemeron partition nets.py:net --devices devices.toml --batch-size 32     place a model on unequal devices
+    ephemeron data import idx mnist/ core/mnist         describe a dataset, for loading it in parallel
+    ephemeron schema job                                print the JSON schema of job files, for editors
 
-    Runs live in ~/.ephemeron (or $EPHEMERON_HOME). A run that was stopped, or whose functions were killed, goes on
-    with `ephemeron resume RUN`; RUN is a name, its beginning, or `last`.
+    Runs are stored in ~/.ephemeron (or $EPHEMERON_HOME). `ephemeron resume RUN` continues a run that was stopped or whose
+    functions were killed. RUN is a name, its beginning, or `last`.
     """
 
 
 def _output_options(command: F) -> F:
-    """Options of every command that watches a run."""
+    """Options of every command that shows a run."""
     for option in (
         click.option(
             "--out", type=click.Path(path_type=Path), help="Also copy result, weights and report into this folder."
@@ -106,14 +106,14 @@ def _output_options(command: F) -> F:
 
 @main.command()
 @click.argument("job", type=click.Path(path_type=Path))
-@click.option("--platform", type=click.Choice(PLATFORMS), help="Where functions run.  [default: local]")
+@click.option("--platform", type=click.Choice(PLATFORMS), help="Platform on which functions run.  [default: local]")
 @cloud_options
 @click.option(
     "--channel",
     metavar="ADDRESS",
-    help="Where functions exchange parameters: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port, parameter_server, ps://host:port.  [default: folder]",
+    help="Channel through which functions exchange parameters: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port, parameter_server, ps://host:port.  [default: folder]",
 )
-@click.option("--pattern", type=click.Choice(PATTERNS), help="How they reduce them.  [default: k-reduce]")
+@click.option("--pattern", type=click.Choice(PATTERNS), help="Pattern of the reduction.  [default: k-reduce]")
 @click.option(
     "--sync", metavar="PROTOCOL", help="bsp, hap (FasDL: non-aggregators one step stale), ssp:N or asp.  [default: bsp]"
 )
@@ -126,34 +126,50 @@ def _output_options(command: F) -> F:
 )
 @click.option("--replicas", type=int, help="R: copies of the model; there are S · R functions.")
 @click.option(
-    "--micro-batches", type=int, help="Parts of a replica's batch under way between stages at once.  [default: 1]"
+    "--micro-batches", type=int, help="Parts of a replica's batch that stages process at the same time.  [default: 1]"
 )
 @click.option(
-    "--schedule", type=click.Choice(SCHEDULES), help="Of micro-batches.  [default: 1f1b if there are several]"
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    help="Order of micro-batches on a stage.  [default: 1f1b if there are several]",
 )
 @click.option("--recompute", is_flag=True, default=None, help="Repeat forward passes instead of keeping activations.")
-@click.option("--placement", metavar="FILE", help="Stages from `ephemeron partition --out`, instead of found ones.")
+@click.option(
+    "--placement", metavar="FILE", help="Placement file by `ephemeron partition --out`; without it, stages are found."
+)
 @click.option("--memory-mb", type=int, help="Quota of each function; CPU comes in proportion (1,769 MB = 1 vCPU).")
 @click.option("--batch-size", type=int, help="Samples per iteration of an aggregator.  [default: 16]")
 @click.option(
     "--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]"
 )
-@click.option("--exchange", type=click.Choice(EXCHANGES), help="What travels.  [default: gradients]")
+@click.option(
+    "--exchange", type=click.Choice(EXCHANGES), help="Quantity that functions exchange.  [default: gradients]"
+)
 @click.option(
     "--compression",
     type=click.Choice(COMPRESSIONS),
-    help="int8 keeps what it rounds away for the next step.  [default: none]",
+    help="Compression of the exchange; int8 has error feedback.  [default: none]",
 )
 @click.option(
-    "--function-timeout-s", type=float, help="Longest life of one invocation; longer runs hand over.  [default: 900]"
+    "--function-timeout-s",
+    type=float,
+    help="Time limit of an invocation; longer runs are handed off to successors.  [default: 900]",
 )
 @click.option("--checkpoint-every", type=int, help="Iterations between checkpoints.  [default: 25]")
-@click.option("--max-replacements", type=int, help="Functions that may be replaced in a run.  [default: 20 per worker]")
-@click.option("--channel-retry-s", type=float, help="Seconds without its store that a run survives.  [default: 300]")
+@click.option(
+    "--max-replacements",
+    type=int,
+    help="Functions that may be replaced before the run fails.  [default: 20 per worker, at least 100]",
+)
+@click.option(
+    "--channel-retry-s",
+    type=float,
+    help="Seconds for which failed requests to the channel are repeated.  [default: 300]",
+)
 @click.option(
     "--on-non-finite",
     type=click.Choice(ON_NON_FINITE),
-    help="What to do at a loss, gradient or parameter that is NaN or infinite.  [default: stop]",
+    help="Reaction to a loss, gradient or parameter that is NaN or infinite.  [default: stop]",
 )
 @click.option("--epochs", type=int, callback=bounded(Count), help="Number of epochs, instead of the job's.")
 @click.option(
@@ -181,11 +197,16 @@ def _output_options(command: F) -> F:
 @_output_options
 def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
-    """Train JOB (a TOML file) on functions, and watch it.
+    """Train JOB (a TOML or JSON file) on functions, and show its progress.
 
-    Flags override the job's [run] table. Where neither says how many workers, how much memory or which batches, the
-    job is profiled (once) and planned first; the plan is shown, and compared with what the run took. Ctrl-C stops all functions at a checkpoint; Ctrl-C twice kills them; either
-    way `ephemeron resume` goes on from there.
+    \b
+    ephemeron train job.toml                                   workers, memory and batches from the job, or planned
+    ephemeron train job.toml --workers 8 --sync hap --channel s3://bucket/prefix
+    ephemeron train job.toml --platform simulated --fault kill:rank=2,iteration=5
+
+    Options override the job's [run] table. If neither gives workers, memory or batch sizes, the job is profiled (once) and
+    planned first; the plan is shown, and compared with the run's time and cost at its end. Ctrl-C stops all functions at a
+    checkpoint; Ctrl-C twice kills them. `ephemeron resume` continues the run in both cases.
     """
     import dataclasses
 
@@ -242,10 +263,10 @@ def _planned(
     c = build(Configuration, {**job.run, **flagged}, where="configuration")
     platform = c.platform
     if platform == "aws":
-        raise UserError("on aws nothing is measured by itself: say --workers, or give --plan FILE, "
+        raise UserError("jobs are not profiled on aws: give --workers, or --plan FILE "
                         "from `ephemeron plan JOB --platform aws --out FOLDER`")  # fmt: skip
     if platform in CLOUDS:
-        raise UserError(f"on {platform} nothing is measured by itself: say --workers")
+        raise UserError(f"jobs are not profiled on {platform}: give --workers")
     profile = planning_workflow.known_or_measured(
         job, platform=platform, channel=c.channel, on_progress=lambda text: click.echo(text, err=True)
     )
@@ -263,7 +284,7 @@ def _planned(
 @click.argument("run")
 @_output_options
 def attach(run: str, out: Path | None, as_json: bool) -> None:
-    """Watch RUN, which goes on without its client, and supervise it from here."""
+    """Show the progress of RUN, and supervise it if no other client does."""
     from ephemeron.training.driver import api
 
     _watch(lambda on_event: api.attach(run, on_event=on_event, out=out, check=False), as_json=as_json)
@@ -271,10 +292,10 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("run")
-@click.option("--keep-code", is_flag=True, help="Run the code of the launch, though it has changed since.")
+@click.option("--keep-code", is_flag=True, help="Use the code of the launch though it has changed since.")
 @_output_options
 def resume(run: str, keep_code: bool, out: Path | None, as_json: bool) -> None:
-    """Go on with RUN from its last checkpoint, with your code as it is now."""
+    """Continue RUN from its last checkpoint, with the current code of the job."""
     from ephemeron.training.driver import api
 
     _watch(
@@ -291,7 +312,7 @@ def stop(run: str, now: bool) -> None:
 
     name = api.stop(run, now=now)
     click.echo(f"{'killed' if now else 'asked'} {name}{'' if now else ' to stop at the next consistent iteration'}; "
-               f"go on with: ephemeron resume {name}")  # fmt: skip
+               f"continue with: ephemeron resume {name}")  # fmt: skip
 
 
 @main.command()
@@ -336,7 +357,7 @@ add_log_options(main)
 
 
 def _watch(start: Callable[[Callable[[Any], None]], Result], *, as_json: bool) -> None:
-    """Runs something that emits events, shows them, prints the end and exits."""
+    """Runs a function that emits events, shows them, prints the result and exits."""
     from ephemeron.cli.progress import Display
     from ephemeron.config.typed import plain
 

@@ -1,4 +1,4 @@
-"""`ephemeron deploy openfaas` and `ephemeron clean openfaas`: what is put into a cluster, and how it is removed."""
+"""`ephemeron deploy openfaas` and `ephemeron clean openfaas`: creation and removal of the function on OpenFaaS."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ if TYPE_CHECKING:
     from ephemeron.functions.openfaas.settings import OpenFaasSettings
 
 _STORE_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
-"""Where an S3 store is; nothing secret."""
+"""Variables that locate an S3 store. None of them is a secret."""
 
 
 def _where(command: Any) -> Any:
     for option in (
         click.option(
-            "--openfaas-gateway", metavar="URL", help="Of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]"
+            "--openfaas-gateway",
+            metavar="URL",
+            help="Gateway of OpenFaaS.  [default: OPENFAAS_URL, or http://127.0.0.1:8080]",
         ),
-        click.option("--namespace", default="", metavar="NAME", help="Of functions.  [default: the gateway's own]"),
-        click.option("--function", default="ephemeron", show_default=True, metavar="NAME", help="Its name."),
+        click.option(
+            "--namespace", default="", metavar="NAME", help="Namespace of the function.  [default: the gateway's own]"
+        ),
+        click.option(
+            "--function", default="ephemeron", show_default=True, metavar="NAME", help="Name of the function."
+        ),
     ):
         command = option(command)
     return command
@@ -33,28 +39,38 @@ def _where(command: Any) -> Any:
 
 @click.command("openfaas")
 @_where
-@click.option("--channel", required=True, metavar="ADDRESS", help="Which the function is to reach: s3://… or redis://…")
+@click.option("--channel", required=True, metavar="ADDRESS", help="Channel that the function uses: s3://… or redis://…")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("openfaas"), show_default=True, help="Folder of the recipe."
+    "--out", type=click.Path(path_type=Path), default=Path("openfaas"), show_default=True, help="Folder for the recipe."
 )
 @click.option(
-    "--image", metavar="NAME", help="Built and pushed by build.sh. Without it nothing is sent to the gateway."
+    "--image", metavar="NAME", help="Image, built and pushed by build.sh. Without it nothing is sent to the gateway."
 )
 @click.option(
-    "--memory-mb", type=int, default=1769, show_default=True, help="Limit of a replica, 60 MB of ours included."
+    "--memory-mb",
+    type=int,
+    default=1769,
+    show_default=True,
+    help="Memory limit of a replica, including 60 MB for the handler.",
 )
-@click.option("--cpus", type=float, default=0.0, help="Limit of a replica.  [default: one for 1,769 MB]")
+@click.option("--cpus", type=float, default=0.0, help="CPU limit of a replica.  [default: one for 1,769 MB]")
 @click.option(
-    "--function-timeout-s", type=float, default=900.0, show_default=True, help="Of a call; longer runs hand over."
+    "--function-timeout-s",
+    type=float,
+    default=900.0,
+    show_default=True,
+    help="Time limit of a call; longer runs are handed off.",
 )
-@click.option("--replicas", type=int, default=5, show_default=True, help="At most; a worker takes one.")
+@click.option("--replicas", type=int, default=5, show_default=True, help="Replicas, at most; each worker needs one.")
 @click.option(
-    "--inside", metavar="URL", help="The gateway, as functions reach it.  [default: that of the usual cluster]"
+    "--inside", metavar="URL", help="Address of the gateway for functions.  [default: that of a standard installation]"
 )
 @click.option(
-    "--s3-keys", is_flag=True, help="Give the function AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of here, as secrets."
+    "--s3-keys",
+    is_flag=True,
+    help="Give the function AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of this environment, as secrets.",
 )
-@click.option("--contract-kit", is_flag=True, help="Put the entries of the platform contract into the recipe, too.")
+@click.option("--contract-kit", is_flag=True, help="Include the entries of the platform contract in the recipe.")
 def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str, channel: str, out: Path, image: str | None,
                     memory_mb: int, cpus: float, function_timeout_s: float, replicas: int, inside: str | None, s3_keys: bool,
                     contract_kit: bool) -> None:  # fmt: skip
@@ -123,9 +139,9 @@ nothing was sent to {settings.gateway}. Read these files, then:
 
 @click.command("openfaas")
 @_where
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_openfaas(openfaas_gateway: str | None, namespace: str, function: str, yes: bool) -> None:
-    """Delete the function and its secrets, and say what else there is."""
+    """Delete the function and its secrets, and list what is not deleted."""
     from ephemeron.functions.openfaas import preflight
     from ephemeron.functions.openfaas.handler import SECRETS
 
@@ -160,7 +176,7 @@ def _settings(gateway: str | None, function: str, namespace: str) -> OpenFaasSet
 
 
 def _secrets(s3_keys: bool) -> dict[str, str]:
-    """Values by the name of the secret that they are to become."""
+    """Values of the secrets to create, by name."""
     from ephemeron.functions.openfaas.handler import SECRETS
 
     found = {}

@@ -36,7 +36,7 @@ class _Defaulting(click.Group):
 
 @click.group(cls=_Defaulting)
 def partition() -> None:
-    """Cut MODEL into stages for devices of different speed, memory and links, with a proof of how good the cut is.
+    """Divide MODEL into stages for devices of different speed, memory and links, with a bound on the optimum.
 
     MODEL is path/file.py:function or module:function. The function takes the batch size and returns (nn.Module, example
     inputs). Operators are traced, compared with the model, and measured on this machine; or MODEL is a graph.json.
@@ -64,11 +64,11 @@ def partition() -> None:
 
 def _model_options(command: Any) -> Any:
     for option in (
-        click.option("--threads", type=click.IntRange(1), help="Of PyTorch while measuring.  [default: PyTorch's own]"),
+        click.option("--threads", type=click.IntRange(1), help="Threads of PyTorch while measuring.  [default: PyTorch's own]"),
         click.option("--repeats", type=click.IntRange(3), default=9, show_default=True, help="Passes that are measured."),
         click.option("--kind", metavar="NAME", help="Name of devices like this machine.  [default: cpu or cuda]"),
         click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adam", show_default=True,
-                     help="Its state counts as memory."),
+                     help="Optimiser, whose state counts as memory."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -78,10 +78,10 @@ def _model_options(command: Any) -> Any:
 @click.argument("model")
 @click.option("--devices", "devices_file", type=click.Path(path_type=Path), required=True, metavar="FILE",
               help="Devices and links: devices.toml, or a topology in JSON.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), help="Samples of a whole batch.  [a graph.json knows its own]")
+@click.option("--batch-size", type=click.IntRange(1), help="Samples of a whole batch; not needed for a graph.json.")
 @click.option("--objective", type=click.Choice(["throughput", "iteration"]), default="throughput", show_default=True)
 @click.option("--schedule", "kind", type=click.Choice(["plain", "gpipe", "1f1b"]),
-              help="Of the micro-batches.  [default: 1f1b for throughput, plain for iteration]")  # fmt: skip
+              help="Order of micro-batches.  [default: 1f1b for throughput, plain for iteration]")  # fmt: skip
 @click.option("--micro-batches", type=click.IntRange(1), help="M.  [default: 8, or what the batch allows; plain: 1]")
 @click.option(
     "--recompute", is_flag=True, help="Recompute activations instead of keeping them: less memory, more time."
@@ -100,7 +100,7 @@ def place_(
     recompute: bool, no_overlap: bool, time_limit_s: float, workers: int, seed: int, out: Path | None, as_json: bool,
     **measuring: Any,
 ) -> None:  # fmt: skip
-    """Place MODEL on devices; the same as without the word `place`. See `ephemeron partition --help`."""
+    """Place MODEL on devices, as without the word `place`. See `ephemeron partition --help`."""
 
     from ephemeron.cli.partition_table import print_profile, print_summary
     from ephemeron.partition import SearchBudget, place, replay
@@ -145,7 +145,7 @@ def place_(
 @click.argument("model")
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Samples of a whole batch.")
 @_model_options
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the model's weights and the example.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the model's weights and the example.")
 @click.option("--links", type=click.IntRange(2), metavar="N",
               help="Measure links between N processes of this machine too, and write topology.json beside the graph.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="graph.json", show_default=True)
@@ -219,7 +219,7 @@ def _announced(operators: int, devices: int, budget: SearchBudget) -> str:
 
 
 def _linked(count: int, device: str, kind: str | None) -> str:
-    """A topology of equal processes with measured links; each has its share of this machine's free memory."""
+    """A topology of equal processes with measured links. Each process has an equal share of this machine's free memory."""
     import asyncio
 
     import psutil

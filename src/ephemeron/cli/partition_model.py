@@ -1,4 +1,4 @@
-"""The model that a partition command is given: found, built, traced and measured, or read as a graph. Says what it does as it does it."""
+"""The model of a partition command: imported, built, traced and measured, or read as a graph, with progress on standard error."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ FORM = "write module:function or path/file.py:function; it takes the batch size 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRequest:
-    """How to measure a model."""
+    """Options of the measurement of a model."""
 
     batch_size: int
     optimizer: str = "adam"
     kind: str | None = None
-    """What this kind of device is called; None: cpu or cuda."""
+    """Name of this kind of device; None: cpu or cuda."""
     repeats: int = 9
     threads: int | None = None
-    """Of PyTorch; None: as it is."""
+    """Threads of PyTorch; None: unchanged."""
     seed: int = 0
 
 
@@ -56,7 +56,7 @@ def telling() -> Iterator[Tell]:
 
 
 def graph_or_model(target: str, wanted: PartitionRequest | None, tell: Tell) -> tuple[Graph, ModelProfile | None]:
-    """A graph from `graph.json`, or of a model that is measured now.
+    """A graph from `graph.json`, or from a model that is measured now.
 
     Args:
         target: a file in JSON, or a model, see `FORM`.
@@ -133,7 +133,7 @@ def check_placed(measured: ModelProfile, plan: PlacementPlan) -> None:
 
 
 def build(target: str, batch_size: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, object]]:
-    """What the user's function returns, as model, arguments and keyword arguments.
+    """The result of the user's function as model, arguments and keyword arguments.
 
     Raises:
         JobError: as `graph_or_model`.

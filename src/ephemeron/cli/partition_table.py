@@ -85,7 +85,7 @@ def _mark(bottleneck: bool) -> Text:
 
 
 def unit_of(summary: PlacementSummary) -> str:
-    """What the objective is measured in."""
+    """Unit of the objective."""
     return "per micro-batch" if summary.plan.objective == "throughput" else "value"
 
 
@@ -105,30 +105,30 @@ def value_words(summary: PlacementSummary) -> str:
 
 
 def print_profile(measured: ModelProfile, console: Console, *, heaviest: int = HEAVIEST) -> None:
-    """How well the parts add up, how far apart repetitions were, and the heaviest operators."""
+    """Prints the ratio of operators to the whole model, the spread of repetitions, and the heaviest operators."""
     from rich.table import Table
 
-    profile = profile_table(measured, heaviest=heaviest)
+    totals = profile_table(measured, heaviest=heaviest)
     console.print(
         text_of(
-            (profile.graph, "bold"),
-            f": {profile.operators} operators on {profile.kind}, batch of {profile.batch_size}; forward "
-            f"{exact_seconds(profile.forward_s)}, backward {exact_seconds(profile.backward_s)}; α = {profile.alpha:.2f}",
+            (totals.graph, "bold"),
+            f": {totals.operators} operators on {totals.kind}, batch of {totals.batch_size}; forward "
+            f"{exact_seconds(totals.forward_s)}, backward {exact_seconds(totals.backward_s)}; α = {totals.alpha:.2f}",
         ),
         soft_wrap=True,
     )
     console.print(
-        f"sum of operators / whole model = {profile.ratio:.2f}; quartiles of a pass are {profile.spread:.0%} of its time apart",
+        f"sum of operators / whole model = {totals.ratio:.2f}; quartiles of a pass are {totals.spread:.0%} of its time apart",
         soft_wrap=True,
     )
-    if not profile.heaviest:
+    if not totals.heaviest:
         return
     table = Table(
         "heaviest operators", "module", "forward", "backward", "spread", "share", "memory", box=None, pad_edge=False
     )
     for column in table.columns[2:]:
         column.justify = "right"
-    for row in profile.heaviest:
+    for row in totals.heaviest:
         table.add_row(
             row.operator, row.module, exact_seconds(row.forward_s), exact_seconds(row.backward_s), f"{row.spread:.0%}",
             f"{row.share:.1%}", human_bytes(row.state_bytes + row.tensor_bytes),

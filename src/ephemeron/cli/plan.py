@@ -1,4 +1,4 @@
-"""`ephemeron plan`: what to run, what it will take, and why."""
+"""`ephemeron plan`: the best configuration of a job, its predicted time and cost, and the reasons."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ WIDTH = 110
     help="Largest batch over all workers, instead of the job's: larger batches need more epochs.",
 )
 @click.option("--epochs", type=int, callback=bounded(Count), help="Number of epochs, instead of the job's.")
-@click.option("--pattern", type=click.Choice(PATTERNS), help="Only this one.  [default: any]")
+@click.option("--pattern", type=click.Choice(PATTERNS), help="Fix the pattern.  [default: any]")
 @click.option(
     "--sync",
     metavar="PROTOCOL",
-    help="Only this one: bsp or hap. Asynchronous ones are not predicted.  [default: either]",
+    help="Fix the protocol: bsp or hap. Asynchronous protocols are not predicted.  [default: either]",
 )
 @click.option(
     "--compression",
     type=click.Choice(["none", "bf16", "int8", "any"]),
     default="none",
     show_default=True,
-    help="Lossy ones only if asked for.",
+    help="Compression of the exchange; any: also lossy ones.",
 )
 @click.option(
     "--channel",
     metavar="ADDRESS",
-    help="Where functions exchange parameters, for platforms that are probed.  [default: folder]",
+    help="Channel of platforms that are probed.  [default: folder]",
 )
 @click.option(
     "--memory-step-mb",
@@ -88,7 +88,7 @@ WIDTH = 110
 @click.option(
     "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the profile's prices."
 )
-@click.option("--from-run", metavar="RUN", help="Correct the profile by what RUN took.")
+@click.option("--from-run", metavar="RUN", help="Correct the profile by the measurements of RUN.")
 @click.option(
     "--no-cache", is_flag=True, help="Measure again instead of reusing the profile of an earlier measurement."
 )
@@ -102,15 +102,15 @@ def plan(
     deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, pattern: str | None,
     sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None,
 ) -> None:  # fmt: skip
-    """Find the cheapest configuration that meets the limits of JOB, and say what it will take.
+    """Find the cheapest configuration of JOB within its limits, and predict its time and cost.
 
     \b
     ephemeron plan job.toml                              profile on this machine (once), plan for it
     ephemeron plan job.toml --platform aws               the same job on AWS Lambda
     ephemeron plan job.toml --objective time --budget-usd 0.5
-    ephemeron plan --profile profile.json --epochs 10    from coefficients alone
+    ephemeron plan --profile profile.json --epochs 10    from a profile without measuring
 
-    Nothing is trained. The optimum is proven: every candidate was computed, or excluded by a bound.
+    Nothing is trained. The optimum is proven: every candidate is computed or excluded by a bound.
     """
     from ephemeron.errors import UserError
     from ephemeron.training import planning_workflow
@@ -157,7 +157,7 @@ def plan(
 
 
 def show(plan: Plan) -> None:
-    """The plan as people read it."""
+    """Prints a plan."""
     import textwrap
 
     from rich.table import Table
@@ -259,7 +259,7 @@ def _choices(console: Any, plan: Plan, choices: Sequence[Alternative]) -> None:
 
 
 def _times(ratio: float) -> str:
-    """Of the chosen one's: differences below a tenth as per cent, else as a factor."""
+    """A ratio to the chosen configuration: per cent below a tenth, a factor above."""
     if abs(ratio - 1) < 1e-9:
         return ""
     return f"{ratio - 1:+.1%}" if 0.9 < ratio < 1.1 else f"× {ratio:.2g}"

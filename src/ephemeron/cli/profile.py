@@ -1,4 +1,4 @@
-"""`ephemeron profile`: what a workload and a platform are like, as numbers with their own uncertainty."""
+"""`ephemeron profile`: measured coefficients of a workload and a platform, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from ephemeron.training.planner.model.rates import Rate
 @click.command()
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option(
-    "--platform", type=click.Choice(["local", "simulated"]), default="local", show_default=True, help="What to probe."
+    "--platform",
+    type=click.Choice(["local", "simulated"]),
+    default="local",
+    show_default=True,
+    help="Platform to probe.",
 )
-@click.option(
-    "--channel", metavar="ADDRESS", default="folder", show_default=True, help="Where functions exchange parameters."
-)
+@click.option("--channel", metavar="ADDRESS", default="folder", show_default=True, help="Channel to probe.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default="profile.json",
     show_default=True,
-    help="Where to write the profile.",
+    help="File of the profile.",
 )
 @click.option(
     "--confidence",
@@ -38,14 +40,14 @@ from ephemeron.training.planner.model.rates import Rate
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="Wanted half width of the 95 % interval of every predicted step: fewer probes for a larger one.",
+    help="Relative half width of the 95 % interval of every predicted step; a larger one needs fewer probes.",
 )
 @click.option("--no-cache", is_flag=True, help="Measure the platform again instead of reusing an earlier measurement.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, last on standard output.")
 def profile(
     job: Path, platform: str, channel: str, out: Path, confidence: float, no_cache: bool, as_json: bool
 ) -> None:  # fmt: skip
-    """Measure JOB (a TOML file): steps, memory, starts and transfers, for `ephemeron plan`.
+    """Measure steps, memory, starts and transfers of JOB, for `ephemeron plan`.
 
     Runs its model in a few functions of different quotas, one at a time, until every step is predicted within
     --confidence, or for 90 seconds. The platform's part is measured once, kept in the home folder and reused.

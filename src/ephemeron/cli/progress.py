@@ -1,4 +1,4 @@
-"""Live progress from events: bars on a terminal, plain lines elsewhere. Everything goes to standard error."""
+"""Live progress of a run: bars on a terminal, plain lines elsewhere, all on standard error."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ephemeron.training.driver import Result
 
 _BAD = ("lost", "timed_out", "out_of_memory")
-"""Ends that are shown as they come; an error of the user's code ends the run, which notes its cause once."""
+"""Ends of functions that are shown at once. An error of the user's code ends the run, which reports it."""
 
 
 class Display:
     """Shows a run's events as they come.
 
     Args:
-        console: where to; by default standard error.
-        prices: to show cost with; by default the built-in ones.
+        console: by default standard error.
+        prices: for the cost so far; by default the built-in ones.
     """
 
     def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
@@ -127,7 +127,7 @@ class Display:
         self._say(("fault", "magenta"), f" {e.fault}")
 
     def conclude(self, result: Result) -> None:
-        """The end, in a few lines."""
+        """Shows the result in a few lines."""
         s, run = result.summary, result.folder.run_id
         traffic = s.traffic
         colour = {"finished": "green", "stopped": "yellow"}.get(s.status, "red")
@@ -142,10 +142,10 @@ class Display:
             if cause not in self._said:
                 self._say("  ", ("cause", "red"), f" {cause}")
         if result.causes and s.platform != "simulated":
-            self._say(f"  what the functions printed, tracebacks included: ephemeron logs {run}")
+            self._say(f"  output of the functions with tracebacks: ephemeron logs {run}")
         self._say(f"  report: {result.folder.path / 'report.html'}")
         if s.status != "finished" and s.platform != "simulated":
-            self._say(f"  go on with: ephemeron resume {run}")
+            self._say(f"  continue with: ephemeron resume {run}")
 
     def _compared(self, result: Result) -> None:
         from ephemeron.training.report.prediction import compare, render_text

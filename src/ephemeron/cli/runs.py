@@ -40,7 +40,7 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 @click.option(
     "--force", is_flag=True, help="Include runs that may still be running on a cloud: their functions will fail."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: bool, yes: bool) -> None:
     """Delete the objects that runs have left in their channels.
 
@@ -52,7 +52,7 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
     A run that was stopped or has failed cannot be resumed afterwards. Channels on a parameter server end with their run.
     """
     from ephemeron.training.driver import cleanup, run_dir
-    from ephemeron.training.driver.run_status import may_live, standing
+    from ephemeron.training.driver.run_status import may_be_running, status_of
 
     if bool(runs) == everything:
         raise UserError("say which runs: RUN..., or --all")
@@ -60,7 +60,7 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
         run_dir.all_runs() if everything else list({(found := run_dir.find(run)).path: found for run in runs}.values())
     )
     if everything and not force:
-        folders = [found for found in folders if not may_live(standing(found))]
+        folders = [found for found in folders if not may_be_running(status_of(found))]
     left = cleanup.left_by(folders, force=force)
     wanted = [one for one in left if one.keys or one.problem or folder]
     if not wanted:
@@ -79,7 +79,7 @@ def clean_runs(runs: tuple[str, ...], everything: bool, folder: bool, force: boo
     problems = [f"{one.folder.run_id}: {one.problem}" for one in wanted if one.problem]
     for one in wanted:
         if one.problem:
-            continue  # its folder says where its objects are: it stays
+            continue  # its folder has the address of its objects, so it is kept
         try:
             cleanup.remove(one, folder=folder)
         except ChannelError as e:

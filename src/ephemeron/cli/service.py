@@ -1,4 +1,4 @@
-"""`ephemeron data serve | status`: a data service that training jobs share, and what it is doing."""
+"""`ephemeron data serve | status`: a data service that training jobs share, and its status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 _folder = click.option(
     "--folder", type=click.Path(file_okay=False, path_type=Path),
-    help="Where the service keeps its state.  [default: ~/.ephemeron/data-service]",
+    help="Folder of the service's state.  [default: ~/.ephemeron/data-service]",
 )  # fmt: skip
 
 
@@ -27,19 +27,23 @@ _folder = click.option(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free one.")
 @click.option("--allow-remote", is_flag=True, help="Let other machines in, if --host can be reached from them.")
-@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Of each flow.")
+@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Shards of each flow.")
 @click.option(
     "--loaders", type=click.IntRange(1), help="Loader functions of each flow, at most.  [default: one per CPU]"
 )
 @click.option(
-    "--loader-memory-mb", type=click.IntRange(128), default=1769, show_default=True, help="CPU comes with it."
+    "--loader-memory-mb",
+    type=click.IntRange(128),
+    default=1769,
+    show_default=True,
+    help="Memory quota of a loader; CPU in proportion.",
 )
 @click.option("--buffer-mb", type=click.FloatRange(1), default=1024.0, show_default=True,
-              help="For samples loaded ahead, of each flow.")  # fmt: skip
+              help="Memory for samples that are loaded ahead, for each flow.")  # fmt: skip
 @click.option("--cache-mb", type=click.FloatRange(0), default=1024.0, show_default=True,
-              help="For samples kept for later epochs and other jobs, of each flow.")  # fmt: skip
+              help="Memory for samples that are kept for later epochs and other jobs, for each flow.")  # fmt: skip
 @click.option("--idle-s", type=click.FloatRange(1), default=60.0, show_default=True,
-              help="A flow that nobody reads for so long runs nothing any more.")  # fmt: skip
+              help="Seconds without a reader after which the loaders of a flow end.")  # fmt: skip
 @_folder
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it is ready.")
 def serve(
@@ -48,8 +52,8 @@ def serve(
 ) -> None:  # fmt: skip
     """Load data for many training jobs: serves until Ctrl-C.
 
-    Jobs that read the same flow share its loaders, its cache and, if they wish, the order of their samples. Loaders are
-    functions with a memory quota and a lifetime; there are as many as trainers need, and none when nobody reads.
+    Jobs that read the same flow share its loaders, its cache and, if requested, the order of samples. Loaders are functions
+    with a memory quota and a timeout; their number follows demand, and is zero without readers.
 
     \b
     ephemeron data serve --port 7070 --loaders 4 --cache-mb 4096
@@ -58,7 +62,7 @@ def serve(
     batches = flow.prepare_read(reader).to_shuffled(batch_size=128, sampling="shared")
 
     The token is that of EPHEMERON_DATA_TOKEN, or one that is made and kept in FOLDER/token. A service that was killed
-    goes on where it was when it is started with the same folder.
+    continues when it is started again with the same folder.
     """
     from ephemeron.communication.rpc import is_loopback
     from ephemeron.config.paths import home
@@ -102,13 +106,13 @@ def serve(
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="Of the service.  [default: this machine's own]")
+@click.option("--address", metavar="HOST:PORT", help="Address of the service.  [default: that of this machine]")
 @_folder
-@click.option("--delete", metavar="NAME", help="Forget a flow that nobody reads.")
-@click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C.")
+@click.option("--delete", metavar="NAME", help="Remove a flow that has no readers.")
+@click.option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def status(address: str | None, folder: Path | None, delete: str | None, watch: bool, as_json: bool) -> None:
-    """What a data service knows and does: flows, their state, readers, loaders, cache.
+    """Show the flows of a data service with their states, readers, loaders and caches.
 
     \b
     ephemeron data status

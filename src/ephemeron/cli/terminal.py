@@ -1,6 +1,6 @@
-"""Consoles that print what they are given: brackets and colons in texts of users are neither styles nor emoji.
+"""Consoles that print texts unchanged: brackets and colons are neither styles nor emoji.
 
-Styles are given beside a text, as `(text, style)`, never within it. All consoles are made here.
+A style is given beside a text, as `(text, style)`, never within it. All consoles are created here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Part: TypeAlias = "str | tuple[str, str]"
-"""A text as it is, or a text and its style."""
+"""A text, or a text and its style."""
 
 
 def make_console(*, to_stderr: bool = False, width: int | None = None, piped_width: int | None = None) -> Console:
-    """A console for people.
+    """A console for text output.
 
     Args:
         to_stderr: standard error instead of standard output.

@@ -1,10 +1,10 @@
-"""The user's folders as one zip, and back: what a function has of the machine that started it.
+"""Bundles of the user's code: folders as one zip, which functions unpack.
 
-A function starts bare. Of the folders in `job.code` every file travels that the code may read: sources, text, and other
-kinds such as initial weights. Left out are virtual environments, caches, what is hidden (that is where credentials live),
-and, of files that are neither source nor text, those in folders that hold data or results. 20 MB at most, so that a data
-set that lies beside the code is noticed; a job says what else has to travel (`code_include`) or need not (`code_exclude`).
-The same files give the same bytes, so that a store can name the bundle by its hash.
+A bundle holds all files of the folders in `job.code` that the code may read: sources, text, and other kinds such as initial
+weights. Virtual environments, caches and hidden files (where credentials are kept) are left out. So are files that are neither
+source nor text in folders that hold data or results. The limit of 20 MB makes a data set beside the code noticeable. A job
+adds files with `code_include` and removes some with `code_exclude`. The same files give the same bytes, so that a store can
+name the bundle by its hash.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What travels of some folders, beside what would anyhow."""
+    """Files to add to a bundle, and files to leave out."""
 
     include: tuple[str, ...] = ()
     """Patterns of file names or of paths below a folder, such as `*.pt` or `data/labels.csv`."""
     exclude: tuple[str, ...] = ()
-    """The same; a folder's name stands for all that is in it. `include` comes first."""
+    """The same; the name of a folder excludes everything in it. `include` takes precedence."""
     apart: tuple[Path, ...] = ()
-    """Files and folders that travel in another way, such as the training samples; sources in them travel all the same."""
+    """Files and folders that are sent in another way, such as training samples. Sources in them are bundled all the same."""
     closed: tuple[Path, ...] = ()
-    """Folders of which nothing travels."""
+    """Folders of which nothing is bundled."""
 
 
 def bundle(folders: Sequence[Path], selection: Selection = Selection(), *, limit: int = BUNDLE_LIMIT) -> bytes:
-    """The code in these folders as a zip, each folder under its index (`0/…`, `1/…`).
+    """Code in these folders as a zip, each folder under its index (`0/…`, `1/…`).
 
     The same files give the same bytes: sorted, without timestamps or permissions.
 
@@ -90,13 +90,13 @@ def bundle(folders: Sequence[Path], selection: Selection = Selection(), *, limit
 
 
 def left_out(folders: Sequence[Path], selection: Selection = Selection()) -> list[Path]:
-    """Files below these folders that a bundle does not hold, but for what is hidden or in caches and environments."""
+    """Files below these folders that a bundle leaves out, except hidden files, caches and environments."""
     taken = set(_collect(folders, selection)[0].values())
     return [path for _, path, _ in _walk(folders, selection) if path not in taken]
 
 
 def unbundle(data: bytes, folder: Path) -> list[Path]:
-    """Unpacks a bundle into a folder of the caller's own, which is created if need be.
+    """Unpacks a bundle into a folder of the caller, which is created if absent.
 
     Returns:
         The folders to put on `sys.path`, in the order given to `bundle`.
@@ -122,7 +122,7 @@ def unbundle(data: bytes, folder: Path) -> list[Path]:
 
 
 def _collect(folders: Sequence[Path], selection: Selection) -> tuple[dict[str, Path], frozenset[str]]:
-    """Files by name in the bundle, and the names of those that were asked for."""
+    """Files by name in the bundle, and the names of those that `include` names."""
     apart = [path.resolve() for path in selection.apart]
     found: dict[str, Path] = {}
     named = set()
@@ -150,7 +150,7 @@ def _collect(folders: Sequence[Path], selection: Selection) -> tuple[dict[str, P
 
 
 def _fits(path: PurePosixPath, pattern: str) -> bool:
-    """By its name, by its whole path, or by a folder that it is in."""
+    """Whether a pattern matches the name, the whole path, or a folder of the path."""
     own = pattern.rstrip("/")
     return fnmatch(path.name, own) or any(fnmatch(str(p), own) for p in (path, *path.parents[:-1]))
 
@@ -161,7 +161,7 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def _walk(folders: Sequence[Path], selection: Selection) -> Iterator[tuple[str, Path, bool]]:
-    """Name in the bundle, file, and whether it would travel unasked."""
+    """Yields name in the bundle, file, and whether it is bundled by default."""
     closed = {path.resolve() for path in selection.closed}
     for index, folder in enumerate(folders):
         if not folder.is_dir():
@@ -222,7 +222,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
-    """Where an entry goes, inside `folder`."""
+    """Path of an entry, inside `folder`."""
     path = PurePosixPath(entry.filename)
     inside = not path.is_absolute() and ".." not in path.parts and not any(c in entry.filename for c in "\\\0")
     place = (folder / entry.filename).resolve() if inside else folder

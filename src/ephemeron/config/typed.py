@@ -34,7 +34,7 @@ _shown = reprlib.Repr().repr
 
 
 class Bound:
-    """What a number has to be, beside its type: `phrase` completes "should be …"."""
+    """Bounds of a number. `phrase` completes "should be …"."""
 
     __slots__ = ("maximum", "minimum", "open_maximum", "open_minimum", "phrase")
 
@@ -70,7 +70,7 @@ def Within(minimum: float, maximum: float, *, open_maximum: bool = False) -> Bou
 
 
 class Form:
-    """What a text has to look like: `phrase` completes "use …"."""
+    """Shape of a text. `phrase` completes "use …"."""
 
     __slots__ = ("pattern", "phrase")
 
@@ -91,13 +91,13 @@ class Partial:
 Positive: TypeAlias = Annotated[float, MoreThan(0)]
 NonNegative: TypeAlias = Annotated[float, AtLeast(0)]
 Count: TypeAlias = Annotated[int, AtLeast(1)]
-"""Of things of which there is at least one: workers, epochs, samples."""
+"""Number of things of which there is at least one: workers, epochs, samples."""
 
 
 class Typed:
     """Base of frozen dataclasses that users build themselves: fields are converted as those of a TOML file are.
 
-    A string stands for a `Path`, and `"module:function"` for a `Target`; whatever else has another type is refused.
+    A string is accepted for a `Path`, and `"module:function"` for a `Target`. Other values of another type are refused.
     """
 
     __slots__ = ()
@@ -306,7 +306,7 @@ def _unit(where: str) -> str | None:
 
 
 def suggest(key: str, cls: type) -> str:
-    """What may have been meant by a key that a dataclass does not have."""
+    """A remedy for a key that a dataclass does not have: the nearest key, or all of them."""
     names = [f.name for f in dataclasses.fields(cls)]
     close = difflib.get_close_matches(key, names, n=1)
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""The user's code: finding `module:name` in folders.
+"""The user's code: import of `module:name` from folders.
 
 Folders stay at the front of `sys.path`, because user code imports lazily too. When a process serves several jobs
 whose folders have modules of one name (`model.py` is popular), the later job gets its own, not the cached one.
@@ -28,11 +28,11 @@ _served: set[str] = set()
 
 
 def resolve(target: str, folders: Sequence[Path]) -> Any:
-    """The object that `module:name` names, looking into `folders` before anything else on `sys.path`.
+    """The object named `module:name`, searched in `folders` before the rest of `sys.path`.
 
     Args:
         target: `module:name`; both parts may be dotted.
-        folders: put in front of `sys.path`, in this order, and left there. Doing so again changes nothing.
+        folders: put in front of `sys.path`, in this order, and left there. Idempotent.
 
     Raises:
         JobError: the text is malformed, the module is not found, raises or is hidden by another, or has no such name.
@@ -141,13 +141,13 @@ def _root(place: str) -> str:
 
 @contextmanager
 def isolated(folder: Path, *, hidden: Sequence[Path] = ()) -> Iterator[None]:
-    """As in a function: the working folder is empty, and modules of these other folders are out of reach.
+    """Conditions of a function: an empty working folder, and no access to modules of other folders.
 
-    What is imported from below `folder` meanwhile is forgotten afterwards; what it displaced comes back.
+    Modules that are imported from below `folder` meanwhile are dropped afterwards, and those that they displaced are restored.
 
     Args:
-        folder: of the caller's own.
-        hidden: folders whose modules are not to be found.
+        folder: a folder of the caller, which holds the code.
+        hidden: folders whose modules must not be found.
     """
     with _alone:
         path, modules, served = list(sys.path), dict(sys.modules), set(_served)

@@ -1,7 +1,7 @@
-"""From a job to a plan: profile it or reuse its profile, and search.
+"""Profile and plan of a job.
 
-A job's profile is kept in the home folder under a digest of what it depends on (model, loss, optimiser, data, code,
-number type), so that the second `plan` or `train` of a job measures nothing.
+A job's profile is stored in the home folder under a digest of what it depends on (model, loss, optimiser, data, code, number
+type), so that the second `plan` or `train` of a job measures nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ AWS = "aws"
 """All of Lambda's profiles: the channel is left open."""
 PLATFORMS = ("local", "simulated", AWS, *BUILTIN)
 CPU_PART = 0.8
-"""Of this machine's cores that functions may be promised."""
+"""Share of this machine's cores that the quotas of functions may have together."""
 
 
 def digest(job: Job) -> str:
-    """Of everything that a workload's profile depends on."""
+    """Digest of everything that the profile of a workload depends on."""
     parts = [repr((job.model, job.loss, job.optimizer, job.data, job.dtype, job.simulation))]
     for folder in job.code:
         for file in sorted(folder.rglob("*.py")):
@@ -43,7 +43,7 @@ def digest(job: Job) -> str:
 
 
 def profile_path(job: Job, platform: str) -> Path:
-    """Where a job's profile is kept."""
+    """Path of a job's stored profile."""
     return run_dir.home() / "profiles" / f"{job.name}-{platform}-{digest(job)}.json"
 
 
@@ -55,10 +55,10 @@ def known_or_measured(
     use_cache: bool = True,
     on_progress: Callable[[str], None] = print,
 ) -> Profile:
-    """The job's profile on a platform that can be probed from here: the one that is kept, or a new one, kept.
+    """The job's profile on a platform that can be probed from here: the stored one, or a new one, which is stored.
 
     Raises:
-        UserError: refused, or measured in vain.
+        UserError: the job or an argument is refused.
     """
     path = profile_path(job, f"{platform}-{_service(channel)}")
     if path.exists() and use_cache:
@@ -77,7 +77,7 @@ def known_or_measured(
 
 
 def keep(job: Job, profile: Profile, *, platform: str, channel: str) -> Path:
-    """Keeps a job's profile for whoever plans the same job and code next; returns where."""
+    """Stores a job's profile for later plans of the same job and code; returns its path."""
     path = profile_path(job, f"{platform}-{_service(channel)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     profile.save(path)
@@ -85,7 +85,7 @@ def keep(job: Job, profile: Profile, *, platform: str, channel: str) -> Path:
 
 
 def platforms_for(name: str, measured: PlatformProfile) -> tuple[PlatformProfile, ...]:
-    """What to plan for: the measured platform, or built-in ones.
+    """Platforms to plan for: the measured one, or built-in ones.
 
     Raises:
         JobError: no such platform.
@@ -98,13 +98,13 @@ def platforms_for(name: str, measured: PlatformProfile) -> tuple[PlatformProfile
 
 
 def on_this_machine(platform: PlatformProfile) -> PlatformProfile:
-    """With the sum of quotas that this machine's cores can honour; beyond it functions slow each other down."""
+    """The platform with a limit on the sum of quotas: beyond it, functions on this machine's cores slow each other down."""
     total = CPU_PART * (os.cpu_count() or 1) * platform.mb_per_vcpu
     return dataclasses.replace(platform, total_memory_mb=total)
 
 
 def limits_of(job: Job | None) -> PlanLimits:
-    """The job's own."""
+    """Limits of a job."""
     if job is None:
         return PlanLimits()
     return PlanLimits(
@@ -116,21 +116,21 @@ def plan_job(
     job: Job, wish: PlanRequest | None = None, *, platform: str = "local", channel: str = "folder", profile: Profile | None = None,
     prices_file: Path | None = None, use_cache: bool = True, on_progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:  # fmt: skip
-    """Profiles (or reuses), and plans.
+    """Finds the best configuration of a job.
 
     Args:
         job: what to train, with its limits.
-        wish: limits, aim, and what is not left open; None: the job's limits, at least cost.
+        wish: limits, objective and fixed options; None: the job's limits, at least cost.
         platform: `local`, `simulated`, `aws`, or one built-in profile.
         channel: address, for platforms that are probed.
         profile: instead of measuring.
         prices_file: instead of the profile's prices.
         use_cache: reuse the profile of an earlier measurement; False: measure again.
-        on_progress: hears what is being measured.
+        on_progress: called with what is being measured.
 
     Raises:
         PlanInfeasible: nothing meets the limits.
-        UserError: refused.
+        UserError: the job or an argument is refused.
     """
     if platform not in PLATFORMS:
         raise JobError(f"platform = {platform!r} is not known", remedy=f"use one of {', '.join(PLATFORMS)}")
@@ -142,7 +142,7 @@ def plan_job(
 
 
 def profile_of_run(run_id: str) -> Profile:
-    """The profile that a run was planned with, corrected by what the run took.
+    """The profile that a run was planned with, corrected by the run's measurements.
 
     Raises:
         RunNotFound: no such run.
@@ -160,7 +160,7 @@ def profile_of_run(run_id: str) -> Profile:
 
 
 def events_of(path: Path) -> Sequence[Event]:
-    """A run's events; what is cut off or unknown is passed over."""
+    """Events of a run. Lines that are cut off or of another release are skipped."""
     found = []
     with path.open() as lines:
         for line in lines:
@@ -172,7 +172,7 @@ def events_of(path: Path) -> Sequence[Event]:
 
 
 def plan_of(path: Path) -> dict[str, object] | None:
-    """`plan.json` of a run folder, if it was planned."""
+    """`plan.json` of a run folder; None: it was not planned."""
     try:
         value: dict[str, object] = json.loads((path / PLAN_FILE).read_text())
         return value
@@ -181,5 +181,5 @@ def plan_of(path: Path) -> dict[str, object] | None:
 
 
 def _service(channel: str) -> str:
-    """The scheme only: credentials and hosts stay out of file names."""
+    """Scheme of a channel address. Credentials and hosts do not belong in file names."""
     return "".join(c if c.isalnum() else "-" for c in channel.partition("://")[0])

@@ -1,4 +1,4 @@
-"""The client's side of a run: prepare, launch, supervise, meter, conclude."""
+"""The client's part of a run: preparation, launch, supervision, metering and result."""
 
 from ephemeron.training.driver.api import attach, configure, resume, stop, train
 from ephemeron.training.driver.result import Result

@@ -1,6 +1,7 @@
-"""What can be refused before anything is started: sound bounds only, so that nothing feasible is refused.
+"""Checks of memory, time and platform limits before anything is started.
 
-Each check names the limit that binds. Bounds, not predictions: a run that passes may still miss its deadline.
+The checks are lower bounds, so nothing feasible is refused, and a run that passes may still miss its deadline. Each names the
+limit that binds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ephemeron.units import MIB
 
 
 def check_call(call: Call, *, workers: int, limits: Limits) -> None:
-    """What the platform itself would refuse, before it is asked: memory range, lifetime, payload, concurrency.
+    """Checks the platform's own limits: memory range, timeout, payload, concurrency.
 
     Raises:
         PlanInfeasible: binding is `memory`, `lifetime`, `payload` or `concurrency`.
@@ -36,7 +37,7 @@ def check_call(call: Call, *, workers: int, limits: Limits) -> None:
 def check_memory(
     quota_mb: int, *, model_bytes: int, optimizer_copies: int, data_bytes: int, most_mb: float = math.inf
 ) -> None:
-    """At least runtime, parameters, gradients, one merged vector, the optimiser's copies and the data.
+    """Checks that runtime, parameters, gradients, one merged vector, the optimiser's copies and the data fit the quota.
 
     Args:
         quota_mb: of each function.
@@ -69,7 +70,7 @@ def check_time(
     job: Job, configuration: Configuration, *, iterations: int, model_bytes: int, latency_s: float,
     bandwidth_mb_s: float | None, compute: ComputeModel | None,
 ) -> None:  # fmt: skip
-    """Deadline and lifetime against what the network and the compute model cannot undercut.
+    """Checks deadline and function timeout against lower bounds of the network and the compute model.
 
     Raises:
         PlanInfeasible: binding is `deadline` or `lifetime`.
@@ -85,6 +86,6 @@ def check_time(
         )
     if each > configuration.function_timeout_s:
         raise PlanInfeasible(
-            f"one iteration needs at least {each:.3g} s, a function lives {configuration.function_timeout_s:g} s",
+            f"one iteration needs at least {each:.3g} s, the function timeout is {configuration.function_timeout_s:g} s",
             binding="lifetime",
         )

@@ -1,4 +1,9 @@
-"""The blocking facade: `train`, `attach`, `stop`, `resume`. Everything below it is asyncio."""
+"""The Python interface to runs: `configure`, `train`, `attach`, `resume` and `stop`. The functions block; below them is asyncio.
+
+job = load_job("job.toml")
+result = train(job, configure(job, workers=4, sync="hap"))
+print(result.summary.metrics, result.summary.cost_usd)
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 
 SIMULATED_MEMORY_MB = 1769
 LOCAL_COLD_START_S = 3.0
-"""Of a function of this machine: the lead that successors get."""
+"""Seconds before its end at which a function on this machine starts its successor."""
 
 
 def _job(job: Job | str | Path) -> Job:
@@ -50,7 +55,7 @@ def _job(job: Job | str | Path) -> Job:
 
 
 def _checked_configuration(c: Configuration) -> Configuration:
-    """One that may have been built by hand."""
+    """The argument of `train`, which must be a configuration."""
     if not isinstance(c, Configuration):
         raise JobError(f"configuration is a {type(c).__name__}", remedy="give what configure(job, …) returns")
     return c
@@ -59,15 +64,15 @@ def _checked_configuration(c: Configuration) -> Configuration:
 def configure(
     job: Job | str | Path, *, on_note: Callable[[str], None] = warnings.warn, **overrides: object
 ) -> Configuration:
-    """The job's own `[run]` values under explicit ones (None: not given), with defaults for the platform.
+    """The configuration of a run: explicit options over those of the job's `[run]` table over defaults of the platform.
 
     Args:
-        job: whose; or the path of its TOML file.
-        on_note: told which values of `[run]` were left out, because explicit ones contradict them.
-        overrides: the explicit ones, named as in `Configuration`.
+        job: the job, or the path of its file.
+        on_note: called with a line that names values of `[run]` that were left out because explicit options contradict them.
+        overrides: explicit options, named as in `Configuration`. None: not given.
 
     Raises:
-        JobError: a value is out of range, or two values contradict each other.
+        JobError: an option is unknown or has a wrong type, a value is out of bounds, or two values contradict each other.
     """
     job = _job(job)
     explicit = {name: value for name, value in overrides.items() if value is not None}
@@ -131,7 +136,7 @@ def _count_stages(values: dict[str, object]) -> None:
 
 
 def platform_limits(name: str, world: Simulation | None = None) -> Limits:
-    """What a platform allows; the simulated one as `world` has it."""
+    """Limits of a platform; those of the simulated one are from `world`."""
     if name == "simulated":
         return simulated_limits(world or Simulation())
     if name in CLOUDS:
@@ -146,24 +151,27 @@ def train(
     on_event: OnEvent = lambda event: None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
     profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
 ) -> Result:  # fmt: skip
-    """Trains a job on functions and waits for its end. Also where an event loop runs, as in notebooks.
+    """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
 
     Args:
-        job: what to train, or the path of its TOML file.
-        configuration: how; from `configure`. None: the job's own defaults.
-        faults: to inject.
-        prices_file: instead of the built-in prices.
-        on_event: sees everything that happens.
+        job: the job, or the path of its file.
+        configuration: options of the run, from `configure`. None: the job's own `[run]` table and defaults.
+        faults: faults to inject.
+        prices_file: price file instead of the built-in prices.
+        on_event: called with every event of the run.
         out: folder into which result, weights and report are copied.
-        peer_timeout_s: shortest wait before a silent peer is replaced.
-        plan: that the configuration is from; kept beside the run and compared with it in the report.
-        profile: that the plan is from; kept so that it can be refined by what the run took.
-        cloud: where on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's own defaults.
-        check: raise where the run fails; False: its result says so.
+        peer_timeout_s: seconds of silence after which a peer is suspected, at least; slow iterations make it longer.
+        plan: the plan of the configuration. It is stored with the run and compared with it in the report.
+        profile: the profile of the plan. It is stored with the run, so that the run's measurements can refine it.
+        cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's defaults.
+        check: raise an error if the run fails; False: return its result.
+
+    Returns:
+        The result of a run that has finished, or was stopped at a checkpoint.
 
     Raises:
-        UserError: refused; nothing was started or paid for.
-        RunFailed: the run failed; has its `result`.
+        UserError: the job or an option is refused. Nothing was started or paid for.
+        RunFailed: the run failed. Its `result` has the summary and the folder of the run.
     """
     job = _job(job)
     c = configure(job) if configuration is None else _checked_configuration(configuration)
@@ -212,7 +220,7 @@ def train(
 
 @contextmanager
 def _new_run(run_id: str) -> Iterator[RunFolder]:
-    """The folder of a run that this process drives. Nothing is left of a run that never began."""
+    """Folder of a new run that this process drives. It is deleted if the run does not begin."""
     folder = run_dir.create(run_id)
     try:
         with blocking.terminable(), driving_lock(folder):
@@ -240,15 +248,21 @@ def _settings(where: Provider[Any], given: Settings | None) -> Settings:
 def attach(
     run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True
 ) -> Result:
-    """Watches a run that is under way as if it had been started here; collects one that has ended meanwhile.
+    """Supervises a running run from this process, or collects the result of one that has ended.
 
-    While another client drives the run, it is only watched: an interrupt ends the watching, and nothing else. When that
-    client is gone, this one takes its place.
+    While another client drives the run, its events are only shown, and an interrupt ends only this call. When that client ends,
+    this one takes over.
+
+    Args:
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        on_event: called with every event of the run, old ones first.
+        out: folder into which result, weights and report are copied.
+        check: raise an error if the run fails; False: return its result.
 
     Raises:
-        RunNotFound: no such run.
-        UserError: it is not running and has no result: resume it.
-        RunFailed: the run failed, and `check` is not off.
+        RunNotFound: there is no such run.
+        UserError: the run is not running and has no result. It can be resumed.
+        RunFailed: the run failed, and `check` is set.
     """
     folder, run, spec = open_run(run_id)
     once = _OnceEach(on_event)
@@ -267,14 +281,14 @@ def attach(
 
 
 class _OnceEach:
-    """Passes on every event of a stream that is read from its beginning several times."""
+    """Passes every event of a stream on once, though the stream is read from its beginning several times."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
         self._passed_on = 0
 
     def again(self) -> OnEvent:
-        """For one more reading."""
+        """A callback for another reading of the stream."""
         seen = 0
 
         def on_event(event: Event) -> None:
@@ -291,16 +305,20 @@ def resume(
     run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
     keep_code: bool = False,
 ) -> Result:  # fmt: skip
-    """Starts a stopped or failed run again, every rank from its newest checkpoint, with the code as it is now.
+    """Continues a stopped or failed run: every rank starts from its newest checkpoint, with the current code of the job.
 
     Args:
-        keep_code: go on with the code of the launch.
+        run_id: name of the run, an unambiguous beginning of it, or `last`.
+        on_event: called with every event of the run.
+        out: folder into which result, weights and report are copied.
+        check: raise an error if the run fails; False: return its result.
+        keep_code: use the code of the launch though it has changed since.
 
     Raises:
-        RunNotFound: no such run.
+        RunNotFound: there is no such run.
         JobError: the code has changed, and checkpoints do not fit it.
         UserError: the run has finished, was simulated, or another client drives it.
-        RunFailed: the run failed, and `check` is not off.
+        RunFailed: the run failed, and `check` is set.
     """
     folder, run, spec = open_run(run_id)
     run_platform.sweep(run_dir.runs_folder())
@@ -315,7 +333,7 @@ def resume(
 
 
 def stop(run_id: str, *, now: bool = False) -> str:
-    """Asks a run to stop at its next consistent iteration; `now` kills its functions. Either can be resumed.
+    """Stops a run at its next checkpoint, or kills its functions if `now`. The run can be resumed.
 
     Returns:
         The run's full name.

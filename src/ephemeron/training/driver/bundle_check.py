@@ -1,7 +1,7 @@
-"""Whether a function will find what the model needs: built once more from what travels, in an empty folder.
+"""Check that the bundle of a job's code is complete: model, loss and flow are built from it alone, in an empty folder.
 
-The client has the user's whole machine: files beside the model, other folders on `sys.path`, a working folder. A function
-has the bundle. What is missing there is refused here, before anything is paid for.
+The client has files beside the model, other folders on `sys.path` and a working folder. A function has only the bundle. What is
+missing from it is reported here, before anything is paid for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALONE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """What a process of its own builds."""
+    """What the process of a trial builds."""
 
     model: Target
     loss: Target
@@ -42,28 +42,28 @@ class _Trial:
 
 
 def bundled(job: Job) -> bytes:
-    """The job's code as it travels.
+    """Bundle of the job's code.
 
     Raises:
-        JobError: too much of it, or a pattern that fits nothing.
+        JobError: the code is too large, or a pattern matches nothing.
     """
     return bundle(job.code, selection_of(job))
 
 
 def selection_of(job: Job) -> Selection:
-    """What of the job's folders travels: not the data, which does so in another way."""
+    """Selection of the job's files for its bundle. Training data is excluded: it is sent in another way."""
     apart = () if job.data.path is None or job.data.flow is not None else (job.data.path,)
     return Selection(include=job.code_include, exclude=job.code_exclude, apart=apart, closed=(home(),))
 
 
-def check_travels(job: Job, code: bytes) -> None:
+def check_bundle(job: Job, code: bytes) -> None:
     """Builds the model, the loss and the flow from the bundle alone.
 
     Args:
-        code: from `bundled`; all of it can be built where the job lies.
+        code: from `bundled`. Model, loss and flow have been built from the job's own folders.
 
     Raises:
-        JobError: not from the bundle; names what was left out.
+        JobError: they cannot be built from the bundle; names the files that it leaves out.
     """
     with tempfile.TemporaryDirectory(prefix="ephemeron-trial-") as name:
         place = Path(name).resolve()
@@ -82,7 +82,7 @@ def check_travels(job: Job, code: bytes) -> None:
     others = left_out(job.code, selection_of(job))
     listed = ", ".join(str(p) for p in others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
     raise JobError(
-        f"model {job.model.target} can be built here, but not from the files that travel to the functions: {problem}",
+        f"model {job.model.target} can be built here, but not from the files that are sent to the functions: {problem}",
         remedy=f"files left out: {listed}; name what is needed in code_include" if others
         else "put what it needs into a folder of 'code', and open it relative to __file__",
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _build(job: Job, folders: list[Path]) -> None:
 
 
 def _alone(job: Job, folders: list[Path], place: Path) -> str:
-    """The problem that a fresh process has with it, or nothing."""
+    """The problem that a new process has with the bundle; empty: none."""
     wanted = _Trial(model=job.model, loss=job.loss, seed=job.seed, dtype=job.dtype, folders=tuple(folders))
     command = [sys.executable, "-P", "-m", __name__]
     try:

@@ -1,9 +1,9 @@
-"""What a run has left in its channel, and its removal.
+"""Objects that runs have left in their channels, and their deletion.
 
-A finished run leaves its specification, its result and, on a cloud, a tombstone that tells a call which is delivered once
-more that there is nothing to do. One that was stopped, failed or abandoned leaves everything that resuming it needs.
-Nothing expires by itself: channels are the user's own. Everything of a run begins with its name, so nothing of another
-run, and nothing that somebody else keeps there, is ever listed or deleted.
+A finished run leaves its specification, its result and, on a cloud, a tombstone for calls that are delivered again. A run that
+was stopped, has failed or was abandoned leaves everything that resuming it needs. Nothing expires by itself, because channels
+belong to the user. All keys of a run begin with its name, so objects of other runs and other programs are never listed or
+deleted.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.functions.async_invoke.records import calls_prefix
 from ephemeron.training.driver.records import read_record
 from ephemeron.training.driver.run_dir import RunFolder
-from ephemeron.training.driver.run_status import may_live, standing
+from ephemeron.training.driver.run_status import may_be_running, status_of
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingObjects:
-    """Of one run."""
+    """Objects that one run has left."""
 
     folder: RunFolder
     status: str
-    """Of `run_status`."""
+    """Status of the run, see `run_status`."""
     address: str
-    """Of the channel; empty where the run had none that outlives it."""
+    """Address of the channel; empty where the run had none that outlives it."""
     keys: tuple[str, ...]
     nbytes: int
-    """Of all objects together, as the store counts them."""
+    """Size of all objects, as the store reports it."""
     folder_bytes: int
-    """Of the run's folder, without objects in it."""
+    """Size of the run's folder without objects in it."""
     problem: str = ""
-    """Why the channel could not be looked into; then `keys` is empty."""
+    """Why the channel could not be listed; `keys` is then empty."""
 
     @property
     def resumable(self) -> bool:
-        """Whether the run could go on from what is there, and no longer when it is deleted."""
+        """Whether the run can be resumed from these objects."""
         return bool(self.keys) and self.status != "finished"
 
 
 def left_by(folders: Sequence[RunFolder], *, force: bool = False) -> list[RemainingObjects]:
-    """Looks into the channels of runs.
+    """Lists the objects of runs in their channels.
 
     Args:
         folders: of the runs.
-        force: also of runs that may be at work.
+        force: include runs that may be running.
 
     Raises:
-        UserError: one of them may be at work.
+        UserError: one of them may be running.
     """
     for folder in folders:
-        status = standing(folder)
-        if may_live(status) and not force:
+        status = status_of(folder)
+        if may_be_running(status) and not force:
             name = folder.run_id
             raise UserError(
                 f"run {name} is running; first: ephemeron stop {name}"
                 if status == "running"
-                else f"run {name} may still go on ({status}); find out with: ephemeron attach {name}"
+                else f"run {name} may still be running ({status}); find out with: ephemeron attach {name}"
             )
     return blocking.run(lambda _: _look_into(folders))
 
 
 def remove(leftover: RemainingObjects, *, folder: bool = False) -> None:
-    """Deletes a run's objects, and its folder where that is wanted. Repeating it is harmless.
+    """Deletes a run's objects, and its folder if `folder`. Idempotent.
 
     Raises:
         ChannelError: the store does not answer, or refuses.
@@ -99,7 +99,7 @@ async def _look(folder: RunFolder) -> RemainingObjects:
             problem = " ".join(str(e).split())
             _log.warning("objects of run %s cannot be listed: %s", folder.run_id, problem)
     return RemainingObjects(
-        folder=folder, status=standing(folder), address=address, keys=tuple(found), nbytes=sum(found.values()),
+        folder=folder, status=status_of(folder), address=address, keys=tuple(found), nbytes=sum(found.values()),
         folder_bytes=_bytes_of(folder), problem=problem,
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""Whether a platform and a channel work, found out step by step: what is installed, what is allowed, one object, one function.
+"""Checks of a platform and a channel, step by step: installed packages, permissions, one object, one function.
 
     for finding in diagnose("aws", channel="s3://bucket/prefix"): print(finding.text)
 
-Nothing is left behind: the object and the function's records are deleted.
+The object and the function's records are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from ephemeron.training.worker.probe_messages import ProbeRequest, ProbeResult, 
 from ephemeron.units import human_count
 
 ANSWER_S = 120.0
-"""A function that has not ended by then is given up."""
+"""Seconds after which a function that has not ended is abandoned."""
 OBJECT_MB = 0.05
 LOCAL_MEMORY_MB = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One step."""
+    """Result of one step."""
 
     step: str
     """`installed`, `platform`, `channel` or `function`."""
     ok: bool
     text: str
-    """What was found, in one line; of a failure, what to do as well."""
+    """The finding in one line; of a failure, with a remedy."""
 
 
 def diagnose(
     platform: str, *, channel: str = "", settings: Settings | None = None, call: bool = True, workers: int = 1
 ) -> Iterator[CheckResult]:
-    """Goes from the cheapest question to the dearest, and ends at the first that fails.
+    """Checks a platform, the cheapest step first, and ends at the first that fails.
 
     Args:
         platform: one of `ephemeron.training.job.PLATFORMS`, not `simulated`.
@@ -63,10 +63,10 @@ def diagnose(
         workers: how many functions have to fit at once.
 
     Raises:
-        JobError: there is nothing to find out about this platform.
+        JobError: this platform has nothing to check.
     """
     if platform == "simulated":
-        raise JobError("platform simulated has nothing that could be wrong", remedy="ask about another one")
+        raise JobError("platform simulated has nothing to check", remedy="name another platform")
     public, secrets = public_address(channel)
     given = {"platform": platform, "workers": workers, "channel": public}
     c = build(Configuration, given, where="doctor")
@@ -151,7 +151,7 @@ async def _object(address: str) -> str:
 async def _function(
     where: Provider[Any] | None, settings: Settings | None, c: Configuration, folder: Path, secrets: dict[str, str]
 ) -> str:
-    """Has one function put and read an object."""
+    """Calls one function that puts and reads an object."""
     run, address = new_run_id("doctor"), c.channel
     run_dir = folder / run
     run_dir.mkdir()
@@ -163,8 +163,10 @@ async def _function(
             stack.push_async_callback(local.shutdown)
             platform: Platform = local
         else:
-            hold = run_platform.hold_of(c, run=run, run_dir=run_dir, channel=address, since=time.time(), starting=True)
-            recorded = await where.open(hold, settings)
+            handle = run_platform.handle_of(
+                c, run=run, run_dir=run_dir, channel=address, since=time.time(), starting=True
+            )
+            recorded = await where.open(handle, settings)
             stack.push_async_callback(_leave, address, run)
             stack.push_async_callback(recorded.shutdown)
             platform = recorded
@@ -206,7 +208,7 @@ def _first_line(error: str) -> str:
 
 
 def _remedy(outcome: Outcome, logs: str) -> str:
-    """What to do about a function that ended badly."""
+    """Remedy for a function that ended badly."""
     if outcome.error.startswith(("ChannelUnreachable", "ChannelTimeout")):
         what = "the function does not reach the channel: check the network between them, and its credentials there"
     elif outcome.status == "out_of_memory":

@@ -1,8 +1,8 @@
 """One driver per run: the client that supervises it, decides how it ended and writes its result.
 
-The lock is the kernel's, on a file of the run folder, so it is given back however its holder ends. The file says who
-holds it. Other clients of this machine may watch (`observe`), and take over when the driver is gone. Readers try the
-lock for a moment, so whoever wants it tries several times.
+The lock is a kernel lock on a file of the run folder, so it is released however its holder ends. The file names the holder.
+Other clients of this machine may watch the run (`observe`) and take over when the driver has ended. Readers take the lock for a
+moment, so a driver tries several times to acquire it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors of functions in one line. Pure.
 
-Platforms say how a function failed as a line, `ValueError: no luck`, followed by its traceback. People want the line and
-the place in their own code; the whole is in the log of the invocation (`ephemeron logs`).
+Platforms report a failure as one line, `ValueError: no luck`, followed by a traceback. Messages show the line and its place in
+the user's code. The whole traceback is in the log of the invocation (`ephemeron logs`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _BUNDLED = re.compile(r"/code/\d+/(.+)$")
-"""Where functions unpack the user's code."""
+"""Folder into which functions unpack the user's code."""
 _FOREIGN = ("/site-packages/", "/lib/python", "/ephemeron/", "<frozen")
 
 
 def in_short(error: str) -> str:
-    """`ValueError: no luck (model.py, line 8)`, of an error with its traceback."""
+    """An error with its traceback as `ValueError: no luck (model.py, line 8)`."""
     line, _, trace = error.strip().partition("\n")
     for path, number in reversed(_FRAME.findall(trace)):
         bundled = _BUNDLED.search(path)

@@ -1,4 +1,4 @@
-"""The asynchronous side of `train`, `attach`, `resume` and `stop`: a run is launched, watched, taken over, observed."""
+"""The asynchronous part of `train`, `attach`, `resume` and `stop`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 OnEvent = Callable[[Event], None]
 
 _END_S = 120.0
-"""How long a driver may take from the end of a run to its result."""
+"""Seconds from the end of a run to its result, at most."""
 
 
 async def simulate(
@@ -50,13 +50,13 @@ async def simulate(
     platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
-    trigger = RunDriver(
+    driver = RunDriver(
         platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event
     )
-    await trigger.launch(prepared)
-    ending = await trigger.watch()
+    await driver.launch(prepared)
+    ending = await driver.watch()
     await platform.close()
-    return ending, trigger.ledger
+    return ending, driver.ledger
 
 
 async def drive(
@@ -64,9 +64,9 @@ async def drive(
     interrupts: Interrupts, *, prepared: Prepared | None = None, attach: bool = False,
     keep_code: bool = False,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
-    """Launches (with `prepared`), attaches to, or resumes a run, and watches it to its end. The caller holds its lock.
+    """Launches (with `prepared`), attaches to, or resumes a run, and supervises it to its end. The caller holds its lock.
 
-    A run that is resumed while its functions are still at work is attached to.
+    A run that is resumed while its functions are running is attached to instead.
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logs.context(run=folder.run_id))
@@ -95,24 +95,24 @@ async def drive(
                 renewal = await renewed(RunChannel(channel, owner="resume"), run.source, spec)
             platform = await run_platform.start(folder, run, secrets)
         stack.push_async_callback(platform.shutdown)
-        trigger = RunDriver(
+        driver = RunDriver(
             platform, channel, spec, channel_address=run.address, clock=time.time, on_event=on_event,
             origin=run.wall_time if attach else None, session=session_of(folder) if attach else 0.0,
         )  # fmt: skip
-        with interrupts.handled(trigger.interrupt):
+        with interrupts.handled(driver.interrupt):
             if prepared is not None:
-                await trigger.launch(prepared)
+                await driver.launch(prepared)
             elif not attach:
-                await trigger.resume(last_t(folder), renewal)
-                records.write(folder, dataclasses.replace(run, wall_time=trigger.origin))
-            return await trigger.watch(), trigger.ledger
+                await driver.resume(last_t(folder), renewal)
+                records.write(folder, dataclasses.replace(run, wall_time=driver.origin))
+            return await driver.watch(), driver.ledger
 
 
 async def observe(folder: RunFolder, on_event: OnEvent) -> Result | None:
-    """Watches a run that another client drives.
+    """Shows the events of a run that another client drives.
 
     Returns:
-        The result that its driver has written; None: the driver is gone, and the run may go on without one.
+        The result that its driver has written; None: the driver has ended, and the run may continue without one.
     """
     loop = asyncio.get_running_loop()
     ended_at: float | None = None
@@ -160,7 +160,7 @@ async def stop(folder: RunFolder, run: RunRecord, *, now: bool) -> None:
 
 
 async def _probe(channel: Channel, run_id: str) -> None:
-    """Writes and deletes a small object, so that a wrong address fails before a function is paid for."""
+    """Writes and deletes a small object, so that a wrong address is noticed before a function is paid for."""
     key = f"{run_id}/probe"
     channel = RunChannel(channel, owner="probe", retry=BRIEF)
     await channel.put(key, [b"ephemeron"])
@@ -170,7 +170,11 @@ async def _probe(channel: Channel, run_id: str) -> None:
 async def _already_over(
     folder: RunFolder, spec: RunSpec, channel: Channel, on_event: OnEvent
 ) -> tuple[RunOutcome, CostMeter]:
-    """The functions are gone: their result, if they left one."""
+    """Outcome of a run whose functions have ended, from the result that they have written.
+
+    Raises:
+        UserError: there is no result.
+    """
     ledger = CostMeter(spec.prices)
     for event in events_of(folder):
         ledger.feed(event)

@@ -1,8 +1,8 @@
-"""What a run's functions have printed, as far as it is on this machine.
+"""Output of a run's functions, as far as it is stored on this machine.
 
-On this machine every invocation has a file of its own, `logs/INVOCATION.txt`, below the run's folder, and what a process
-prints while it starts is in `logs/N.txt`, or `logs/fork-server-N.txt` where it is forked. On clouds the collector leaves there
-what the cloud's log says of invocations that ended badly; the rest stays in the cloud's own log, whose command `elsewhere` knows.
+For runs on this machine, `logs/INVOCATION.txt` in the run's folder has the output of an invocation, and `logs/N.txt` (forked:
+`logs/fork-server-N.txt`) that of a process while it starts. For runs on a cloud, the collector copies the cloud's log of
+invocations that ended badly. The rest is in the cloud's own log; `elsewhere` returns the command that prints it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ephemeron.training.driver.records import read_record
 from ephemeron.training.driver.result import events_of
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_platform import settings_of
-from ephemeron.training.driver.run_status import may_live, standing
+from ephemeron.training.driver.run_status import may_be_running, status_of
 
 LOGS_FOLDER = "logs"
 _POLL_S = 0.2
@@ -26,7 +26,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A printed line."""
+    """A line of output."""
 
     source: str
     """`rank 0`, `rank 0, attempt 2`, or `start of process 3`."""
@@ -34,16 +34,16 @@ class LogLine:
 
 
 def lines(folder: RunFolder, *, rank: int | None = None, follow: bool = False) -> Iterator[LogLine]:
-    """Printed lines, invocation by invocation in the order of their start.
+    """Lines of output, by invocation in the order of their starts.
 
     Args:
         folder: of the run.
-        rank: only of this one.
-        follow: as they come, until the run has ended.
+        rank: only of this rank.
+        follow: continue until the run has ended.
     """
     offsets: dict[Path, int] = {}
     while True:
-        over = not (follow and may_live(standing(folder)))
+        over = not (follow and may_be_running(status_of(folder)))
         for path, source in _files(folder, rank):
             data = _from(path, offsets.get(path, 0), whole=over)
             offsets[path] = offsets.get(path, 0) + len(data)
@@ -55,7 +55,7 @@ def lines(folder: RunFolder, *, rank: int | None = None, follow: bool = False) -
 
 
 def elsewhere(folder: RunFolder) -> str:
-    """A command that prints what is not on this machine; empty where all is."""
+    """Command that prints output that is not on this machine; empty: all of it is."""
     record = read_record(folder)
     if record is None or record.platform not in CLOUDS:
         return ""
@@ -82,7 +82,7 @@ def _files(folder: RunFolder, rank: int | None) -> Iterator[tuple[Path, str]]:
 
 
 def _from(path: Path, offset: int, *, whole: bool) -> bytes:
-    """What is new in a file: complete lines, or everything."""
+    """Bytes of a file from an offset: complete lines, or everything."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -1,11 +1,11 @@
-"""What a function is going to need of memory, from the model as it was tried: an estimate, unlike the bound in `admission`.
+"""Estimate of a function's peak memory, from a trial of the model. `admission` has the lower bound.
 
-A default quota is raised to it; a quota that was chosen is kept, and the run says where it looks too small. Peaks add up
-what is always there and the largest of what comes one after the other: activations of a training step, those of an
-evaluation (in batches of 256), a checkpoint (arrays and their bytes), the loading of the initial state.
+A default quota is raised to the estimate. A quota that was chosen is kept, and the run has a note where it looks too small. The
+peak is the sum of what is always allocated and the largest of the phases: activations of a training step, those of an evaluation
+(in batches of 256), a checkpoint (arrays and their bytes), the loading of the initial state.
 
 With its margin it was 7 to 11 % above the measured peaks of local functions for a linear model, a dense one of 40 MB and a
-convolutional one, and some 40 % above for a dense one of 160 MB under Adam. Below would be the harmful side.
+convolutional one, and some 40 % above for a dense one of 160 MB under Adam. An estimate that is too low would be harmful.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ephemeron.training.job import Configuration
 from ephemeron.units import MIB
 
 BASE_MB = 250
-"""Of a function that has imported PyTorch and trained a small model."""
+"""Peak of a function that has imported PyTorch and trained a small model."""
 STEP_MB = 64
 _MARGIN = 1.1
 _SAVED = 3
-"""A checkpoint is there as arrays, as their bytes one by one, and as one object."""
+"""Copies of a checkpoint: arrays, their bytes one by one, and one object."""
 _TRANSIENT = 4
-"""The widest operator's inputs and outputs are there this often: its workspace, gradients, and what follows it."""
+"""Copies of the widest operator's inputs and outputs: its workspace, gradients, and those of the next operator."""
 _BOTH_WAYS = 2
-"""What the forward pass keeps is there as activations and, in the backward pass, in gradients and freed blocks."""
+"""Copies of what the forward pass keeps: activations, and gradients and freed blocks in the backward pass."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Activations:
     """Bytes per sample."""
 
     kept: float = 0.0
-    """For the backward pass."""
+    """Kept for the backward pass."""
     widest: float = 0.0
     """Inputs and outputs of the largest module."""
 
@@ -54,7 +54,7 @@ class MemoryEstimate:
     """Merged versions and contributions."""
     data: float
     largest: tuple[str, float]
-    """What comes on top for a while: which, and how much."""
+    """The phase that needs most on top of the rest, and its MiB."""
 
     @property
     def total_mb(self) -> float:
@@ -72,7 +72,7 @@ def estimate(
     c: Configuration, *, activations: Activations, state_bytes: int, vector_bytes: int, optimizer_copies: int,
     data_bytes: int, test_samples: int,
 ) -> MemoryEstimate:  # fmt: skip
-    """The peak of the function that needs most.
+    """Peak of the function that needs most.
 
     Args:
         c: resolved.
@@ -104,7 +104,7 @@ def estimate(
 
 
 def quota_for(found: MemoryEstimate, c: Configuration, *, most_mb: int) -> tuple[int, str]:
-    """The quota to run with, and what a reader should know of it, or nothing."""
+    """The quota to run with, and a remark on it, which may be empty."""
     needed = math.ceil(found.total_mb * _MARGIN / STEP_MB) * STEP_MB
     if found.total_mb <= c.memory_mb:
         return c.memory_mb, ""
@@ -118,7 +118,7 @@ def quota_for(found: MemoryEstimate, c: Configuration, *, most_mb: int) -> tuple
 
 @contextmanager
 def measured(model: Any, samples: int, into: Activations) -> Iterator[None]:
-    """Watches what a training step over so many samples keeps, and how wide its modules are."""
+    """Measures what a training step over so many samples keeps for its backward pass, and the widest module."""
     import torch
 
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}

@@ -1,7 +1,7 @@
-"""A job whose model is divided among functions: traced, cut or placed, and turned into objects for the channel.
+"""A job whose model is divided among functions: the model is traced, cut into stages, and stored as objects of the channel.
 
-The client holds the whole model, some times over; no function does. What each stage needs at least is known before
-anything is started, and is refused where its quota is less.
+The client holds several copies of the whole model; no function holds one. The least memory of each stage is known before
+anything is started, and a smaller quota is refused.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ephemeron.partition.tracing import ModelSplit, Traced
 
 EXAMPLE = 4
-"""Samples of the batch that is traced: from 3 on, the size of batches is left open."""
+"""Samples of the batch that is traced: with 3 or more, the batch size remains variable."""
 LATENCY_S, BANDWIDTH_MB_S = 0.03, 70.0
-"""Of a function and its storage, where nothing is known: FuncPipe's figures for AWS Lambda and S3."""
+"""Network between a function and its storage where nothing is known: FuncPipe's figures for AWS Lambda and S3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class PartitionedModel:
     stages: Stages
     split: ModelSplit
     needs_mb: tuple[float, ...]
-    """By stage: least memory of its functions."""
+    """Least memory of the functions of each stage, MB."""
     dtype: Any
-    """Of floating inputs."""
+    """Number type of floating-point inputs."""
     names: dict[str, str]
-    """By key of the model's `state_dict()`: the name that its stages have for the same tensor."""
+    """Name of each tensor in the stages, by its key in the model's `state_dict()`."""
 
 
 def placed_stages(path: str) -> tuple[int, Schedule]:
-    """How many devices a placement file has, and its schedule.
+    """Number of devices of a placement file, and its schedule.
 
     Raises:
         JobError: it cannot be read.
@@ -68,7 +68,7 @@ def divide(
     job: Job, c: Configuration, data: TrainingData, *, spec: RunSpec, optimizer_copies: int,
     network: tuple[float, float | None], mb_per_vcpu: float,
 ) -> PartitionedModel:  # fmt: skip
-    """Traces the model and finds its stages.
+    """Traces the model and divides it into stages.
 
     Args:
         spec: of the run, without its stages.
@@ -77,7 +77,7 @@ def divide(
         mb_per_vcpu: memory quota that brings one whole vCPU.
 
     Raises:
-        JobError: the model cannot be traced, divided, or sent; or the placement is not its.
+        JobError: the model cannot be traced, divided or serialised, or the placement is of another model.
         TraceMismatch: the stages do not train as the whole model does.
         PlanInfeasible: a stage does not fit its function.
     """
@@ -102,7 +102,7 @@ def divide(
     traced = tracing.model
     if not tracing.splittable:
         raise JobError(
-            f"model {job.model.target} cannot be looked into, so it cannot be divided: {'; '.join(tracing.failures)}",
+            f"model {job.model.target} cannot be traced into operators, so it cannot be divided: {'; '.join(tracing.failures)}",
             remedy=f"{tracing.remedy}, or train it with stages = 1" if tracing.remedy else "train it with stages = 1",
         )
     replicas = c.group
@@ -132,7 +132,7 @@ def divide(
         )
     if parts.shared and c.compression == "int8":
         raise JobError(
-            f"{next(iter(parts.shared))} lies on several stages, and compression 'int8' would round its copies apart",
+            f"{next(iter(parts.shared))} is on several stages, and compression 'int8' would round its copies apart",
             remedy="use bf16 or none",
         )
     whole = sum(forward_s.values())
@@ -157,10 +157,10 @@ def divide(
 
 
 def objects(job: Job, spec: RunSpec, data: TrainingData, divided: PartitionedModel) -> dict[str, list[Buffer]]:
-    """What the functions find in the channel, but for code and specification.
+    """Objects of the channel for each stage, without code and specification.
 
     Raises:
-        JobError: something in the model cannot be sent.
+        JobError: a part of the model cannot be serialised.
     """
     from ephemeron.partition.serialization.stage_bundle import make_bundle
     from ephemeron.training.worker.pipeline.factory import stage_object
@@ -187,18 +187,18 @@ def objects(job: Job, spec: RunSpec, data: TrainingData, divided: PartitionedMod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """Of pieces as stages."""
+    """Time and memory of segments as stages."""
 
     c: Configuration
     scale: float
-    """Samples of a micro-batch by those of the example."""
+    """Samples of a micro-batch divided by those of the example."""
     copies: int
     network: tuple[float, float | None]
     held_bytes: int
     vcpus: float
 
     def seconds(self, p: PipelineSegment) -> float:
-        """That a stage takes for an iteration: computing, sending and receiving go on at once."""
+        """Seconds of an iteration on a stage. Computing, sending and receiving overlap."""
         m = self.c.micro_batches
         latency_s, bandwidth = self.network[0] or LATENCY_S, (self.network[1] or BANDWIDTH_MB_S) * 1e6
         times = self.scale * m
@@ -207,7 +207,7 @@ class _Costs:
         return max([compute_s, *moved])
 
     def need_mb(self, stage: int, p: PipelineSegment) -> float:
-        """At least runtime, states, gradients, one merged vector, samples, and what micro-batches in flight hold."""
+        """Least memory, MB: runtime, states, gradients, one merged vector, samples, and activations of micro-batches in flight."""
         from ephemeron.partition.runtime.dispatcher import in_flight
 
         schedule = Schedule(kind=self.c.schedule or "plain", micro_batches=self.c.micro_batches)
@@ -264,7 +264,7 @@ def _names(model: nn.Module) -> dict[str, str]:
 
 
 def _fed(parts: ModelSplit, traced: Traced) -> tuple[bool, ...]:
-    """Which functions read samples: those with a tensor of the inputs, and the one that scores the result."""
+    """Whether each stage reads samples: those that use a tensor of the inputs, and the one that computes the loss."""
     from ephemeron.partition.runtime.boundaries import stage_boundaries
 
     inputs = {i.name for i in traced.program.inputs if i.shape is not None}

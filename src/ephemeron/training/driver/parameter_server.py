@@ -1,4 +1,4 @@
-"""A parameter server process for one run on this machine: started before the functions, ended after them."""
+"""Parameter server process of one run on this machine: it is started before the functions and ended after them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ephemeron.errors import ChannelUnreachable
 _log = logging.getLogger(__name__)
 
 IDLE_EXIT_S = 60.0
-"""If the client dies, the server goes when no function has been connected for this long."""
+"""Seconds without a connected function after which the server ends by itself, because its client may have died."""
 STOP_S = 5.0
 """Seconds that a server may take to end before it is killed."""
 _MODULE = "ephemeron.communication.channels.parameter_server"
@@ -41,7 +41,9 @@ class ServerProcess:
             end = time.monotonic() + grace_s
             while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
                 if time.monotonic() > end:
-                    _log.warning("killing the parameter server, process %d, which has not ended in %g s", self.pid, grace_s)
+                    _log.warning(
+                        "killing the parameter server, process %d, which has not ended in %g s", self.pid, grace_s
+                    )
                     os.kill(self.pid, signal.SIGKILL)
                     os.waitpid(self.pid, 0)
                     return
@@ -62,7 +64,7 @@ def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
     """Starts a server on a free loopback port and keeps its address and token in a file only we can read.
 
     Raises:
-        ChannelUnreachable: it did not come up.
+        ChannelUnreachable: it did not start.
     """
     token, announce = secrets.token_urlsafe(24), folder / "server.address"
     announce.unlink(missing_ok=True)
@@ -88,7 +90,7 @@ def start(folder: Path, *, wait_s: float = 20.0) -> ServerProcess:
 
 
 def known(folder: Path) -> ServerProcess | None:
-    """The server that an earlier client started for this run, whether or not it still lives."""
+    """The server that a client has started for this run; it may have ended since."""
     try:
         return ServerProcess(**json.loads((folder / "server.json").read_text()))
     except FileNotFoundError:

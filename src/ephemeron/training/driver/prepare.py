@@ -1,7 +1,6 @@
-"""Everything that can be done, and everything that can be refused, before a function is started.
+"""Preparation of a run before a function is started: everything is checked, and the objects of the channel are made.
 
-Loads the data, builds the model once, tries one batch through it, splits the samples unequally by role, and
-returns the objects to put into the channel.
+The data is loaded, the model is built once and tried with one batch, and samples are divided among ranks by role.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ephemeron.errors import JobError
 from ephemeron.functions.base import Call, Limits
 from ephemeron.training.driver import model_partition
 from ephemeron.training.driver.admission import check_call, check_memory, check_time
-from ephemeron.training.driver.bundle_check import bundled, check_travels
+from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.memory import estimate, quota_for
 from ephemeron.training.driver.records import CodeSource
 from ephemeron.training.driver.renewal import source_of
-from ephemeron.training.driver.training_data import TrainingData, material
+from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
 from ephemeron.training.job import Configuration, Fault, Job, check_limits, sync_name
 from ephemeron.training.planner.prices import Prices
@@ -47,14 +46,14 @@ class Prepared:
     """Where the code came from, for `renewal`; None: the run cannot get new code."""
     test_samples: int = 0
     notes: tuple[str, ...] = ()
-    """What a reader of the run should know."""
+    """Remarks for the reader of the run's output."""
 
 
 def refuse_contradictions(c: Configuration) -> None:
-    """Combinations that no protocol here can honour.
+    """Refuses combinations of options that no protocol supports.
 
     Raises:
-        JobError: names both sides.
+        JobError: names both options.
     """
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"
@@ -109,12 +108,12 @@ def prepare(
     peer_timeout_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
     only_first: int | None = None,
 ) -> Prepared:  # fmt: skip
-    """Checks and builds everything.
+    """Checks a job and a configuration, and makes the objects of the run.
 
     Args:
         job, configuration: what and how; the configuration is resolved.
         network: latency in seconds and MB/s of one function, where known.
-        only_first: train on so many samples and test on none: a rehearsal.
+        only_first: train on so many samples and test on none, for a calibration run.
 
     Raises:
         JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
@@ -126,7 +125,7 @@ def prepare(
             raise JobError(
                 f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}"
             )
-    data = material(job, only_first=only_first)
+    data = training_data(job, only_first=only_first)
     spec = RunSpec(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
@@ -152,7 +151,7 @@ def prepare(
     tried = trial_of(job, data, smallest_batch(spec))
     model_bytes, copies = tried.model_bytes, tried.optimizer_copies
     code = bundled(job)
-    check_travels(job, code)
+    check_bundle(job, code)
     divided, bounded, note = None, configuration, ""
     if configuration.stages > 1:
         divided = model_partition.divide(
@@ -165,7 +164,7 @@ def prepare(
             mb_per_vcpu=limits.mb_per_vcpu,
         )
         spec = dataclasses.replace(spec, stages=divided.stages)
-        # What bounds a stage: its share of the vector among its replicas. Computing is divided, who knows how well.
+        # The bound of a stage is its share of the vector among its replicas. How evenly computing is divided is not known.
         bounded = dataclasses.replace(configuration, workers=configuration.group, stages=1)
         model_bytes = -(-model_bytes // configuration.stages)
     else:
@@ -202,7 +201,7 @@ def prepare(
 
 
 def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: int) -> tuple[RunSpec, str]:
-    """The specification with a quota that the model fits into, and what there is to say about it."""
+    """The specification with a quota that the model fits into, and a remark on it, which may be empty."""
     c = spec.configuration
     if c.platform == "simulated":
         return spec, ""
@@ -217,7 +216,7 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
 
 
 def smallest_batch(spec: RunSpec) -> tuple[int, str]:
-    """The least samples that a function trains on at once, and where that is."""
+    """The smallest batch of any function, and which function has it."""
     c, split = spec.configuration, spec.split
     found = [
         (n // c.micro_batches if n >= c.micro_batches else 1, r, i)

@@ -60,11 +60,11 @@ class RunRecord:
     """Name of the job."""
     workers: int = 0
     address: str = ""
-    """Of the channel."""
+    """Address of the channel."""
     wall_time: float = 0.0
     """Unix time of the run's t = 0."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Where on a cloud the function is; empty elsewhere."""
+    """Settings of the cloud; empty on other platforms."""
     source: CodeSource | None = None
     """None: the run cannot get new code."""
     spec: Mapping[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""New code for a run that is resumed: the user has mended the model, and functions are to run the mended one.
+"""New code for a run that is resumed: the user has corrected the model, and functions are to run the new one.
 
 A checkpoint holds tensors by name and the optimiser's state by number, so the new model has to have the same parameters
 and buffers in the same order. Anything else in the code may differ.
@@ -29,12 +29,12 @@ from ephemeron.training.worker.spec import RunSpec
 _log = logging.getLogger(__name__)
 
 _NAMED = 5
-_KEEP = "resume with --keep-code (keep_code=True) to go on with the code of the launch"
+_KEEP = "resume with --keep-code (keep_code=True) to continue with the code of the launch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Code that takes the place of a run's."""
+    """New code of a run."""
 
     bundle: bytes
     changed: tuple[str, ...]
@@ -57,15 +57,15 @@ def source_of(job: Job, layout: tuple[TensorLayout, ...]) -> CodeSource:
 
 
 async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewal | None:
-    """The code as it is now; None if it is what the run has.
+    """The current code of a run; None: it is unchanged.
 
     Args:
         channel: of the run.
         source: from `source_of`.
 
     Raises:
-        JobError: the folders are gone, the model cannot be built from them, or its state would not fit; and a model on several
-            functions, which was divided as it was.
+        JobError: a folder is absent, the model cannot be built, or checkpoints do not fit it; or the model is on several
+            functions, whose stages were made from the old code.
     """
     chosen = Selection(include=source.include, exclude=source.exclude, apart=source.apart, closed=source.closed)
     try:
@@ -74,7 +74,7 @@ async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewa
         raise JobError(e.problem, remedy=_KEEP) from None
     sent = await channel.fetch(Keys(spec.run_id).code)
     if sent is None:
-        raise UserError(f"run {spec.run_id} has no code in its channel: it has ended, or was cleared")
+        raise UserError(f"run {spec.run_id} has no code in its channel: the run has ended, or its objects were deleted")
     changed = differing(bytes(sent), now)
     if not changed:
         return None
@@ -82,14 +82,15 @@ async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewa
     _log.info("%s", made)
     if spec.stages is not None:
         raise JobError(
-            f"{made}, and a model on several functions is divided as it was", remedy=f"start it anew, or {_KEEP}"
+            f"{made}, and the stages of a model on several functions were made from the old code",
+            remedy=f"start a new run, or {_KEEP}",
         )
     _check_fits(source, spec, made)
     return made
 
 
 def differing(a: bytes, b: bytes) -> tuple[str, ...]:
-    """Files that are not the same in two bundles, by their paths below the folders."""
+    """Files that differ between two bundles, by their paths below the folders."""
     with zipfile.ZipFile(io.BytesIO(a)) as before, zipfile.ZipFile(io.BytesIO(b)) as after:
         sums = [{i.filename: (i.CRC, i.file_size) for i in z.infolist()} for z in (before, after)]
     names = sorted(n for n in sums[0].keys() | sums[1].keys() if sums[0].get(n) != sums[1].get(n))
@@ -109,7 +110,7 @@ def _check_fits(source: CodeSource, spec: RunSpec, made: Renewal) -> None:
                 model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
                 make_loss(spec.loss, find)
             except JobError as e:
-                raise JobError(f"{made}; {e}", remedy=f"mend it, or {_KEEP}") from None
+                raise JobError(f"{made}; {e}", remedy=f"correct it, or {_KEEP}") from None
             layout = layout_of(model)
     for old, new in zip_longest(source.layout, layout):
         if old != new:

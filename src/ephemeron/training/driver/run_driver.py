@@ -43,22 +43,22 @@ from ephemeron.training.worker.trainer import WeightNotes
 _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 15.0
-"""How long functions may take to stop at a checkpoint before they are killed."""
+"""Seconds that functions may take to stop at a checkpoint before they are killed."""
 ROOM_S, ROOM_TRIES = 1.0, 60
-"""How often a replacement is tried while the platform has no place for it: functions that end make room."""
+"""Interval and number of attempts to start a replacement while the platform is at its concurrency limit."""
 END_GRACE_S = 10.0
 QUIET_S = 60.0
 """Seconds without any event, while no function is known to run, after which all ranks are replaced: what was claimed last was
 never started."""
 RESULT_S = 10.0
-"""How long to look for the result of a run that was stopped or has failed."""
+"""Seconds to look for the result of a run that was stopped or has failed."""
 
 Status = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(slots=True)
 class RunOutcome:
-    """How a run ended for the one who watched."""
+    """How a run ended."""
 
     status: Status
     causes: list[str]
@@ -68,12 +68,13 @@ class RunOutcome:
 
 
 class RunDriver:
-    """One client's hold on one run.
+    """A client that drives a run.
 
     Args:
-        platform, channel: where it runs; the channel is the trigger's own connection.
-        spec: what runs.
-        channel_address: what functions are told, without secrets.
+        platform: where its functions run.
+        channel: the client's own connection.
+        spec: of the run.
+        channel_address: address of the channel for functions, without secrets.
         clock: Unix time for real platforms, loop time for the simulated one.
         origin: the clock at the run's t = 0; None: now.
         session: `wall_time` of the launch or resume to attach to.
@@ -120,7 +121,7 @@ class RunDriver:
         _log.info("launched %d functions on %s", spec.configuration.workers, self.platform.name)
 
     async def _with_chunks(self, prepared: Prepared) -> RunSpec:
-        """The specification with the chunk size of the pipelined form, measured where objects are asked for one by one."""
+        """The specification with the chunk size of the pipelined form, measured at stores that are polled."""
         spec, c = self.spec, self.spec.configuration
         polled = self.channel.traits.service == "objects" and self.platform.name != "simulated"
         if c.pattern != "pipelined" or not polled:
@@ -130,8 +131,10 @@ class RunDriver:
         return dataclasses.replace(spec, chunk_bytes=chunk)
 
     async def resume(self, last_t: float, renewal: Renewal | None = None) -> None:
-        """Starts every rank again, from its newest checkpoint, with new code if there is any. The run's clock goes on from
-        `last_t`."""
+        """Starts every rank again from its newest checkpoint, with new code if there is any.
+
+        The run's clock continues from `last_t`.
+        """
         self.origin = self._clock() - last_t
         await self.channel.delete([self.keys.control])
         if renewal is not None:
@@ -189,7 +192,7 @@ class RunDriver:
         )
 
     def interrupt(self) -> None:
-        """First time: stop at a checkpoint. Second time: kill."""
+        """Requests a stop at a checkpoint; the second time, a kill."""
         (self.kill_requested if self.stop_requested.is_set() else self.stop_requested).set()
 
     def now(self) -> float:
@@ -199,7 +202,7 @@ class RunDriver:
     # -- watching -----------------------------------------------------------------------------------------
 
     async def watch(self) -> RunOutcome:
-        """Supervises until the run has ended and its last function with it."""
+        """Supervises the run until it and its last function have ended."""
         ending: RunOutcome | None = None
         events = self.platform.events(self.spec.run_id)
         upcoming = asyncio.ensure_future(anext(events))
@@ -270,7 +273,7 @@ class RunDriver:
 
     def _given_up(self, e: Exception) -> RunOutcome:
         _log.info("the run fails: %s: %s", type(e).__name__, e)
-        remedy = f"once that is mended, go on with: ephemeron resume {self.spec.run_id}"
+        remedy = f"remove the cause, then continue with: ephemeron resume {self.spec.run_id}"
         return RunOutcome("failed", [f"{type(e).__name__}: {e}; {remedy}"])
 
     def _outage(self, outage: Outage) -> None:
@@ -278,7 +281,7 @@ class RunDriver:
         self.on_event(Note(t=self.now(), level="info" if outage.over else "warning", text=text))
 
     def _read(self, event: Event) -> list[Action]:
-        """Earlier sessions of a run count for its bill, and decide nothing any more."""
+        """Takes an event in. Events of earlier sessions count for the cost only and cause no actions."""
         self.ledger.feed(event)
         self.on_event(event)
         if isinstance(event, RunStarted):
@@ -307,7 +310,7 @@ class RunDriver:
                         await fencing.spend(self.channel, self.keys, most, rank=rank, iteration=None)
                         _log.info("replacing rank %d with attempt %d", rank, attempt)
                         await self._replace(rank, attempt, not_after=missed)
-                    else:  # its own successor waits to be told where to go on
+                    else:  # its own successor waits for the iteration to continue at
                         with contextlib.suppress(KeyExists):
                             await self.channel.put(self.keys.hand(rank, attempt), [RECOVER], create=True)
         return None
@@ -320,7 +323,7 @@ class RunDriver:
         return claim.not_after
 
     async def _replace(self, rank: int, attempt: int, *, not_after: int | None = None) -> None:
-        """Starts a replacement; where others still take all places, as soon as there is one."""
+        """Starts a replacement; at the concurrency limit, as soon as a function has ended."""
         tries = ROOM_TRIES
         while True:
             try:
@@ -333,7 +336,7 @@ class RunDriver:
             await asyncio.sleep(ROOM_S)
 
     async def _stop_when_asked(self) -> RunOutcome:
-        """First request: stop at a checkpoint; second one, or no answer in time: kill. Either can be resumed."""
+        """Stops the run at a checkpoint at the first request; kills it at the second one or after a timeout. Both can be resumed."""
         await self.stop_requested.wait()
         _log.info("stopping at a checkpoint")
         telling = asyncio.ensure_future(self.channel.put(self.keys.control, [b"stop"]))
@@ -392,7 +395,7 @@ async def read_result(ending: RunOutcome, channel: Channel, keys: Keys, data: me
 
 
 def describe(spec: RunSpec) -> dict[str, object]:
-    """The configuration as people call it, for reports."""
+    """The configuration by the names of the options, for reports."""
     c = spec.configuration
     return {
         "pattern": c.pattern, "sync": c.sync, "channel": c.channel, "exchange": c.exchange, "compression": c.compression,

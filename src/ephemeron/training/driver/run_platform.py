@@ -1,4 +1,4 @@
-"""The platforms on which functions live on their own, as `train`, `attach`, `resume` and `stop` take hold of them.
+"""Platforms on which functions run independently of their client, as `train`, `attach`, `resume` and `stop` open them.
 
 The record of a run (`run.json`) says where it was started: `platform`, and for clouds the `settings` of the function.
 """
@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 def admit(
     where: Provider[Any], c: Configuration, settings: Settings, secrets: dict[str, str]
 ) -> tuple[Configuration, Limits]:
-    """What a cloud makes of a configuration: see `Provider.admit`."""
+    """The configuration with the memory and timeout of a cloud's function, and the cloud's limits: see `Provider.admit`."""
     request, limits = where.admit(_capacity(c), settings, secrets)
     return dataclasses.replace(c, memory_mb=request.memory_mb, function_timeout_s=request.lifetime_s), limits
 
 
-def hold_of(c: Configuration, *, run: str, run_dir: Path, channel: str, since: float, starting: bool) -> RunHandle:
-    """What a cloud needs to know of a run whose calls it opens."""
+def handle_of(c: Configuration, *, run: str, run_dir: Path, channel: str, since: float, starting: bool) -> RunHandle:
+    """Description of a run for the cloud that opens its calls."""
     return RunHandle(run=run, run_dir=run_dir, capacity=_capacity(c), channel=channel, since=since, starting=starting)
 
 
@@ -46,15 +46,15 @@ def _capacity(c: Configuration) -> CapacityRequest:
 
 
 class NotRunning(Exception):
-    """Nothing of the run lives any more."""
+    """All functions of the run have ended."""
 
 
 async def start(folder: RunFolder, run: RunRecord, secrets: dict[str, str]) -> LocalPlatform | AsyncInvokePlatform:
     """A platform to launch or resume the run on.
 
     Raises:
-        PlatformError: it cannot be had.
-        JobError: the function has become another one since.
+        PlatformError: it cannot be opened.
+        JobError: the function has changed since.
     """
     if run.platform in CLOUDS:
         return await _open(folder, run, starting=True)
@@ -64,7 +64,7 @@ async def start(folder: RunFolder, run: RunRecord, secrets: dict[str, str]) -> L
 
 
 def sweep(runs: Path) -> None:
-    """Removes what clients and daemons that were killed have left below the folder of all runs."""
+    """Removes what killed clients and daemons have left in the folder of all runs."""
     from ephemeron.functions import local
     from ephemeron.training.driver import driver_lock
 
@@ -87,14 +87,14 @@ async def at_work(folder: RunFolder, run: RunRecord) -> bool:
 
 
 async def attach(folder: RunFolder, run: RunRecord, *, restart: bool = True) -> LocalPlatform | AsyncInvokePlatform:
-    """The platform that the run is on.
+    """The platform on which the run was started.
 
     Args:
         folder, run: of the run.
-        restart: replace the process that hosts local functions where it dies; for the client that drives the run.
+        restart: replace the process that hosts local functions if it dies; for the client that drives the run.
 
     Raises:
-        NotRunning: it is over.
+        NotRunning: the run has ended.
     """
     if run.platform in CLOUDS:
         if session_end(folder.events) is not None:
@@ -112,11 +112,11 @@ async def attach(folder: RunFolder, run: RunRecord, *, restart: bool = True) -> 
 async def _open(folder: RunFolder, run: RunRecord, *, starting: bool) -> AsyncInvokePlatform:
     where = cloud(run.platform)
     _log.info("opening calls on %s", where.title)
-    hold = hold_of(
+    handle = handle_of(
         run.run_spec().configuration, run=run.run_id, run_dir=folder.path, channel=run.address, since=run.wall_time,
         starting=starting,
     )  # fmt: skip
-    return await where.open(hold, settings_of(where, run).located())
+    return await where.open(handle, settings_of(where, run).located())
 
 
 def settings_of(where: Provider[Any], run: RunRecord) -> Any:

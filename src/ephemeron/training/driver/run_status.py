@@ -1,8 +1,8 @@
-"""How a run stands, as far as this machine knows without asking anybody.
+"""Status of a run, as far as it is known on this machine without a request to a platform.
 
-On this machine a lock says whether a run's functions live. On a cloud nothing of ours does: the run's own events say
-whether it has ended for a client that watched; where none did, it may go on, or have ended without a witness. So such a
-run is called `on aws`, and `ephemeron attach` finds out.
+For runs on this machine a lock shows whether functions are running. For runs on a cloud, the events show whether the run has
+ended while a client watched it. Where none did, it may be running or have ended: its status is then, for example, `on aws`, and
+`ephemeron attach` finds out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _TAIL_BYTES = 1 << 16
 _MARK = b'"kind":"run_'
 
 
-def standing(folder: RunFolder) -> str:
-    """One word or two: `finished`, `stopped`, `failed`, `running`, `interrupted`, or `on CLOUD`.
+def status_of(folder: RunFolder) -> str:
+    """`finished`, `stopped`, `failed`, `running`, `interrupted`, or `on CLOUD`.
 
-    `running`: somebody on this machine hosts or watches it. `interrupted`: nobody runs it any more, and it has no result.
-    `on CLOUD`: nobody here watches it, and nobody who did has seen its end.
+    `running`: a process of this machine hosts or watches the run. `interrupted`: no process does, and the run has no result.
+    `on CLOUD`: no process of this machine watches the run, and no client has seen its end.
     """
     platform = str((folder.read(RUN_FILE) or {}).get("platform", ""))
     status = str((folder.read(RESULT_FILE) or {}).get("status", ""))
@@ -40,16 +40,16 @@ def standing(folder: RunFolder) -> str:
     return status or "interrupted"
 
 
-def may_live(status: str) -> bool:
-    """Whether functions of a run with this standing may still be at work."""
+def may_be_running(status: str) -> bool:
+    """Whether functions of a run with this status may be running."""
     return status == "running" or status.startswith("on ")
 
 
 def session_end(events: Path) -> str | None:
-    """How the latest launch or resume ended; None where it has not, or nobody saw it.
+    """Status with which the latest launch or resume ended; None where it has not, or no client has seen it.
 
     Args:
-        events: a run's `events.jsonl`; need not be there. Only its end is read where that says enough.
+        events: `events.jsonl` of the run, which need not exist. Only its end is read where that suffices.
     """
     with contextlib.suppress(FileNotFoundError), events.open("rb") as file:
         size = file.seek(0, 2)

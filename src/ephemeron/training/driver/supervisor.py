@@ -31,7 +31,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Every rank has stopped at a checkpoint, or all functions were cancelled."""
+    """All ranks have stopped at a checkpoint, or all functions were cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RunSupervisor:
         if event.status == "out_of_memory":
             more = -(-event.memory_mb * 3 // 2 // 64) * 64
             return [Fail(f"rank {rank}, attempt {event.attempt}: out of memory: {event.error or 'the quota was exceeded'}; "
-                         f"it had taken {event.peak_memory_mb:.0f} MB and wanted more, its quota is {event.memory_mb} MB: use a larger "
+                         f"it had allocated {event.peak_memory_mb:.0f} MB and needed more, its quota is {event.memory_mb} MB: use a larger "
                          f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
         return self._lost(event)
 

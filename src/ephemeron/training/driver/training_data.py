@@ -1,4 +1,4 @@
-"""What a job is trained on, as `prepare` sees it: samples that travel to the functions, or a flow that they read there."""
+"""Training and test data of a job, for `prepare`: samples that are sent to the functions, or a flow that functions read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ephemeron.errors import JobError
 from ephemeron.training.job import Job, check_data
 
 TRIAL = 2
-"""Most samples of the batch that the model is tried with."""
+"""Samples of the batch on which the model is tried, at most."""
 
 
 class TrainingData(Protocol):
@@ -30,26 +30,26 @@ class TrainingData(Protocol):
 
     flow: FlowSpec | None
     samples: int
-    """To train on; at least 1."""
+    """Number of training samples, at least 1."""
     test_samples: int
 
     def share(self, positions: Indices) -> list[Buffer]:
-        """What a function gets of the training set."""
+        """Object with a function's share of the training set."""
 
     def test_share(self, positions: Indices) -> list[Buffer]:
-        """What a function gets of the test set."""
+        """Object with a function's share of the test set."""
 
     def held_bytes(self, owned: int, batch: int) -> int:
-        """Bytes that a function with so many samples and this batch size holds at least."""
+        """Least bytes of samples in a function that owns so many and has this batch size."""
 
     def trial(self, most: int = TRIAL) -> BatchSource:
-        """One small batch to train on, of `most` samples or as many as there are, and if there is a test set one to test."""
+        """Source of one small training batch of at most `most` samples, and of one test batch if there is a test set."""
 
     def described(self) -> str:
-        """The trial batch in words, for messages."""
+        """Description of the trial batch, for messages."""
 
 
-def material(job: Job, *, only_first: int | None = None) -> TrainingData:
+def training_data(job: Job, *, only_first: int | None = None) -> TrainingData:
     """Loads the samples, or finds the flow.
 
     Args:
@@ -57,22 +57,22 @@ def material(job: Job, *, only_first: int | None = None) -> TrainingData:
         only_first: train on so many samples and test on none.
 
     Raises:
-        JobError, MissingExtra, DatasetNotFound, DatasetError: the data cannot be had.
+        JobError, MissingExtra, DatasetNotFound, DatasetError: the data cannot be read.
     """
     check_data(job.data)
     if job.data.flow is not None:
-        return FlowMaterial(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first)
+        return FlowData(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first)
     data = load(job.data, seed=job.seed, code=job.code)
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")
     if only_first is not None:
         first = np.arange(min(only_first, len(data.train)))
         data = DataSets(train=data.train.take(first), test=data.test.take(np.arange(0)))
-    return ArrayMaterial(data)
+    return ArrayData(data)
 
 
-class ArrayMaterial:
-    """Samples that travel."""
+class ArrayData:
+    """Samples that are sent to the functions."""
 
     flow: FlowSpec | None = None
 
@@ -102,8 +102,8 @@ class ArrayMaterial:
         return f"a batch of shape {[2, *inputs.shape[1:]]} ({inputs.dtype}) with targets {targets.dtype}"
 
 
-class FlowMaterial:
-    """Samples that functions read themselves."""
+class FlowData:
+    """Samples that functions read from a flow."""
 
     def __init__(self, named: NamedFlow, *, only_first: int | None = None) -> None:
         if only_first is not None:
@@ -140,7 +140,7 @@ class FlowMaterial:
 
 
 class _OneBatch:
-    """A feed of one batch, and of at most one to test."""
+    """A batch source with one training batch and at most one test batch."""
 
     def __init__(self, batch: TrainingBatch, test: TrainingBatch | None) -> None:
         self._batch, self._test = batch, test
@@ -160,7 +160,7 @@ class _OneBatch:
 
 
 def _described(value: Any) -> str:
-    """`float32[2, 3, 8, 8]`, and trees of it."""
+    """Dtype and shape, such as `float32[2, 3, 8, 8]`, of an array or a tree of arrays."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_described, value))})"
     if isinstance(value, dict):

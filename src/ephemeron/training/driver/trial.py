@@ -1,6 +1,6 @@
-"""The model on the client, once: built, trained on one small batch and evaluated on another, and what that tells.
+"""Trial of the model on the client: it is built, trained on one small batch and evaluated on another.
 
-What fails here would fail on every function, after it had been paid for.
+What fails here would fail on every function, after it has been paid for.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is known of a model that has passed."""
+    """Sizes of a model that has passed the trial."""
 
     initial: bytes
-    """Its state before the first step."""
+    """State of the model before the first step."""
     model_bytes: int
     """S_m: bytes of the exchanged vector."""
     optimizer_copies: int
@@ -40,7 +40,7 @@ class Trial:
     """Parameters and buffers in their order."""
     activations: Activations
     state_bytes: int
-    """Parameters and buffers."""
+    """Bytes of parameters and buffers."""
 
 
 def layout_of(model: nn.Module) -> tuple[TensorLayout, ...]:
@@ -55,7 +55,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     """Tries a job's model on its data.
 
     Args:
-        smallest: the least samples that a function trains on at once, and where that is, for messages.
+        smallest: the smallest batch of any function, and which function has it, for messages.
 
     Raises:
         JobError: it cannot be built, does not accept the data, or cannot be evaluated.
@@ -110,7 +110,7 @@ class _First:
 
 
 def _try_one(trainer: TorchTrainer, data: TrainingData, job: Job, where: str) -> None:
-    """A batch of one sample: batch statistics are none of it."""
+    """Tries a batch of one sample, which models with batch statistics may not accept."""
     trainer.feed = data.trial(1)
     try:
         trainer.compute(0)

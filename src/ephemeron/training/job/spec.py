@@ -42,7 +42,7 @@ class Target(Typed):
     """A Python object named `module:name`, and the keyword arguments to call it with."""
 
     target: str
-    """`module:name`, or a plain name where the field says so."""
+    """`module:name`, or a plain name where the field allows one."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments."""
 
@@ -61,14 +61,14 @@ class JobLimits(Typed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration(Typed):
-    """How a job is run: chosen by a plan, or given as flags."""
+    """Options of a run, chosen by a plan or given as flags."""
 
     platform: PlatformName = "local"
-    """Where functions run."""
+    """Platform on which functions run."""
     channel: str = "folder"
     """Address of the store through which functions exchange parameters: `folder`, `memory`, `file:///…`, `s3://bucket/prefix`, `gs://…`, `az://…`, `redis://host:port`, `parameter_server`, `ps://host:port`."""
     pattern: Pattern = "k-reduce"
-    """How contributions are reduced."""
+    """Pattern of the reduction of contributions."""
     sync: Annotated[str, _SYNC] = "bsp"
     """Synchronisation protocol: `bsp`, `ssp:N`, `asp`, `hap`."""
     workers: Count = 4
@@ -84,13 +84,13 @@ class Configuration(Typed):
     nonaggregator_batch_size: _OrDefault = 0
     """Samples per iteration of a non-aggregator (B^n); 0: as `batch_size`."""
     exchange: Exchange = "gradients"
-    """What workers send in each iteration."""
+    """Quantity that workers exchange in each iteration."""
     compression: Compression = "none"
-    """Of what is sent; int8 with error feedback."""
+    """Compression of the exchange; int8 has error feedback."""
     function_timeout_s: NonNegative = 0.0
-    """Time limit of an invocation, seconds; 0: the platform's limit. Longer runs hand over to successors."""
+    """Time limit of an invocation, seconds; 0: the platform's limit. Longer runs are handed off to successors."""
     checkpoint_every: Count = 25
-    """Iterations between checkpoints: what a replaced function has to repeat at most twice."""
+    """Iterations between checkpoints. A replacement repeats at most twice as many."""
     max_replacements: _OrDefault = 0
     """Functions that may be replaced before the run fails; 0: 20 for each worker, and 100 at least."""
     on_non_finite: OnNonFinite = "stop"
@@ -199,7 +199,7 @@ class Job(Typed):
     epochs: Count = 10
     """Passes over the training samples."""
     seed: int = 0
-    """Of initial weights, shuffling, dropout and augmentation."""
+    """Seed of initial weights, shuffling, dropout and augmentation."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of parameters and of floating-point inputs."""
     limits: JobLimits = field(default_factory=JobLimits)
