@@ -131,10 +131,10 @@ GOOD = graph_to_json(Graph(nodes=(node("a"), node("b")), tensors=(edge("a", "b")
         (lambda g: g.update(colour=1), "unknown key colour"),
         (lambda g: g.pop("nodes"), "graph: missing key nodes"),
         (lambda g: g["nodes"][0].pop("name"), r"graph: nodes\[0\]: missing key name"),
-        (lambda g: g["nodes"][1].update(forward_s=3), r"graph: nodes\[1\]: forward_s = 3 should be a table"),
+        (lambda g: g["nodes"][1].update(forward_s=3), r"graph: nodes\[1\].forward_s = 3 should be a table"),
         (
             lambda g: g["nodes"][1].update(parameter_bytes="4"),
-            r"nodes\[1\]: parameter_bytes = '4' should be a whole number",
+            r"nodes\[1\].parameter_bytes = '4' should be a whole number",
         ),
         (
             lambda g: g["nodes"][1].update(forward_s={"gpu": True}),

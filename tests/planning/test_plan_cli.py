@@ -61,7 +61,7 @@ def broken(table, key, value):
 @pytest.mark.parametrize(
     ("profile", "args", "words"),
     [
-        (broken("workload", "a", -1), (), "workload: a = -1.0"),
+        (broken("workload", "a", -1), (), "workload.a = -1.0"),
         (broken("workload", "samples", 10.5), (), "samples"),
         (broken("workload", "speed", 1), (), "unknown key speed"),
         (broken("platform", "lifetime_s", 0), (), "lifetime_s"),

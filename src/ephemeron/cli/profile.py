@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ephemeron.training.planner.model.profile import Profile
-from ephemeron.training.planner.model.rates import Rate
+    from ephemeron.training.planner.model.rates import Rate
 
 
 @click.command()
