@@ -138,9 +138,9 @@ GOOD = graph_to_json(Graph(nodes=(node("a"), node("b")), tensors=(edge("a", "b")
         ),
         (
             lambda g: g["nodes"][1].update(forward_s={"gpu": True}),
-            r"nodes\[1\]: forward_s.gpu = True should be a number",
+            r"nodes\[1\].forward_s.gpu = True should be a number",
         ),
-        (lambda g: g["tensors"][0].update(consumers=[1]), r"tensors\[0\]: consumers\[0\] = 1 should be text"),
+        (lambda g: g["tensors"][0].update(consumers=[1]), r"tensors\[0\].consumers\[0\] = 1 should be text"),
         (lambda g: g["tensors"][0].update(nbyte=1), r"tensors\[0\]: unknown key nbyte; did you mean nbytes"),
     ],
 )
