@@ -42,7 +42,7 @@ def document(title: str, parts: Iterable[Markup], *, script: bool = False) -> st
         script: whether to include the script, which only the timeline needs.
     """
     return render(
-        "document.html", policy=_POLICY, title=title, style=Markup(_colours() + _asset("report.css")), parts=parts,
+        "document.html", policy=_POLICY, title=title, style=Markup(style_sheet()), parts=parts,
         script=Markup(_asset("report.js")) if script else "",
     ) + "\n"  # fmt: skip
 
@@ -51,9 +51,11 @@ def _asset(name: str) -> str:
     return files("ephemeron.rendering").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _colours() -> str:
+def style_sheet() -> str:
+    """CSS of all pages."""
     both = [*PHASE_COLOURS.items(), *LINE_COLOURS.items(), ("bad", BAD)]
-    return ":root{" + "".join(f"--{name}:{colour};" for name, colour in both) + "}\n"
+    colours = "".join(f"--{name}:{colour};" for name, colour in both)
+    return f":root{{{colours}}}\n" + _asset("report.css")
 
 
 def header(

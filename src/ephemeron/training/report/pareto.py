@@ -9,23 +9,18 @@ from __future__ import annotations
 import textwrap
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ephemeron.errors import MissingExtra
-from ephemeron.rendering.palette import BAD, LINE_COLOURS
+from ephemeron.rendering.png import write_png
 from ephemeron.training.planner.plan import Plan
 from ephemeron.training.report.headline import usd
-from ephemeron.training.report.plan_page import html
-from ephemeron.training.report.scatter import Scatter, ScatterLabels, ScatterMark, functions, scatter
+from ephemeron.training.report.plan_page import html, picture
+from ephemeron.training.report.scatter import Scatter, functions, scatter
 from ephemeron.units import human_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["html", "png", "terminal", "write_plan_report"]
 
 _COLUMNS, _ROWS, _LEFT = 66, 17, 10
-_INK, _SOFT = "#1b2027", "#5d6673"
 
 
 def write_plan_report(plan: Plan, out: Path) -> list[Path]:
@@ -39,14 +34,14 @@ def write_plan_report(plan: Plan, out: Path) -> list[Path]:
         The files written, the page first.
     """
     out.mkdir(parents=True, exist_ok=True)
-    page, picture, value = out / "plan.html", out / "plan.png", out / "plan.json"
+    page, drawn, value = out / "plan.html", out / "plan.png", out / "plan.json"
     page.write_text(html(plan), encoding="utf-8")
     plan.save(value)
     try:
-        png(plan, picture)
+        png(plan, drawn)
     except MissingExtra:
         return [page, value]
-    return [page, picture, value]
+    return [page, drawn, value]
 
 
 def terminal(plan: Plan) -> str:
@@ -124,80 +119,11 @@ def _legend(s: Scatter, letters: list[str]) -> list[str]:
 
 
 def png(plan: Plan, path: Path) -> None:
-    """The front as one picture.
+    """The picture of the page by itself.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise MissingExtra("matplotlib", "report") from e
-    s = scatter(plan)
-    figure = Figure(figsize=(10, 6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    ax = figure.subplots()
-    name = plan.profile.workload or "plan"
-    head = f"{name}  ·  {functions(plan.choice)}  ·  {human_seconds(s.choice.seconds)}, {usd(s.choice.cost_usd)}"
-    ax.set_title(_plain(head), loc="left", fontsize=11.5, fontweight="bold", color=_INK, pad=14)
-    _axes(ax, s)
-    _points(ax, s)
-    ax.legend(fontsize=8.5, loc="best", labelcolor=_INK, facecolor="white", framealpha=0.85, edgecolor="none")
-    figure.savefig(path, format="png")
-
-
-def _plain(words: str) -> str:
-    """matplotlib would take a pair of dollar signs for mathematics."""
-    return words.replace("$", r"\$")
-
-
-def _axes(ax: Axes, s: Scatter) -> None:
-    for name, reach in (("x", s.time), ("y", s.cost)):
-        axis = ax.xaxis if name == "x" else ax.yaxis
-        if reach.log:
-            (ax.set_xscale if name == "x" else ax.set_yscale)("log")
-        (ax.set_xlim if name == "x" else ax.set_ylim)(reach.lo, reach.hi)
-        axis.set_ticks([v for v, _ in reach.ticks], [_plain(words) for _, words in reach.ticks])
-        axis.set_ticks([], minor=True)
-    ax.set_xlabel("time", fontsize=9, color=_SOFT)
-    ax.set_ylabel("cost", fontsize=9, color=_SOFT)
-    ax.tick_params(labelsize=8.5, colors=_SOFT)
-    for side, spine in ax.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_SOFT)
-    ax.grid(color="#eceff2")
-    ax.set_axisbelow(True)
-
-
-def _points(ax: Axes, s: Scatter) -> None:
-    blue, orange, amber = (LINE_COLOURS[c] for c in ("blue", "orange", "amber"))
-    xs, ys = [m.seconds for m in s.front], [m.cost_usd for m in s.front]
-    labels = ScatterLabels()
-    _beside(ax, s, labels, s.choice, _INK)
-    for m in s.machines:
-        _beside(ax, s, labels, m, _SOFT)
-    if xs:
-        ax.plot(xs, ys, "-o", color=blue, lw=1.2, ms=5, label="functions: no others beat these in both")
-    for m in s.front:
-        if m.seconds != s.choice.seconds or m.cost_usd != s.choice.cost_usd:
-            _beside(ax, s, labels, m, _SOFT)
-    ax.plot([s.choice.seconds], [s.choice.cost_usd], "o", ms=11, mfc=orange, mec="white", mew=1.4, label="chosen")
-    for i, m in enumerate(s.machines):
-        label = "one virtual machine" if not i else None
-        ax.plot([m.seconds], [m.cost_usd], "D", ms=6, mfc=amber, mec="white", mew=0.8, ls="", label=label)
-    if s.deadline_s:
-        ax.axvline(s.deadline_s, color=BAD, ls="--", lw=1.1, label=f"deadline {human_seconds(s.deadline_s)}")
-    if s.budget_usd:
-        ax.axhline(s.budget_usd, color=BAD, ls=":", lw=1.4, label=_plain(f"budget {usd(s.budget_usd)}"))
-
-
-def _beside(ax: Axes, s: Scatter, labels: ScatterLabels, m: ScatterMark, colour: str) -> None:
-    """The label of a point, if there is room for it."""
-    bold = m is s.choice
-    words = f"{m.label} MB" if bold else m.label
-    if labels.room(900 * s.time.share(m.seconds), -520 * s.cost.share(m.cost_usd), words, letter=8.5 if bold else 6.8):
-        ax.annotate(
-            _plain(words), (m.seconds, m.cost_usd), xytext=(7, 6), textcoords="offset points", color=colour,
-            fontsize=9 if bold else 7.5, fontweight="bold" if bold else "normal", zorder=5,
-        )  # fmt: skip
+    c = plan.choice
+    below = f"{functions(c)}  ·  {human_seconds(c.predicted.seconds)}, {usd(c.predicted.cost_usd)}"
+    write_png(path, plan.profile.workload or "plan", below, [[("Time and cost", picture(plan))]])

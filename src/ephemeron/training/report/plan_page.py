@@ -58,7 +58,7 @@ def html(plan: Plan) -> str:
         parts.append(card("Advice", items(advice)))
     beyond = f" Beyond the picture: {'; '.join(s.beyond)}." if s.beyond else ""
     parts += [
-        card("Time and cost", _legend(s) + _picture(s) + _front_table(plan), (_FRONT if s.front else "") + beyond),
+        card("Time and cost", picture(plan) + _front_table(plan), (_FRONT if s.front else "") + beyond),
         side_by_side(
             card("Time by phase", _phases(plan.choice.predicted), _PATH), card("Cost", _costs(plan.choice.predicted))
         ),
@@ -79,6 +79,12 @@ def html(plan: Plan) -> str:
         card("What this rests on", _settings(_provenance(plan))),
     ]
     return document(f"plan · {name}", parts)
+
+
+def picture(plan: Plan) -> Markup:
+    """Legend and picture of time and cost."""
+    s = scatter(plan)
+    return _legend(s) + _picture(s)
 
 
 def _header(plan: Plan, name: str) -> Markup:
