@@ -1,11 +1,11 @@
-"""Samples: where they come from, how they travel, who owns which, and which one is next.
+"""Samples of a job: sources, formats, ownership by rank, and order.
 
-    spec               where a job's samples come from, as a value
+    spec               source of a job's samples, as a value
     sources            that value -> train and test samples (readers: idx, cifar, npz, datasets)
     samples            the two arrays, and their bytes
     split              unequal shares for unequal batch sizes (FasDL, section 4.2)
-    batch_source       where a trainer's batches come from: these arrays, or a flow (flow, flow_spec)
-    iteration_samples  which samples an iteration uses
+    batch_source       source of a trainer's batches: these arrays, or a flow (flow, flow_spec)
+    iteration_samples  samples that an iteration uses
 
 Importing this imports neither torch nor scikit-learn: a cold start pays for every import.
 """

@@ -1,7 +1,7 @@
-"""Where a trainer's batches come from: arrays that it holds, or a data flow that it reads as it goes.
+"""Source of a trainer's batches: arrays in memory, or a data flow that is read incrementally.
 
-A feed is told iteration numbers, not indices that advance, so that a function that starts in the middle needs nothing
-but its iteration to get the bytes that its predecessor got.
+Batches are requested by iteration number, not by an index that advances, so that a function that starts in the middle
+needs only its iteration to get the same bytes as its predecessor.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ EVALUATION_BATCH = 256
 
 
 class TrainingBatch(NamedTuple):
-    """Some samples, put together."""
+    """A collated batch of samples."""
 
     inputs: Any
-    """What the model is called with: an array or a tensor whose first axis is the sample, or a tree of them."""
+    """Input of the model: an array or a tensor whose first axis is the sample, or a tree of them."""
     targets: Any
-    """What the loss is given beside the model's output."""
+    """Targets for the loss, besides the model's output."""
     samples: int
-    """How many there are; of an empty batch `inputs` and `targets` are None."""
+    """Number of samples; if it is 0, `inputs` and `targets` are None."""
     skipped: int = 0
-    """Samples that failed and were passed over."""
+    """Samples that failed and were skipped."""
     failure: str = ""
-    """Why the last of these failed."""
+    """Reason of the last failure among them."""
 
 
 class Positions(Protocol):
-    """Which samples of a share belong to an iteration. See `ephemeron.data.iteration_samples.Sampler`."""
+    """Positions in a share that belong to an iteration. See `ephemeron.data.iteration_samples.Sampler`."""
 
     def batch(self, iteration: int) -> Indices: ...
 
@@ -43,7 +43,7 @@ class BatchSource(Protocol):
 
     @property
     def test_samples(self) -> int:
-        """In this function's slice of the test set."""
+        """Samples in this function's slice of the test set."""
 
     def batch(self, positions: Positions, iteration: int) -> TrainingBatch:
         """The batch of an iteration. Always the same bytes for the same positions and iteration."""
@@ -52,7 +52,7 @@ class BatchSource(Protocol):
         """This function's slice of the test set."""
 
     def close(self) -> None:
-        """Ends whatever loads ahead. Idempotent."""
+        """Ends loading ahead. Idempotent."""
 
 
 class ArrayFeed:

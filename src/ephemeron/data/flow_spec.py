@@ -1,4 +1,4 @@
-"""What functions are told of a job's flow. Apart from `flow`, so that functions without one need not import it."""
+"""Specification of a job's flow for functions. Separate from `flow`, which functions without one need not import."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPart:
-    """A flow function, and the dataset that it was found to read."""
+    """A flow function, and the dataset that it reads."""
 
     target: str
     """`module:function`."""
     samples: int
-    """Of the dataset, whether used or not."""
+    """Samples of the dataset, used or not."""
     version: str = ""
-    """Of the dataset in its store."""
+    """Version of the dataset in its store."""
     store: str | None = None
-    """URL; None: the flow brings a dataset of its own."""
+    """URL; None: the flow has a dataset of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSpec:
-    """What a function has to know to read its share. JSON-able."""
+    """Specification with which a function reads its share. JSON-able."""
 
     train: FlowPart
     test: FlowPart
@@ -35,7 +35,7 @@ class FlowSpec:
     loaders: int = 1
     prefetch_mb: float = 64.0
     sample_nbytes: int = 0
-    """Of a sample in a batch, after all steps."""
+    """Bytes of a sample in a batch, after all steps."""
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> FlowSpec:
@@ -44,5 +44,5 @@ class FlowSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of the flow functions."""
+        """Arguments of the flow functions."""
         return {**({} if self.path is None else {"path": Path(self.path)}), **self.options}

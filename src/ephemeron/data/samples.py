@@ -1,12 +1,12 @@
-"""Samples in memory, and the bytes they travel as.
+"""Samples in memory, and their serialisation.
 
 A function receives its share of the training set once, as one object in a store, and holds it until it ends.
-So a data set is two arrays and nothing else: what the numbers mean is the model's affair.
+So a data set is two arrays and nothing else: the model defines the meaning of the numbers.
 
-The bytes are the safetensors format: a JSON header and the raw arrays. It is no pickle, so that reading what a
-store holds runs nothing; and it needs no copy on either side: `encode` hands out views of the arrays, `decode`
+The format is safetensors: a JSON header and the raw arrays. Unlike a pickle, reading it executes no code;
+and it needs no copy on either side: `encode` returns views of the arrays, `decode`
 makes arrays that are views of the buffer. The safetensors package itself copies each way (600 MB more of
-a function's quota for CIFAR-10), which is why the 60 lines are here. Tests hold both ways against it.
+a function's quota for CIFAR-10), which is why the 60 lines are here. Tests compare both ways with it.
 
 Not for data sets larger than memory: every role holds its whole share.
 """
@@ -80,7 +80,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataSets:
-    """What a source yields."""
+    """Samples of a source: for training and for testing."""
 
     train: Samples
     test: Samples
@@ -90,7 +90,7 @@ class DataSets:
 def encode(samples: Samples) -> list[Buffer]:
     """The samples in safetensors format, as buffers to be written one after the other.
 
-    All but the first are views: whoever changes the arrays before they are written changes what is written.
+    All but the first are views: a change of the arrays before they are written changes what is written.
     """
     arrays = {"inputs": _plain(samples.inputs), "targets": _plain(samples.targets)}
     arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))  # keeps every array aligned
@@ -109,7 +109,7 @@ def decode(buffer: Buffer) -> Samples:
     """Samples whose arrays are views of the buffer: read-only where the buffer is.
 
     Raises:
-        CorruptMessage: the buffer is no safetensors file, is truncated, or lacks `inputs` or `targets`.
+        CorruptMessage: the buffer is not a safetensors file, is truncated, or lacks `inputs` or `targets`.
     """
     view = memoryview(buffer).cast("B")
     header, data = _header(view)
@@ -125,7 +125,7 @@ def decode(buffer: Buffer) -> Samples:
 
 
 def _plain(array: Array) -> Array:
-    """C order, little endian; itself where it is so already."""
+    """The array in C order, little endian; the same object if it is so already."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 

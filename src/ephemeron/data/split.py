@@ -1,8 +1,8 @@
-"""Who owns which samples, when roles have different batch sizes (FasDL, section 4.2).
+"""Partition of samples among roles with different batch sizes (FasDL, section 4.2).
 
 Aggregators spend time on aggregating, so they get smaller batches. If every role had equally many samples, the
-one with the larger batch would end its epoch early and the others would wait for nobody. FasDL deals the samples
-out in proportion to the batch sizes, so that all end together:
+one with the larger batch would end its epoch early and the others would wait for it in vain. FasDL partitions the
+samples in proportion to the batch sizes, so that all end together:
 
     B^g = Σ B_r                  (3-14)   global batch; K aggregators of B^a and W-K others of B^n
     I   = D / B^g                (3-17)   iterations per epoch, rounded up
@@ -13,7 +13,7 @@ Equation 4-4 is printed with B^n·K in its denominator; the text and 4-3 show th
 D·B_r/B^g is rarely whole. A rank owns its full batches, and the remainder of D (less than one global batch) is
 shared by largest remainders, so each rank is off by less than one sample, none exceeds its batch size, and the last
 iteration is the only partial one. In it a rank may have no samples at all; weighting by samples keeps that unbiased.
-Where a small batch does harm (batch statistics of one sample), it is dropped, or merged with the one before.
+If a small batch is harmful (batch statistics of one sample), it is dropped, or merged with the one before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LastBatch = Literal["keep", "drop", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class SampleSplit:
-    """How many samples each rank owns, and how many it uses in each iteration."""
+    """Number of samples that each rank owns, and that it uses in each iteration."""
 
     samples: int
     """D: size of the whole training set."""
@@ -41,7 +41,7 @@ class SampleSplit:
     counts: tuple[int, ...]
     """Samples owned by each rank; they add up to `samples`."""
     last: LastBatch = "keep"
-    """What becomes of the partial iteration: it is kept, dropped (other samples in each epoch), or merged with the one
+    """Treatment of the partial iteration: it is kept, dropped (other samples in each epoch), or merged with the one
     before it, which is then the last and the largest."""
 
     @property
@@ -61,7 +61,7 @@ class SampleSplit:
         """Number of samples that a rank uses in an iteration: its batch size, or less (merged: more) in the last iteration.
 
         Raises:
-            IndexError: there is no such rank or no such iteration.
+            IndexError: the rank or the iteration does not exist.
         """
         if not 0 <= rank < len(self.batches):
             raise IndexError(f"rank {rank} is not in 0 … {len(self.batches) - 1}")
@@ -73,12 +73,12 @@ class SampleSplit:
 
 
 def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep") -> SampleSplit:
-    """Deals out `samples` in proportion to the batch sizes.
+    """Partitions `samples` in proportion to the batch sizes.
 
     Args:
         samples: size of the training set; may be less than the number of ranks.
         batches: batch size of each rank, by rank.
-        last: what becomes of the partial iteration.
+        last: treatment of the partial iteration.
 
     Raises:
         JobError: there are no ranks, a batch size is below 1, `samples` is negative, or all of them would be dropped.
@@ -102,10 +102,10 @@ def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep"
 
 
 def assign(samples: int, split: SampleSplit, seed: int) -> list[Indices]:
-    """Which samples each rank owns: a seeded permutation of all, cut by `split.counts`.
+    """Samples that each rank owns: a seeded permutation of all, cut by `split.counts`.
 
     Returns:
-        For each rank the indices into the whole training set, of length `split.counts[rank]`; together they hold
+        For each rank the indices into the whole training set, of length `split.counts[rank]`; together they contain
         every index once.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What is known of one job's future: an index from a key to when it is used next.
+"""Known future of one job's accesses: an index from a key to its next position.
 
 Positions are counted over all epochs since the job joined, so that a future of more than one epoch needs no special
-case: the k-th access has position k, an announcement goes on where the last one ended, and the sampling distance of
+case: the k-th access has position k, an announcement continues where the last one ended, and the sampling distance of
 equation 3-1 is a subtraction. Every operation is O(1) per key that it names.
 """
 
@@ -17,18 +17,18 @@ from ephemeron.errors import JobError
 
 
 class Knowledge(IntEnum):
-    """What a job says of a key: the four parts of figure 3-15, and keys that are not the job's at all."""
+    """Knowledge of a key's next use: the four parts of figure 3-15, and keys that do not belong to the job."""
 
     CERTAIN = 0
     """Announced: the position is known."""
     LIKELY = 1
     """Not announced yet, but named with a weight."""
     UNKNOWN = 2
-    """Still to come in this epoch, nobody knows when."""
+    """Still to come in this epoch, at an unknown position."""
     VISITED = 3
-    """Used in this epoch: not before the next."""
+    """Used in this epoch: its next use is in a later epoch."""
     FOREIGN = 4
-    """Not among the job's keys."""
+    """Not one of the job's keys."""
 
 
 class JobFuture:
@@ -69,7 +69,7 @@ class JobFuture:
         """Replaces the likely future.
 
         Returns:
-            The keys that are in the old one or in the new one.
+            The keys that are in the old likely future or in the new one.
         """
         old = set(self._likely)
         ahead = {k: w for k, w in weights.items() if w > 0 and k not in self._uses and k not in self._visited}
@@ -85,10 +85,10 @@ class JobFuture:
         return old | set(ahead)
 
     def access(self, key: Key, now_s: float) -> bool:
-        """The job used a key, announced or not, in whatever order.
+        """Records the use of a key, announced or not, in any order.
 
         Returns:
-            Whether an epoch ended with it.
+            True if it was the last one of an epoch.
         """
         uses = self._uses.get(key)
         if uses:
@@ -106,7 +106,7 @@ class JobFuture:
         return True
 
     def knows(self, key: Key) -> Knowledge:
-        """What is known of a key."""
+        """Knowledge of a key's next use."""
         if key in self._uses:
             return Knowledge.CERTAIN
         if key in self._visited:
@@ -116,19 +116,19 @@ class JobFuture:
         return Knowledge.UNKNOWN if key in self.keys else Knowledge.FOREIGN
 
     def awaits(self, key: Key) -> bool:
-        """Whether the job has yet to use a key in this epoch."""
+        """True if the job has yet to use a key in this epoch."""
         return key in self.keys and key not in self._visited
 
     def position(self, key: Key) -> int | None:
-        """Where a key comes next in the certain future, counted from the job's first access; None if it does not."""
+        """Next position of a key in the certain future, counted from the job's first access; None: it has none."""
         uses = self._uses.get(key)
         return uses[0] if uses else None
 
     def outlook(self, key: Key) -> tuple[float, float] | None:
-        """Between which positions the next use of a key lies, the job's first access being 0.
+        """Earliest and latest position of the next use of a key, the job's first access being 0.
 
-        Equal where it is known or estimated as one number. An unknown one lies anywhere in what is left of the epoch, and
-        that of a visited key in the next epoch, behind what is announced of it. None: never.
+        Equal if the position is known or estimated as one number. That of an unknown key is anywhere in the rest of the
+        epoch, and that of a visited key in the next epoch, after its announced part. None: there is no next use.
         """
         uses = self._uses.get(key)
         if uses:
@@ -175,7 +175,7 @@ class JobFuture:
         return ahead + (self.left_in_epoch - ahead) / 2
 
     def likely_distance_of(self, key: Key) -> float:
-        """Expected distance of one likely key; heavier ones come sooner, which equation 3-2 gives away.
+        """Expected distance of one likely key; heavier ones come sooner, which equation 3-2 does not distinguish.
 
         If samples are drawn one after another in proportion to their weights, key x comes before key y with
         probability w_x / (w_x + w_y), so the expected rank of y is the sum of that over all x.

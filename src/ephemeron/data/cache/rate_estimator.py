@@ -1,7 +1,7 @@
-"""How fast a job goes through its samples, from nothing but the times of its accesses.
+"""Rate at which a job uses samples, estimated from the times of its accesses.
 
-Jobs take samples by the batch: many at one instant, then nothing while they train. So a rate is samples over time
-between instants, not between accesses, and both are forgotten exponentially (a job that shares its processor speeds up
+Jobs take samples by the batch: many at one instant, then none while they train. So a rate is samples over time
+between instants, not between accesses, and both decay exponentially (a job that shares its processor speeds up
 and slows down within an epoch).
 """
 
@@ -11,17 +11,17 @@ import math
 from collections.abc import Iterable, Mapping
 
 MEMORY = 256.0
-"""Samples after which an observation counts 1/e as much."""
+"""Samples after which the weight of an observation has decayed to 1/e."""
 
 STALLED_AFTER = 4.0
-"""Usual gaps between instants after which a silent job is thought to have stalled."""
+"""Number of usual gaps between instants after which a silent job is considered stalled."""
 
 
 class RateEstimator:
     """Samples per second of one job.
 
     Args:
-        memory: samples after which an observation counts 1/e as much.
+        memory: samples after which the weight of an observation has decayed to 1/e.
     """
 
     __slots__ = ("_burst", "_count", "_elapsed_s", "_instants", "_memory", "last_s")
@@ -31,10 +31,10 @@ class RateEstimator:
         self._count = self._elapsed_s = self._instants = 0.0
         self._burst = 0
         self.last_s: float | None = None
-        """When samples were taken last; None before the first."""
+        """Time of the last access; None before the first."""
 
     def observe(self, now_s: float, samples: int = 1) -> None:
-        """`samples` were taken at `now_s`. A clock that runs backwards stands still."""
+        """Records that `samples` were taken at `now_s`. If the clock runs backwards, the last time is kept."""
         if self.last_s is not None and now_s > self.last_s:
             keep = self._memory / (self._memory + self._burst)
             self._elapsed_s = keep * self._elapsed_s + (now_s - self.last_s)
@@ -46,14 +46,14 @@ class RateEstimator:
 
     @property
     def samples_per_s(self) -> float | None:
-        """The rate, or None while there is only one instant to go by."""
+        """The rate, or None after fewer than two instants."""
         return self._count / self._elapsed_s if self._elapsed_s > 0 and self._count > 0 else None
 
     def counts_from_s(self, now_s: float) -> float:
-        """The time from which to count on, at the rate, to the next samples: when samples were taken last, or now.
+        """Time from which the rate predicts the next samples: the last access, or later for a stalled job.
 
-        A job that has been silent for much longer than usual has stalled, or ended without a word. It is expected to
-        stay silent for as long again: that much in the future, and further with every look.
+        A job that has been silent for much longer than usual has stalled, or ended without leaving. It is expected to
+        be silent for as long again: that long from now, and later with each call.
         """
         if self.last_s is None:
             return now_s
@@ -62,7 +62,7 @@ class RateEstimator:
         return now_s + silent_s if silent_s > STALLED_AFTER * usual_s else self.last_s
 
     def state_dict(self) -> dict[str, float | None]:
-        """Everything, as numbers."""
+        """The whole state, as numbers."""
         return {
             "memory": self._memory, "count": self._count, "elapsed_s": self._elapsed_s, "instants": self._instants,
             "burst": self._burst, "last_s": self.last_s,
@@ -70,7 +70,7 @@ class RateEstimator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, float | None]) -> RateEstimator:
-        """The pace that `state_dict` described."""
+        """The estimator of a state from `state_dict`."""
         pace = cls(float(state["memory"] or MEMORY))
         pace._count = float(state["count"] or 0.0)
         pace._elapsed_s = float(state["elapsed_s"] or 0.0)
@@ -81,7 +81,7 @@ class RateEstimator:
 
 
 def assumed_rate(own: RateEstimator, others: Iterable[RateEstimator]) -> float:
-    """A job's rate, or while it is unknown the mean of the others' (DPFlow section 3.4.4), or 1 if all are unknown."""
+    """A job's rate, or while it is unknown the mean of the others (DPFlow section 3.4.4), or 1 if all are unknown."""
     rate = own.samples_per_s
     if rate is not None:
         return rate

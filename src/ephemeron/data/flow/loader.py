@@ -113,7 +113,7 @@ class FlowLoader:
         return {**self.read.fingerprint, **self._cursor.saved().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues the next iteration where `state_dict` was called, with any batch size and any number of loaders or ranks.
+        """Sets the next iteration to the position of a state; batch size and number of loaders and ranks may differ.
 
         Raises:
             JobError: the state is of another flow, version, dataset, subset or split, seed or order.

@@ -1,7 +1,7 @@
-"""One job of a sampler, and all of them together: who still needs what.
+"""State of one job of a sampler, and of all jobs together: the samples that each still needs.
 
-Samples are numbered densely over the union of the jobs' datasets (slots), so that what a job has left is one array of
-booleans and an intersection is an `&`. A job that joins with new samples renumbers; that happens once per join.
+Samples are numbered densely over the union of the jobs' datasets (slots), so that the remaining samples of a job are an
+array of booleans and an intersection is an `&`. A job that joins with new samples causes renumbering, once per join.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class JobState:
-    """A job: what it goes through, what of it is still open, and what is drawn for it but not taken yet."""
+    """A job: its dataset, the samples left in its epoch, and the samples drawn for it but not taken yet."""
 
     __slots__ = (
         "batch",
@@ -41,12 +41,12 @@ class JobState:
     def __init__(self, job: str, number: int, indices: Indices, *, batch: int, epochs: int | None) -> None:
         self.job = job
         self.number = number
-        """How many jobs joined before."""
+        """Number of jobs that joined before."""
         self.indices = indices
-        """Its dataset, ascending."""
+        """Indices of its dataset, ascending."""
         self.batch = batch
         self.epochs = epochs
-        """How many it will go through; None: until it leaves."""
+        """Number of epochs; None: until it leaves."""
         self.taken = 0
         """Samples handed out over all epochs."""
         self.drawn = 0
@@ -55,9 +55,9 @@ class JobState:
         """Slots drawn and not taken, in order: its certain future."""
         self.rate_estimator = RateEstimator()
         self.owns: Mask = np.zeros(0, dtype=bool)
-        """Its dataset, over slots."""
+        """Mask of its dataset, over slots."""
         self.open: Mask = np.zeros(0, dtype=bool)
-        """What has not been drawn in the epoch that is being drawn, over slots."""
+        """Mask of the samples not drawn yet in the epoch that is being drawn, over slots."""
         self.open_count = 0
 
     @property
@@ -77,7 +77,7 @@ class JobState:
 
     @property
     def left_to_take(self) -> int:
-        """Samples of its present epoch that it has not taken; 0 once it has gone through all of its epochs."""
+        """Samples of its current epoch that it has not taken; 0 after its last epoch."""
         if self.epochs is not None and self.epoch >= self.epochs:
             return 0
         return self.size - self.taken % self.size
@@ -86,7 +86,7 @@ class JobState:
         """Appends drawn slots to the queue.
 
         Returns:
-            Whether the epoch is drawn completely; if there is a next one, everything is open again.
+            True if the epoch is drawn completely; if another one follows, all samples are open again.
         """
         assert self.open[slots].all(), "each sample once per epoch"
         self.open[slots] = False
@@ -131,7 +131,7 @@ class JobSet:
         return len(self.indices)
 
     def add(self, member: JobState) -> None:
-        """A job joins; slots are numbered anew if it brings samples that nobody had."""
+        """A job joins; slots are renumbered if it has samples that no other job has."""
         self._members[member.job] = member
         self.joined = max(self.joined, member.number + 1)
         if not np.isin(member.indices, self.indices, assume_unique=True).all():
@@ -141,7 +141,7 @@ class JobSet:
         member.open_count = member.size
 
     def remove(self, job: str) -> JobState:
-        """A job leaves. The numbering stays until nobody is left: it costs less to keep than to change."""
+        """A job leaves. The numbering is kept until the last one leaves: keeping it is cheaper than changing it."""
         member = self[job]
         del self._members[job]
         if not self._members:
@@ -149,7 +149,7 @@ class JobSet:
         return member
 
     def rate(self, member: JobState) -> float:
-        """Samples per second, or the others' mean while the job has none (DPFlow section 3.4.4)."""
+        """Samples per second, or the mean of the others while it is unknown (DPFlow section 3.4.4)."""
         return assumed_rate(member.rate_estimator, (other.rate_estimator for other in self))
 
     def _mask(self, indices: Indices) -> Mask:
@@ -166,7 +166,7 @@ class JobSet:
                 member.queue = deque(np.searchsorted(indices, old[list(member.queue)]).tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as numbers, strings and lists."""
+        """The whole state, as numbers, strings and lists."""
         return {
             "joined": self.joined,
             "indices": self.indices.tolist(),
@@ -182,7 +182,7 @@ class JobSet:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> JobSet:
-        """The roster that `state_dict` described."""
+        """The job set of a state from `state_dict`."""
         roster = cls()
         roster.joined = int(state["joined"])
         roster.indices = np.array(state["indices"], dtype=np.intp)

@@ -1,19 +1,20 @@
-"""What a sampler for many jobs promises, and the bookkeeping that keeps the promise whatever the algorithm draws.
+"""Interface and guarantees of a sampler for many jobs, and the bookkeeping that ensures them for any algorithm.
 
     sampler.add_job("lr=0.1", range(50_000), batch=128, epochs=20)
     batch = sampler.take("lr=0.1", now_s=clock())          # never crosses the end of an epoch
     certain, likely = sampler.future("lr=0.1")             # for a cache
 
-**Promises**, kept here and not by each algorithm:
+**Guarantees**, ensured here and not by each algorithm:
 
-- In every epoch a job is given each sample of its dataset exactly once, whoever joins, leaves, hurries or lags.
-- No job waits for another: `take` always answers at once with as many samples as were asked for, or what is left of the
-  epoch. There is no barrier, so none can starve.
+- In every epoch a job gets each sample of its dataset exactly once, even if jobs join, leave or differ in speed.
+- No job waits for another: `take` always returns immediately with the requested number of samples, or the rest of the
+  epoch. There is no barrier, so no job can starve.
 - The same seed and the same calls in the same order give the same samples, on any machine. Clocks are arguments;
-  they are part of the calls, because speeds steer what is shared.
-- `state_dict` holds everything as plain numbers, strings and lists; a sampler that loads it goes on exactly there.
+  they are part of the calls, because speeds affect what is shared.
+- `state_dict` contains the whole state as plain numbers, strings and lists; a sampler that loads it continues exactly
+there.
 
-What a sampler is free to choose is the order within an epoch. The honest ones say how random that is, see `coupled`.
+A sampler is free to choose the order within an epoch. `coupled` states how random its orders are.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ class SharedBatch:
 
 
 class Future(NamedTuple):
-    """What is known of the samples that a job will be given."""
+    """Known future samples of a job."""
 
     certain: Indices
     """Drawn and not taken yet, in order; may reach into the next epoch."""
     likely: Mapping[int, float]
-    """Weights of samples that are not drawn, but may be soon: the heavier, the sooner."""
+    """Weights of samples that are not drawn yet, but may be soon: heavier ones are expected sooner."""
 
 
 class CollaborativeSampler(ABC):
     """Draws samples for several jobs so that they can share what one of them has loaded.
 
-    Subclasses say how to draw. They may deal samples to any job at any time, as long as the job that asks has enough.
+    Subclasses define the draws. They may deal samples to any job at any time, as long as the requesting job has enough.
 
     Args:
         seed: any integer; with the order of calls it determines everything.
@@ -66,7 +67,7 @@ class CollaborativeSampler(ABC):
 
     @abstractmethod
     def draw(self, member: JobState, wanted: int) -> None:
-        """Deals samples until the job's queue holds `wanted`, which it is told is not more than it can ever be."""
+        """Deals samples until the job's queue holds `wanted`, which never exceeds what is left to it."""
 
     def entered(self, member: JobState) -> None:
         """A job has joined."""
@@ -82,24 +83,24 @@ class CollaborativeSampler(ABC):
         return {}
 
     def extra_state(self) -> dict[str, Any]:
-        """What an algorithm has to remember besides jobs and stream."""
+        """State of the algorithm besides jobs and stream."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """The opposite of `extra_state`, after jobs and stream were loaded."""
+        """The inverse of `extra_state`, after jobs and stream were loaded."""
 
     def add_job(self, job: str, indices: Sequence[int] | Indices, *, batch: int, epochs: int | None = None) -> None:
-        """A job takes part from now on.
+        """A job joins.
 
         Args:
             job: its name.
-            indices: its dataset; numbers of samples, which jobs that share samples have in common.
-            batch: samples that it usually takes at a time.
-            epochs: how many epochs it will go through; None: until it leaves. A sampler that knows that another epoch
+            indices: its dataset; indices of samples, which are common to all jobs that share samples.
+            batch: usual number of samples per `take`.
+            epochs: number of epochs; None: until it leaves. A sampler that knows that another epoch
                 follows can draw across its beginning.
 
         Raises:
-            JobError: it takes part already, the dataset is empty or names a sample twice or below 0, or a number is
+            JobError: it has joined already, the dataset is empty or has an index twice or below 0, or a number is
                 below 1.
         """
         own = np.sort(np.asarray(indices, dtype=np.intp))
@@ -118,7 +119,7 @@ class CollaborativeSampler(ABC):
         self.entered(member)
 
     def remove_job(self, job: str) -> None:
-        """A job takes part no longer, in the middle of an epoch or not.
+        """A job leaves, in the middle of an epoch or not.
 
         Raises:
             JobError: there is no such job.
@@ -129,15 +130,15 @@ class CollaborativeSampler(ABC):
         """The next samples of a job.
 
         Args:
-            job: whose.
-            count: how many; None: its batch size. At the end of an epoch there may be fewer.
-            now_s: the caller's clock, from which the job's speed is known.
+            job: name of the job.
+            count: number of samples; None: its batch size. At the end of an epoch there may be fewer.
+            now_s: the caller's clock in seconds, from which the job's speed is estimated.
 
         Returns:
             At least one sample, all of one epoch.
 
         Raises:
-            JobError: there is no such job, it has gone through all its epochs, or `count` is below 1.
+            JobError: there is no such job, its last epoch is over, or `count` is below 1.
         """
         member = self.jobs[job]
         if count is not None and count < 1:
@@ -156,7 +157,7 @@ class CollaborativeSampler(ABC):
         return SharedBatch(job=job, epoch=epoch, indices=self.jobs.indices[slots])
 
     def future(self, job: str) -> Future:
-        """What is known of the samples that a job will be given, for a cache or a prefetcher.
+        """Known future samples of a job, for a cache or a prefetcher.
 
         Raises:
             JobError: there is no such job.
@@ -165,7 +166,7 @@ class CollaborativeSampler(ABC):
         return Future(self.jobs.indices[list(member.queue)], self.likely(member))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to go on, as plain numbers, strings, lists and dicts."""
+        """The whole state, as plain numbers, strings, lists and dicts."""
         return {
             "sampler": type(self).__name__,
             "seed": self.stream.seed,
@@ -175,7 +176,7 @@ class CollaborativeSampler(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the sampler that gave `state_dict` was. What this one knew is forgotten.
+        """Continues from a state of `state_dict`. The previous state is discarded.
 
         Raises:
             JobError: the state is that of another kind of sampler.

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as a job's samples: from a folder or the published .tar.gz.
 
-An archive is read member by member in memory; nothing is extracted. All batches must be present: training on four fifths of the
-data because a download was interrupted should not look like a result.
+An archive is read member by member in memory; nothing is extracted. All batches must be present: training on four
+fifths of the data after an interrupted download must not look like a result.
 
 Peak memory is about 1 GB for either, in the process that loads, not in a function.
 """
@@ -52,7 +52,7 @@ def read(spec: DataSpec) -> tuple[Samples, Samples]:
 
 
 def _open(kind: str, path: Path) -> tuple[Form, Path, dict[str, bytes]]:
-    """The form that is there, the folder or archive that holds it, and the contents of all its files."""
+    """The form that was found, the folder or archive that contains it, and the contents of all its files."""
     forms = FORMS[kind]
     wanted = {name for form in forms for name in form.names}
     if not path.is_dir():
@@ -75,7 +75,7 @@ def _from_folder(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _from_archive(path: Path, wanted: Set[str]) -> dict[str, bytes]:
-    """Contents of the regular members of these names. Links and paths are of no consequence: nothing is written."""
+    """Contents of the regular members with these names. Links and paths are harmless: no file is written."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as archive:
@@ -94,7 +94,7 @@ def _from_archive(path: Path, wanted: Set[str]) -> dict[str, bytes]:
 
 
 def _drain(archive: tarfile.TarFile) -> None:
-    """Reads to the end: tar stops before it, and gzip's checksum comes last."""
+    """Reads to the end: tarfile stops before it, and gzip's checksum comes last."""
     while archive.fileobj is not None and archive.fileobj.read(2**20):
         pass
 

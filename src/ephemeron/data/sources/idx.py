@@ -19,14 +19,14 @@ _FOLDER = "a folder with train-images-idx3-ubyte and train-labels-idx1-ubyte, ea
 
 
 def read(spec: DataSpec) -> tuple[Samples, Samples | None]:
-    """Training and, if the folder has `t10k-…` files, test samples.
+    """Training samples and, if the folder has `t10k-…` files, test samples.
 
     Returns:
         Inputs float32, bytes scaled to [0, 1], rank 3 as (N, 1, H, W) and other ranks as they are; targets int64,
         or float32 where the file holds floating-point numbers.
 
     Raises:
-        JobError: a file is absent, or not what its header says.
+        JobError: a file is absent, or differs from its header.
     """
     read_options(spec, {})
     folder = need_path(spec, _FOLDER)
@@ -42,7 +42,7 @@ def read_idx(path: Path) -> Array:
     """One IDX file, with or without gzip, as an array in native byte order.
 
     Raises:
-        JobError: it cannot be read, its magic number is unknown, or it is shorter or longer than its header says.
+        JobError: it cannot be read, its magic number is unknown, or its length differs from that in its header.
     """
     return parse_idx(_contents(path), path)[0]
 

@@ -1,4 +1,4 @@
-"""NumPy's .npz files: the way in for anything that was prepared elsewhere.
+"""NumPy's .npz files: for any data that was prepared by other means.
 
 Arrays keep the dtype they have in the file (whole numbers may be tokens, float64 may be meant). Arrays of Python
 objects are pickles and are refused.
@@ -21,12 +21,12 @@ _DEFAULTS = {"inputs": "x", "targets": "y", "test_inputs": None, "test_targets":
 
 
 def read(spec: DataSpec) -> tuple[Samples, Samples | None]:
-    """Training and, if the options name its arrays, test samples.
+    """Training samples and, if the options name their arrays, test samples.
 
     Options: `inputs` (default "x"), `targets` ("y"), `test_inputs` and `test_targets`: names of arrays in the file.
 
     Raises:
-        JobError: the file is no .npz, an array is absent or holds objects, or only one of the test arrays is named.
+        JobError: the file is not an .npz, an array is absent or holds objects, or only one of the test arrays is named.
     """
     options = read_options(spec, _DEFAULTS)
     if (options["test_inputs"] is None) != (options["test_targets"] is None):

@@ -1,4 +1,4 @@
-"""Checks that every reader makes: of its options and of its path."""
+"""Checks of options and path that all readers share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ephemeron.errors import JobError
 
 
 def read_options(spec: DataSpec, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a source, defaults filled in. A default of None means: optional text.
+    """The options of a source, with defaults filled in. A default of None means: optional text.
 
     Raises:
         JobError: an option is unknown or has the wrong type.
@@ -28,7 +28,7 @@ def read_options(spec: DataSpec, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def need_path(spec: DataSpec, what: str) -> Path:
-    """`data.path`, which exists.
+    """`data.path`, which is checked to exist.
 
     Args:
         what: what the path should name, for the message.

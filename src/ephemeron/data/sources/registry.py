@@ -1,7 +1,7 @@
-"""From `data` of a job to two sets of samples. One reader per source; what all have in common is here.
+"""Training and test samples from `data` of a job. One reader per source; common code is here.
 
-A reader returns the training samples and, if its source has them, the test samples. Where it has none, a seeded
-share of the training samples is held out. Readers are imported when they are asked for.
+A reader returns the training samples and, if its source has them, the test samples. Otherwise a seeded
+share of the training samples is held out. Readers are imported on use.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def load(spec: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> DataSets:
     """Reads the samples of a job.
 
     Args:
-        spec: where they come from.
-        seed: decides which samples are held out, where the source brings no test set of its own.
-        code: folders in which `module:function` is looked for.
+        spec: source of the samples.
+        seed: determines the held-out samples, if the source has no test set of its own.
+        code: folders in which `module:function` is searched.
 
     Raises:
         JobError: the source is unknown, or a path, an option, a file or the user's code is wrong.

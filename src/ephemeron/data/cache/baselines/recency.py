@@ -1,7 +1,7 @@
-"""Policies that know nothing of the future: LRU, LFU and MinIO. They are here to be compared with.
+"""Policies without knowledge of the future: LRU, LFU and MinIO, for comparison.
 
-LRU is the worst that one can do to an epoch: what was used longest ago is what comes next. MinIO (CoorDL, VLDB 2021)
-never replaces anything, which costs nothing and gives a hit rate of exactly the cached share in every epoch after the
+LRU is the worst policy for epochs: the least recently used sample is the next one. MinIO (CoorDL, VLDB 2021)
+never replaces an object, which costs nothing and gives a hit rate of exactly the cached share in every epoch after the
 first; without a cache shared among jobs that know their order it is hard to beat.
 """
 
@@ -14,7 +14,7 @@ from ephemeron.data.cache.policy import CachedItem, Group, RankedPolicy
 
 
 class LRU(RankedPolicy):
-    """Evicts what was used longest ago."""
+    """Evicts the least recently used object."""
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Accessed):
@@ -25,9 +25,9 @@ class LRU(RankedPolicy):
 
 
 class LFU(RankedPolicy):
-    """Evicts what was used least often since it came into the cache; of several, what was used longest ago.
+    """Evicts the least frequently used object since its admission; among equals, the least recently used.
 
-    The newcomer has been used only once and would always be the victim, so it is spared until the next one comes.
+    The last admitted object has been used only once and would always be the victim, so it is spared until the next one.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class LFU(RankedPolicy):
 
 
 class MinIO(RankedPolicy):
-    """Never gives up what it has: the newcomer is the victim.
+    """Never replaces an object: the last admitted one is the victim.
 
-    Only if the newcomer is held (somebody is being served with it) and there is no room, the newest of the others goes.
+    Only if that one is held (it is being delivered to a job) and there is no room, the newest of the others is evicted.
     """
 
     def __init__(self) -> None:

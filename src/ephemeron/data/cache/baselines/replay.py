@@ -1,4 +1,4 @@
-"""What a cache would have hit: a recorded or invented story of jobs, told to a cache."""
+"""Cache simulator: hits of a cache for a recorded or synthetic sequence of events of jobs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def replay(
     nbytes: Callable[[Key], int] = lambda key: 1,
     cost_s: Callable[[Key], float] = lambda key: 1.0,
 ) -> list[bool]:
-    """Tells a cache everything in order; what it misses is offered to it at once, unpinned.
+    """Passes all events to a cache in order; a missed object is offered to it at once, unpinned.
 
     Args:
         cache: usually empty.
-        events: what jobs say and do.
+        events: events of the jobs.
         nbytes: the size of each object in bytes.
         cost_s: seconds that each object takes to make.
 

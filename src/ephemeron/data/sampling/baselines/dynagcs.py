@@ -1,17 +1,18 @@
 """DynaGCS, dynamic grouped collaborative sampling, as published (DPFlow section 3.4.4, algorithm 3.11).
 
-Whoever runs out of samples becomes the main job of a round. The tree is descended from the largest set of jobs that it is in:
-samples drawn from what all of a set have left go to the buffers of all of them. Where the text leaves a choice:
+A job that runs out of samples becomes the main job of a round. The tree is descended from the largest set of jobs that
+contains it: samples drawn from those that all jobs of a set have left go to the buffers of all of them. Choices that the
+text leaves open:
 
-- A round draws one group of g samples for the main job (3-8), from the top of the tree, and goes down only for what
-  is missing. Algorithm 3.11 draws g from *every* node on the way, but then most samples come from small sets and the
-  overlap of 75 % that section 5.2.2 reports for equal jobs cannot be; and its text says "at most one group".
+- A round draws one group of g samples for the main job (3-8), from the top of the tree, and descends only for missing
+  samples. Algorithm 3.11 draws g from *every* node on the way, but then most samples come from small sets and the
+  overlap of 75 % that section 5.2.2 reports for equal jobs is impossible; and its text says "at most one group".
 - All jobs of a node get its samples (line 16), also those whose buffers are full.
 
-Measured (`benchmarks/sampling.py`), and the reason why `Coupled` exists: orders are uniform only where all jobs have the
-same dataset and each epoch is looked at alone. With partly overlapping datasets, shared samples come first in every epoch. With
-jobs that are out of phase, an epoch repeats the order of the last one, because what one job has left decides what
-the other is given. And what is dealt to a slow job has left the cache by the time it is used.
+Measured (`benchmarks/sampling.py`), and the reason for `Coupled`: orders are uniform only if all jobs have the
+same dataset and each epoch is considered alone. With partly overlapping datasets, shared samples come first in every
+epoch. With jobs that are out of phase, an epoch repeats the order of the previous one, because the remaining samples of
+one job determine those given to the other. And samples dealt to a slow job have been evicted by the time it uses them.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class DynaGCS(CollaborativeSampler):
         return max(1, min(m.batch // 2 for m in ready))
 
     def _epoch_drawn(self, member: JobState) -> None:
-        """It leaves the tree, and comes back if another epoch follows, with all of its samples."""
+        """Removes the job from the tree, and inserts it again with all of its samples if another epoch follows."""
         self.tree.remove(member.job)
         if member.open_count:
             self.tree.insert(member, list(self.jobs), self.jobs.rate)
 
     def likely(self, member: JobState) -> Mapping[int, float]:
-        """What each node that the job is in has left, with the weight level + 1 of the largest of them."""
+        """Remaining samples of each node that contains the job, with the weight level + 1 of the largest of them."""
         weights: dict[int, float] = {}
         for level, node in self.tree.downwards(member.job):
             shared = intersection(self.jobs[job] for job in node)

@@ -1,4 +1,4 @@
-"""From a sampler to a cache: what samplers draw is what policies want to know (DPFlow section 3.4.4, end).
+"""Adapter from a sampler to a cache: draws of samplers become events for policies (DPFlow section 3.4.4, end).
 
     forecast = Forecast(sampler)
     batch, news = forecast.take(job, now_s=clock())
@@ -7,9 +7,9 @@
     for index in batch.indices.tolist():
         cache.lookup(job, index, now_s=clock())
 
-A sampler may draw for one job when another asks. So with every `take` all jobs are looked at, and what was drawn for them
-since is announced, the samples of the batch itself first. Likely futures change with every draw and can be as long as a
-dataset; they are renewed only now and then.
+A sampler may draw for one job when another asks. So every `take` checks all jobs and announces the samples drawn for
+them since the last one, beginning with the samples of the batch itself. Likely futures change with every draw and can
+be as long as a dataset; they are updated only at intervals.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ephemeron.data.sampling.sampler import CollaborativeSampler, SharedBatch
 
 
 class Forecast:
-    """Turns a sampler's draws into events for a cache, each fact once.
+    """Turns a sampler's draws into events for a cache, each draw once.
 
     Args:
-        sampler: whose jobs to follow.
-        likely_every: samples taken by any job between two renewals of the likely futures, as a part of all samples.
+        sampler: the sampler of the jobs.
+        likely_every: samples taken by any job between two updates of the likely futures, as a part of all samples.
     """
 
     def __init__(self, sampler: CollaborativeSampler, *, likely_every: float = 1 / 64) -> None:
@@ -35,19 +35,19 @@ class Forecast:
         self._since_renewal = 0
 
     def take(self, job: str, count: int | None = None, *, now_s: float) -> tuple[SharedBatch, list[Event]]:
-        """The sampler's next batch for a job, and what a cache has to know before the batch is looked up.
+        """The sampler's next batch for a job, and the events to pass to the cache before the batch is looked up.
 
         Raises:
-            JobError: as from the sampler.
+            JobError: raised by the sampler.
         """
         batch = self.sampler.take(job, count, now_s=now_s)
         return batch, self.news(batch)
 
     def news(self, batch: SharedBatch | None = None) -> list[Event]:
-        """Who has left or joined, what was drawn and what is likely, since the last time.
+        """Jobs that left or joined, new draws and likely samples since the last call.
 
         Args:
-            batch: samples that were taken meanwhile, and of which the cache has not been told.
+            batch: samples that were taken meanwhile, and not yet announced to the cache.
         """
         events: list[Event] = []
         here = {member.job: member.number for member in self.sampler.jobs}
