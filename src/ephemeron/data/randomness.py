@@ -111,7 +111,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_KEEPING.reset)
 
 
-def nobody_else_draws() -> None:
+def stop_keeping_states() -> None:
     """For loader processes: `kept` no longer restores states, on which no caller depends there."""
     _KEEPING.others_draw = False
 

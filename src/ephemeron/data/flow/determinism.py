@@ -32,7 +32,7 @@ import numpy as np
 import xxhash
 
 from ephemeron.data.flow.sample_loader import READ, SampleLoader, SampleRequest
-from ephemeron.data.randomness import Watch, kept, nobody_else_draws
+from ephemeron.data.randomness import Watch, kept, stop_keeping_states
 from ephemeron.errors import SampleFailed
 
 T = TypeVar("T")
@@ -285,7 +285,7 @@ def in_child(work: Callable[[], T], *, limit_s: float) -> T | None:
         try:
             os.close(ours)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            nobody_else_draws()
+            stop_keeping_states()
             torch: Any = sys.modules.get("torch")
             if torch is not None:
                 torch.set_num_threads(1)  # the parent's threads do not exist in the child

@@ -32,7 +32,7 @@ from typing import Any, NoReturn, TypeAlias
 from ephemeron.data.flow.collate import Collator, Stacking
 from ephemeron.data.flow.pickle_socket import Arena, PickleSocket
 from ephemeron.data.flow.sample_loader import COLLATE, NETWORK, SampleLoader, SampleRequest, StageTimings
-from ephemeron.data.randomness import nobody_else_draws
+from ephemeron.data.randomness import stop_keeping_states
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
@@ -374,7 +374,7 @@ def _child(work: Callable[[], None], not_ours: list[socket.socket], *, dies_with
 
 
 def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
-    nobody_else_draws()
+    stop_keeping_states()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

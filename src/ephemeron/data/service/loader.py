@@ -18,7 +18,7 @@ from typing import Any
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.config.typed import build
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
-from ephemeron.data.randomness import nobody_else_draws
+from ephemeron.data.randomness import stop_keeping_states
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport
 from ephemeron.data.service.address import TOKEN_VARIABLE, LoaderRequest, ServiceAddress
 from ephemeron.data.service.flow_definition import restore
@@ -82,7 +82,7 @@ class _Work:
 
     def run(self) -> None:
         """Until the shard is gone, sends us away, or time is over."""
-        nobody_else_draws()
+        stop_keeping_states()
         threads = [threading.Thread(target=t, daemon=True) for t in (self._talk, self._beat, self._read_ahead)]
         for thread in threads:
             thread.start()
