@@ -27,6 +27,7 @@ from benchmarks.common import condensed, environment, write
 from ephemeron.functions.cgroups import Enforcement, detect
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess
+from ephemeron.functions.process_messages import Ready
 from ephemeron.units import MIB
 
 MEMORY_MB = 704
@@ -72,9 +73,9 @@ class Starter:
         function = FunctionProcess(
             self._enforcement, self._n, memory_mb=MEMORY_MB, vcpus=VCPUS, env=ENV, folder=self._folder, forks=forks
         )
-        hello = await function.start()
-        if hello is None or "hello" not in hello:
-            raise click.ClickException(f"a function did not start: {hello or function.why_dead()}")
+        first = await function.start()
+        if not isinstance(first, Ready):
+            raise click.ClickException(f"a function did not start: {function.outcome(first).error}")
         return function
 
     async def one(self, forks: Forks | None) -> tuple[float, float, float]:
