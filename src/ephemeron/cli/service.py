@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,29 +138,50 @@ def status(address: str | None, folder: Path | None, delete: str | None, watch: 
         time.sleep(1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRow:
+    """Status of a flow, with sums over its shards."""
+
+    flow: str
+    version: str
+    state: str
+    samples: int
+    readers: int
+    shards: int
+    loaders: int
+    loaded: int
+    hits: int
+    """Samples that were found finished in the cache."""
+    half_hits: int
+    """Samples of which the cached steps were found."""
+    skipped: int
+    cached_bytes: int
+    buffered_bytes: int
+
+
 def _print(service: Service, as_json: bool) -> None:
     from ephemeron.units import human_bytes
 
     found = service.call("list", {})
     rows = [_row(entry, found["routers"].get(entry["name"], {})) for entry in found["flows"]]
     if as_json:
-        click.echo(json.dumps({"flows": rows}))
+        click.echo(json.dumps({"flows": [asdict(row) for row in rows]}))
         return
     if not rows:
         click.echo("no flows are registered")
     for r in rows:
         click.echo(
-            f"{r['flow']}@{r['version']}: {r['state']}, {r['samples']} samples; {r['readers']} readers, {r['loaders']} "
-            f"loaders; {r['loaded']} loaded, {r['hits']} found finished, {r['half_hits']} half-finished; "
-            f"{human_bytes(r['cached_bytes'])} kept, {human_bytes(r['buffered_bytes'])} ahead"
+            f"{r.flow}@{r.version}: {r.state}, {r.samples} samples; {r.readers} readers, {r.loaders} "
+            f"loaders; {r.loaded} loaded, {r.hits} found finished, {r.half_hits} half-finished; "
+            f"{human_bytes(r.cached_bytes)} kept, {human_bytes(r.buffered_bytes)} ahead"
         )
 
 
-def _row(entry: dict[str, Any], router: dict[str, Any]) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], router: Mapping[str, Any]) -> FlowRow:
     shards = router.get("shards", [])
     sums = ("loaders", "loaded", "hits", "half_hits", "skipped", "cached_bytes", "buffered_bytes")
-    return {
-        "flow": entry["name"], "version": entry["version"], "state": entry["state"], "samples": entry["samples"],
-        "readers": router.get("readers", 0), "shards": len(shards),
+    return FlowRow(
+        flow=entry["name"], version=entry["version"], state=entry["state"], samples=entry["samples"],
+        readers=router.get("readers", 0), shards=len(shards),
         **{key: sum(shard.get(key, 0) for shard in shards) for key in sums},
-    }  # fmt: skip
+    )  # fmt: skip
