@@ -130,6 +130,7 @@ def test_a_world_without_a_compute_model_is_measured_and_scaled_by_the_share():
 # -- local --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_is_profiled_by_real_functions_and_the_platform_only_once(home):
     said: list[str] = []
     limits = Limits(memory_max_mb=2048, concurrency=4)

@@ -196,6 +196,7 @@ def test_lane_shows_one_phase_at_a_time_and_totals_count_all() -> None:
     assert (lane.totals["upload"], lane.totals["compute"]) == (4.0, 1.0)
 
 
+@pytest.mark.slow
 def test_long_run_is_merged_with_the_same_shares(long_story: RunSummary) -> None:
     assert long_story.merged
     assert sum(len(c.seconds) for lane in long_story.lanes for c in lane.columns) <= MAX_RECTS

@@ -65,6 +65,7 @@ def test_random_steps_draw_the_same_in_loaders_and_in_a_dataloader(folder):
     assert mine != on_flow(classification, still, batch_size=BATCH, epochs=2, loaders=0, width=8)
 
 
+@pytest.mark.slow
 def test_as_a_job_whose_function_dies(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
     whole = weights_as_job("classification", folder / "store", collate=False, width=4)

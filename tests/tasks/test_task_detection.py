@@ -77,6 +77,7 @@ def test_images_and_boxes_are_flipped_together_and_alike_everywhere(folder):
     assert mine != on_flow(detection, detection.held_out(folder / "store"), batch_size=BATCH, epochs=2, loaders=0)
 
 
+@pytest.mark.slow
 def test_as_a_job_whose_function_dies(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
     whole = weights_as_job("detection", folder / "store", width=4)

@@ -80,6 +80,7 @@ def test_masks_are_drawn_alike_everywhere(folder):
     assert mine != on_flow(speech, speech.plain(folder / "store"), batch_size=BATCH, epochs=2, loaders=0)
 
 
+@pytest.mark.slow
 def test_as_a_job_whose_function_dies(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path))
     whole = weights_as_job("speech", folder / "store", hidden=12)
@@ -132,6 +133,7 @@ def test_the_probabilities_of_all_texts_add_up():
     assert total == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classification", "detection", "speech"])
 def test_the_examples_say_what_they_are(name):
     ran = subprocess.run(

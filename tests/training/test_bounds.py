@@ -27,6 +27,7 @@ def test_storage_does_not_grow(how):
     assert many.left == {"run/spec", "run/result"}
 
 
+@pytest.mark.slow
 def test_2000_iterations():
     run = synthetic(samples=6400, epochs=20, world=QUICK, workers=4, aggregators=2, batch_size=16)
     assert run.ending.final.iterations == 2000

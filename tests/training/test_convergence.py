@@ -21,6 +21,7 @@ def accuracy():
     return run
 
 
+@pytest.mark.slow
 def test_hap_is_as_accurate_as_bsp(accuracy):
     seeds = (0, 1, 2)
     bsp, hap = mean(accuracy("bsp", s) for s in seeds), mean(accuracy("hap", s) for s in seeds)
@@ -28,12 +29,14 @@ def test_hap_is_as_accurate_as_bsp(accuracy):
     assert abs(hap - bsp) <= 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["ssp:3", "asp"])
 def test_asynchronous_protocols_learn(sync, accuracy):
     """Staleness asks for smaller steps."""
     assert accuracy(sync, 0, lr=0.02) > 0.93
 
 
+@pytest.mark.slow
 def test_an_asynchronous_parameter_server_learns():
     job = make_job(epochs=12, optimizer=Target(target="SGD", options={"lr": 0.05}))
     run = real(job, pattern="parameter-server", sync="asp")
