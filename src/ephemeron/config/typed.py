@@ -168,6 +168,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     Raises:
         JobError: it is of another type, no number, or too large a one.
     """
+    if hint in (str, int, float, bool):  # most values: messages between processes are read this way, too
+        return _scalar(hint, value, where)
     if hint is Any or hint is object:
         return value
     origin = get_origin(hint)
@@ -263,6 +265,8 @@ def _key(hint: Any, key: Any, where: str) -> Any:
 
 def plain(value: Any) -> Any:
     """The inverse of `build`: dataclasses as dicts, tuples as lists, paths as text, ready for JSON and TOML."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

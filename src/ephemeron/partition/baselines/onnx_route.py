@@ -38,7 +38,7 @@ def export_onnx(
         JobError: the exporter does not accept the model; with its reason.
     """
     _onnx()
-    twin = copy.deepcopy(model).train()
+    clone = copy.deepcopy(model).train()
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -46,7 +46,7 @@ def export_onnx(
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
-                twin, tuple(args), kwargs=dict(kwargs or {}), dynamo=True, verbose=False, optimize=False
+                clone, tuple(args), kwargs=dict(kwargs or {}), dynamo=True, verbose=False, optimize=False
             )
             assert made is not None
             made.save(str(path))

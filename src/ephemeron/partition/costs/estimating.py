@@ -27,9 +27,9 @@ BACKWARD = 2.0
 
 def estimated_s(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, float]:
     """Seconds of each operator's forward pass over an example batch, on one vCPU."""
-    twin = copy.deepcopy(traced)
+    clone = copy.deepcopy(traced)
     seconds: dict[str, float] = {}
-    plain = twin.call_step
+    plain = clone.call_step
 
     def seen(step: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         with FlopCounterMode(display=False) as counter:
@@ -38,7 +38,7 @@ def estimated_s(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any] |
         seconds[step.name] = counter.get_total_flops() / FLOP_S + touched / BYTES_S
         return made
 
-    twin.__dict__["call_step"] = seen
+    clone.__dict__["call_step"] = seen
     with torch.random.fork_rng(), torch.no_grad():
-        twin.run_steps(twin.named_inputs(tuple(args), dict(kwargs or {})))
+        clone.run_steps(clone.named_inputs(tuple(args), dict(kwargs or {})))
     return {o.name: sum(seconds[s.name] for s in o.steps) for o in operators(traced, ties="apart")}

@@ -95,9 +95,9 @@ def measure_times(
     if repeats < 3:
         raise JobError(f"repeats = {repeats} gives no quartiles", remedy="use 3 or more")
     loss = loss or mean_square
-    twin = copy.deepcopy(traced)
-    twin.train()
-    bench = _Bench(twin, loss, clock)
+    clone = copy.deepcopy(traced)
+    clone.train()
+    bench = _Bench(clone, loss, clock)
     _log.info("measuring %d operators on %s, %d passes", len(bench.operators), bench.device, warmup + repeats)
     rows = [bench.run(tuple(args), dict(kwargs or {})) for _ in range(warmup + repeats)][warmup:]
     empty_s = median(bench.empty_s() for _ in range(50))

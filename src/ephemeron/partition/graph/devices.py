@@ -56,7 +56,7 @@ class _Between:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Links:
     bandwidth_mb_s: Positive | None = None
-    """Of every pair; None: all pairs are in `between`."""
+    """Bandwidth of every pair; None: all pairs are in `between`."""
     latency_s: NonNegative | None = None
     between: tuple[_Between, ...] = ()
 

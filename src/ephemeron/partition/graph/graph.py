@@ -76,7 +76,7 @@ class Graph:
     nodes: tuple[Node, ...]
     tensors: tuple[Tensor, ...] = ()
     source: str = ""
-    """Where the costs come from: measured on what, or assumed how."""
+    """Source of the costs: device of the measurement, or assumption."""
     batch_size: int | None = None
     """Samples of one whole batch, if known."""
 

@@ -25,7 +25,7 @@ class StepResult:
     scored: Mapping[int, MicroBatchLoss]
     """By micro-batch; empty but for the device of the last stage."""
     spans: Sequence[ReplaySpan]
-    """On the clock of the backend."""
+    """Spans on the clock of the backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,10 @@ Message: TypeAlias = tuple[dict[str, object], list[memoryview]]
 """Header and buffers of an RPC call or reply."""
 
 
+_SpanRow: TypeAlias = tuple[str | tuple[str, str], str, Pass, int, float, float]
+"""Fields of a `ReplaySpan` in order; rows are read faster than dataclasses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
     """Call `step`."""
@@ -82,7 +86,7 @@ class _InputHeader:
     micro_batch: int
     weight: float
     nesting: str
-    """Of the targets."""
+    """Nesting of the targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +94,6 @@ class _GradientsHeader:
     values: tuple[ValueRow, ...]
     iteration: int
     device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """`ReplaySpan`; a link is a list of two devices."""
-
-    resource: str | tuple[str, str]
-    what: str
-    direction: Pass
-    micro_batch: int
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +109,7 @@ class _Scored:
 class _ResultHeader:
     values: tuple[ValueRow, ...]
     scored: tuple[_Scored, ...]
-    spans: tuple[_Span, ...]
+    spans: tuple[_SpanRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,14 +221,8 @@ def encode_result(result: StepResult, *, results: bool) -> Message:
     header = _ResultHeader(
         values=rows,
         scored=tuple(_Scored(micro_batch=m, loss=s.loss, metrics=s.metrics) for m, s in result.scored.items()),
-        spans=tuple(
-            _Span(
-                resource=s.resource, what=s.what, direction=s.direction, micro_batch=s.micro_batch,
-                start_s=s.start_s, end_s=s.end_s,
-            )
-            for s in result.spans
-        ),
-    )  # fmt: skip
+        spans=tuple((s.resource, s.what, s.direction, s.micro_batch, s.start_s, s.end_s) for s in result.spans),
+    )
     return plain(header), buffers
 
 
@@ -257,13 +243,10 @@ def decode_result(header: Header, buffers: Buffers) -> StepResult:
             for s in read.scored
         },
         spans=[
-            ReplaySpan(
-                resource=s.resource, what=s.what, direction=s.direction, micro_batch=s.micro_batch,
-                start_s=s.start_s, end_s=s.end_s,
-            )
-            for s in read.spans
+            ReplaySpan(resource=resource, what=what, direction=direction, micro_batch=m, start_s=start_s, end_s=end_s)
+            for resource, what, direction, m, start_s, end_s in read.spans
         ],
-    )  # fmt: skip
+    )
 
 
 def encode_state(state: DeviceState) -> Message:

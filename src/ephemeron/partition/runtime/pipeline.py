@@ -52,9 +52,9 @@ class PipelineStepResult:
 
     iteration: int
     loss: float
-    """Of the whole batch."""
+    """Loss of the whole batch."""
     metrics: Mapping[str, float]
-    """Of the whole batch."""
+    """Metrics of the whole batch."""
     took_s: float
     """Seconds from the call until all devices have updated."""
     spans: tuple[ReplaySpan, ...]

@@ -38,7 +38,7 @@ class Schedule:
     micro_batches: int = 1
     """M."""
     overlap: bool = True
-    """With 1f1b: stage s of S keeps 2(S−s)−1 micro-batches in flight, one more for each pair of links after it, so that transfers
+    """Depth of 1f1b: stage s of S keeps 2(S−s)−1 micro-batches in flight, one more for each pair of links after it, so that transfers
     overlap with computation if both directions together take no longer than the busiest stage. False: S−s, as PipeDream and Megatron,
     which keeps the pipeline full only if transfers take no time."""
     recompute: bool = False

@@ -93,11 +93,11 @@ class BundleDocument:
 
     device: str
     specs: tuple[StageSpec, ...]
-    """Of all stages of the model."""
+    """Specifications of all stages of the model."""
     shared: Mapping[str, tuple[str, ...]]
     """Devices by shared parameter."""
     stages: Mapping[int, StageDocument]
-    """Of this device, by index."""
+    """Stages of this device, by index."""
     owned: tuple[str, ...]
     """Parameters and buffers that this device writes into results."""
     evaluates: bool
@@ -109,7 +109,7 @@ class BundleDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBundle:
-    """Everything that a device needs but parameters and buffers."""
+    """Stages of a device without parameters and buffers."""
 
     document: BundleDocument
     constants: Mapping[str, torch.Tensor]

@@ -211,8 +211,8 @@ def _suspect_operators(name: str, original: nn.Module, traced: Traced, args: Any
 def _first_wrong_module(original: nn.Module, traced: Traced, args: Any, kwargs: Any) -> str:
     """The first innermost module whose result is none of the traced values."""
     seen: list[tuple[str, torch.Tensor]] = []
-    twin, other = copy.deepcopy(original), copy.deepcopy(traced)
-    for path, module in twin.named_modules():
+    clone, other = copy.deepcopy(original), copy.deepcopy(traced)
+    for path, module in clone.named_modules():
         if not any(module.children()):
 
             def note(_: nn.Module, __: Any, made: Any, path: str = path) -> None:
@@ -229,7 +229,7 @@ def _first_wrong_module(original: nn.Module, traced: Traced, args: Any, kwargs: 
 
     other.__dict__["call_step"] = keep
     with seeded(0):
-        twin(*fresh(args), **fresh(kwargs))
+        clone(*fresh(args), **fresh(kwargs))
     with seeded(0):
         other(*fresh(args), **fresh(kwargs))
     for path, value in seen:
@@ -245,9 +245,9 @@ def _smaller(
     less = with_less(args, kwargs)
     if less is None or all(i.shape is None or None not in i.shape for i in traced.program.inputs):
         return False
-    twin, other = copy.deepcopy(left), copy.deepcopy(right)
+    clone, other = copy.deepcopy(left), copy.deepcopy(right)
     try:
-        a = one_step(twin, *less, loss, 0)
+        a = one_step(clone, *less, loss, 0)
     except Exception:  # noqa: BLE001 - the original does not accept this batch
         return False
     try:

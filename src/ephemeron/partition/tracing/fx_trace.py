@@ -54,8 +54,8 @@ def symbolic_program(
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         plain = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
-        twin = copy.deepcopy(model)  # the tracer adds constants to it
-        graph = _Tracer(opaque).trace(twin, concrete_args=plain or None)
+        clone = copy.deepcopy(model)  # the tracer adds constants to it
+        graph = _Tracer(opaque).trace(clone, concrete_args=plain or None)
         made = copy.deepcopy(model)(*args, **kwargs)
     except Exception as e:
         raise CannotTrace.of(e, model) from e
@@ -82,7 +82,7 @@ def symbolic_program(
             if name in names:
                 found[node] = State(names[name])
             else:
-                constants[name] = operator.attrgetter(name)(twin)
+                constants[name] = operator.attrgetter(name)(clone)
                 found[node] = Constant(name)
         elif node.op == "output":
             outputs, out_spec = _flat_output(fx.node.map_arg(node.args[0], leaf), made)

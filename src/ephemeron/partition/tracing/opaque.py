@@ -68,10 +68,10 @@ class Interceptor:
 
     def record(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[OpaqueCall, ...]:
         """Opaque calls of one real run of a copy of the model."""
-        twin = Interceptor(copy.deepcopy(self.model), self.paths)
-        with torch.random.fork_rng(), twin.watching(), _python_random_kept():
-            twin.model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        return tuple(twin.calls)
+        clone = Interceptor(copy.deepcopy(self.model), self.paths)
+        with torch.random.fork_rng(), clone.watching(), _python_random_kept():
+            clone.model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        return tuple(clone.calls)
 
     @contextmanager
     def replacing(

@@ -46,7 +46,7 @@ class SideEffects:
     changed_states: frozenset[str]
     """Changed parameters and buffers."""
     random: bool
-    """Whether it drew random numbers."""
+    """Whether the step drew random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,12 @@ def observe(module: TracedModule, values: Mapping[str, Any]) -> Observation:
         module: the whole model.
         values: inputs by name.
     """
-    twin = copy.deepcopy(module)
-    watcher = _Watcher(twin)
+    clone = copy.deepcopy(module)
+    watcher = _Watcher(clone)
     given = dict(values)
     watcher.keep(given)
     with torch.random.fork_rng(), watcher.watching():
-        twin.run_steps(given)
+        clone.run_steps(given)
     return Observation(values=watcher.finished(), side_effects=watcher.side_effects)
 
 

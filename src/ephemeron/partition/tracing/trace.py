@@ -78,18 +78,18 @@ def trace(
         if path not in paths:
             raise JobError(f"opaque = {path!r} is no module of the model", remedy="use a path of named_modules()")
     given, named = tuple(args), dict(kwargs or {})
-    twin = copy.deepcopy(model).train()
+    clone = copy.deepcopy(model).train()
     register_dataclasses((given, named))
-    hidden = _register_results(twin, given, named)
-    _refuse_what_fails(twin, given, named, loss or mean_square)
+    hidden = _register_results(clone, given, named)
+    _refuse_what_fails(clone, given, named, loss or mean_square)
     failures = [*hidden]
     remedies = dict.fromkeys([_CACHE_REMEDY] if any("Cache" in h for h in hidden) else [])
     kept = list(opaque)
-    for attempt in _attempts(twin, given, named, kept, lambda e: _note(e, failures, remedies)):
+    for attempt in _attempts(clone, given, named, kept, lambda e: _note(e, failures, remedies)):
         try:
             program = attempt()
-            made = Traced(program, twin, given, named, loss=loss)
-            checked = check(twin, made, given, named, loss=loss, steps=steps)
+            made = Traced(program, clone, given, named, loss=loss)
+            checked = check(clone, made, given, named, loss=loss, steps=steps)
         except CannotTrace as e:
             _note(e, failures, remedies)
         except TraceMismatch as e:
@@ -157,11 +157,11 @@ def _refuse_what_fails(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 def _register_results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> list[str]:
     """Register dataclasses that the model returns; messages about results that may hide tensors."""
-    twin = copy.deepcopy(model)
+    clone = copy.deepcopy(model)
     given, named = fresh((args, kwargs))
     try:
         with seeded(0), torch.no_grad():
-            result = twin(*given, **named)
+            result = clone(*given, **named)
     except Exception:  # noqa: BLE001 - `_refuse_what_fails` reports it
         return []
     register_dataclasses(result)

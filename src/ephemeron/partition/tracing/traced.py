@@ -62,12 +62,12 @@ class Traced(TracedModule):
         super().__init__(steps=program.steps, outputs=wanted, random=every, constants=program.constants)
         self.__dict__.update(program=program, evaluates=True, names=canonical_names(model))
         self.__dict__["example"] = Example(args=args, kwargs=kwargs, loss=loss)
-        twin = copy.deepcopy(model)
+        clone = copy.deepcopy(model)
         modules = tuple(dict.fromkeys(s.module for s in program.steps if s.module is not None))
         if "" not in modules:
-            _hold_states(self, twin)
+            _hold_states(self, clone)
         for path in modules:
-            self.hold_module(path, twin.get_submodule(path))
+            self.hold_module(path, clone.get_submodule(path))
         self.__dict__["observation"] = observe(self, self.named_inputs(args, kwargs))
         self._box.random = frozenset(name for name, effect in self.observation.side_effects.items() if effect.random)
 
