@@ -251,9 +251,9 @@ def test_wrong_places(tmp_path: Path) -> None:
         read("cifar10", tmp_path)
     with pytest.raises(JobError, match=r"c\.tar\.gz has no train\.bin \(cifar-100-binary\) or train"):
         read("cifar100", write_tar(tmp_path / "c.tar.gz", cifar10("binary")))
-    with pytest.raises(JobError, match="has no option 'labels'; known options: normalise"):
+    with pytest.raises(JobError, match=r"data\.options: unknown key labels; known keys: normalise"):
         read("cifar10", tmp_path, labels="fine")
-    with pytest.raises(JobError, match=r"data\.options\.normalise = 'yes' should be true or false"):
+    with pytest.raises(JobError, match=r"data\.options: normalise = 'yes' should be true or false"):
         read("cifar10", tmp_path, normalise="yes")
 
 

@@ -130,5 +130,5 @@ def test_images_and_labels_of_different_sets(tmp_path: Path) -> None:
 
 
 def test_it_takes_no_options(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="source 'idx' has no option 'scale'; it takes none"):
+    with pytest.raises(JobError, match="source 'idx' takes no options, but has scale"):
         load(spec(tmp_path, scale=True), seed=0)

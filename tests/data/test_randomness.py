@@ -14,14 +14,14 @@ import pytest
 from ephemeron.data.randomness import (
     Watch,
     batch_seed,
+    generator_argument,
+    generator_parameter,
     generators_in,
-    handed,
     kept,
     sample_seed,
     seed_everything,
     seeded,
     stage_seed,
-    wanted_generator,
 )
 
 torch = pytest.importorskip("torch")
@@ -150,11 +150,15 @@ def test_functions_ask_for_generators_by_name() -> None:
     def torch_wise(x: Any, *, generator: Any = None) -> Any: ...
     def neither(x: Any, **more: Any) -> Any: ...
 
-    assert [wanted_generator(f) for f in (numpy_wise, torch_wise, neither, dict, partial(numpy_wise, rng=1))] == [
+    assert [generator_parameter(f) for f in (numpy_wise, torch_wise, neither, dict, partial(numpy_wise, rng=1))] == [
         "rng", "generator", None, None, None,
     ]  # fmt: skip
-    assert handed("rng", 3)["rng"].random() == handed("rng", 3)["rng"].random() != handed("rng", 4)["rng"].random()
-    assert isinstance(handed("generator", 2**64 - 1)["generator"], torch.Generator)
+    assert (
+        generator_argument("rng", 3)["rng"].random()
+        == generator_argument("rng", 3)["rng"].random()
+        != generator_argument("rng", 4)["rng"].random()
+    )
+    assert isinstance(generator_argument("generator", 2**64 - 1)["generator"], torch.Generator)
 
 
 def test_one_thread_at_a_time_has_the_generators() -> None:

@@ -17,7 +17,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.data import Sampler
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.flow.batch_source import FlowFeed, decode_indices
+from ephemeron.data.flow.batch_source import FlowBatchSource, decode_indices
 from ephemeron.errors import DatasetNotFound, JobError
 from ephemeron.events import Ended, FaultFired, Invoked, Note, Progress
 from ephemeron.functions.base import Limits
@@ -96,7 +96,7 @@ def delivered(ready: Prepared, *, own_process: bool = False, first: int = 0) -> 
     for rank in range(spec.configuration.workers):
         indices = decode_indices(b"".join(ready.objects[keys.data(rank)]))
         sampler = Sampler(spec.split, rank, spec.seed)
-        feed = FlowFeed(
+        feed = FlowBatchSource(
             spec.flow, train_indices=indices, test_indices=indices[:0], seed=spec.seed, iterations=spec.iterations,
             epoch_length=spec.split.iterations, code=[CODE], own_process=own_process,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from ephemeron.data import Samples
-from ephemeron.data.batch_source import ArrayFeed
+from ephemeron.data.batch_source import ArrayBatchSource
 from ephemeron.training.job import Target
 from ephemeron.training.worker.losses import make_loss
 from ephemeron.training.worker.torch_trainer import TorchTrainer, make_optimizer
@@ -33,7 +33,7 @@ def end_of(name, *, real=False):
     samples = Samples(np.ones((8, 4), dtype=np.float32), np.arange(8) % 3)
     trainer = TorchTrainer(
         model=model, loss=make_loss(Target(target="cross_entropy"), None), optimizer=make_optimizer(Target(target=name), model),
-        feed=ArrayFeed(samples, samples), sampler=All(), exchange="gradients", seed=0,
+        feed=ArrayBatchSource(samples, samples), sampler=All(), exchange="gradients", seed=0,
     )
     for iteration in range(3):
         step = trainer.compute(iteration)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[
 from torch import nn  # noqa: E402
 
 from ephemeron.data import Samples  # noqa: E402
-from ephemeron.data.batch_source import ArrayFeed  # noqa: E402
+from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.training.job import Target  # noqa: E402
 from ephemeron.training.tensors import decode_state, digest, encode_state  # noqa: E402
@@ -100,7 +100,7 @@ def trainer(build=linear, optimizer=SGD, *, exchange="gradients", seed=7, weight
         model=model,
         loss=make_loss(Target(target="cross_entropy"), no_code),
         optimizer=make_optimizer(optimizer, model),
-        feed=ArrayFeed(DATA, test),
+        feed=ArrayBatchSource(DATA, test),
         sampler=Batches(batches),
         exchange=exchange,
         seed=seed,
@@ -306,7 +306,7 @@ def test_a_trainer_does_not_change_global_random_states():
     iterate(t, range(3))
     t.evaluate()
     trainer_again = TorchTrainer(
-        model=t.model, loss=t.loss, optimizer=t.optimizer, feed=ArrayFeed(DATA, DATA), sampler=Batches(),
+        model=t.model, loss=t.loss, optimizer=t.optimizer, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(),
         exchange="gradients", seed=3,
     )  # fmt: skip
     trainer_again.evaluate()
@@ -365,7 +365,7 @@ def test_a_regression_has_a_loss_and_no_accuracy():
         model=model,
         loss=make_loss(Target(target="mse_loss"), no_code),
         optimizer=make_optimizer(SGD, model),
-        feed=ArrayFeed(Samples(DATA.inputs, targets), Samples(DATA.inputs, targets)),
+        feed=ArrayBatchSource(Samples(DATA.inputs, targets), Samples(DATA.inputs, targets)),
         sampler=Batches(),
         exchange="gradients",
         seed=0,
@@ -489,7 +489,7 @@ def test_a_model_without_anything_to_train(build):
         make_optimizer(SGD, build())
     with pytest.raises(JobError, match="the model has no trainable parameter"):
         TorchTrainer(
-            model=build(), loss=None, optimizer=None, feed=ArrayFeed(DATA, DATA), sampler=Batches(), exchange="gradients",
+            model=build(), loss=None, optimizer=None, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(), exchange="gradients",
             seed=0,
         )  # fmt: skip
 

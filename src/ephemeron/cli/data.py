@@ -112,7 +112,7 @@ def import_(
         )  # fmt: skip
     for imported, v in made.variants.items():
         if v.source.get("url") == source and v.defects:
-            _print_defects(place, made, imported)
+            _print_defects(place, made, imported, v.defects.file)
     if as_json:
         click.echo(json.dumps(_row(made)))
         return
@@ -226,11 +226,11 @@ def benchmark(
     ephemeron data benchmark flows:train --batch-size 128 --workers 4 --step-s 0.2
     ephemeron data benchmark job.toml
     """
-    from ephemeron.data.flow.doctor import diagnose
+    from ephemeron.data.flow.benchmark import benchmark_flow
     from ephemeron.data.flow.from_job import make_flow
 
     job = _FlowOfJob.read(flow) if flow.endswith((".toml", ".json")) else _FlowOfJob(flow=make_flow(flow, {}, [code]))
-    found = diagnose(
+    found = benchmark_flow(
         job.flow, batch_size=batch_size or job.batch_size, workers=job.workers if workers is None else workers,
         on_error=on_error or job.on_error, collate_fn=job.collate_fn, batches=batches, step_s=step_s,
     )  # fmt: skip
@@ -301,14 +301,14 @@ def _print_verification(dataset: Dataset, one: VariantVerification, *, digests: 
                f"{compared}, {one.decoded} decoded: {verdict}")  # fmt: skip
 
 
-def _print_defects(store: DatasetStore, dataset: Dataset, variant: str) -> None:
+def _print_defects(store: DatasetStore, dataset: Dataset, variant: str, listed: str) -> None:
     from ephemeron.data.catalog.dataset import meta_folder
 
     defects = store.defects(dataset, variant)
     for defect in defects[:_DEFECTS]:
-        place = ", ".join(part for part in (defect["file"], defect["at"]) if part)
-        click.echo(f"skipped: {place}: {defect['reason']}", err=True)
-    path = f"{store.files.url}/{meta_folder(dataset.name)}/{dataset.variant(variant).defects['file']}"
+        place = ", ".join(part for part in (defect.file, defect.at) if part)
+        click.echo(f"skipped: {place}: {defect.reason}", err=True)
+    path = f"{store.files.url}/{meta_folder(dataset.name)}/{listed}"
     click.echo(f"{len(defects)} defects in {dataset}, {variant}; all of them: {path}", err=True)
 
 
@@ -316,7 +316,7 @@ def _row(dataset: Dataset) -> dict[str, object]:
     variants = {
         name: {
             "samples": v.samples,
-            "defects": v.defects.get("count", 0),
+            "defects": v.defects.count if v.defects else 0,
             "shards": len(v.shards),
             "root": v.root,
             "decoders": v.decoders,

@@ -6,15 +6,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from ephemeron.data.service import Service
+    from ephemeron.data.service.lifecycle import FlowEntry
+    from ephemeron.data.service.messages import RouterStatus
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def serve(
             f"a data service with this folder runs at {running}", remedy="use it, or end it, or give --folder"
         )
     over = ShutdownSignal()
-    address = part.ensure(asdict(settings))
+    address = part.ensure(settings)
     where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else str(place / "token")
     if as_json:
         click.echo(json.dumps({"address": str(address), "folder": str(place), "token_in": where}))
@@ -101,7 +102,7 @@ def serve(
         while not over.wait(1.0):
             if not part.alive:
                 _log.warning("the coordinator has ended: starting it again")
-                part.ensure({**asdict(settings), "port": address.port})
+                part.ensure(replace(settings, port=address.port))
     finally:
         part.kill(gently=True, wait_s=30)
 
@@ -122,6 +123,8 @@ def status(address: str | None, folder: Path | None, delete: str | None, watch: 
     from ephemeron.config.paths import home
     from ephemeron.data.service import Service
     from ephemeron.data.service.daemon import ManagedProcess
+    from ephemeron.data.service.messages import FlowRequest
+    from ephemeron.data.service.protocol import DELETE_FLOW
     from ephemeron.errors import ServiceUnreachable
 
     if address is None:  # do not start one to ask it
@@ -130,7 +133,7 @@ def status(address: str | None, folder: Path | None, delete: str | None, watch: 
             raise ServiceUnreachable(f"no data service runs with folder {place}; start one with: ephemeron data serve")
     service = Service(address, folder=folder, timeout_s=5.0)
     if delete is not None:
-        service.call("delete", {"flow": delete})
+        service.call(DELETE_FLOW, FlowRequest(flow=delete))
     while True:
         _print(service, as_json)
         if not watch:
@@ -143,7 +146,7 @@ class FlowRow:
     """Status of a flow, with sums over its shards."""
 
     flow: str
-    version: str
+    version: int
     state: str
     samples: int
     readers: int
@@ -160,10 +163,12 @@ class FlowRow:
 
 
 def _print(service: Service, as_json: bool) -> None:
+    from ephemeron.data.service.messages import Nothing, RouterStatus
+    from ephemeron.data.service.protocol import LIST_FLOWS
     from ephemeron.units import human_bytes
 
-    found = service.call("list", {})
-    rows = [_row(entry, found["routers"].get(entry["name"], {})) for entry in found["flows"]]
+    found = service.call(LIST_FLOWS, Nothing())
+    rows = [_row(entry, found.routers.get(entry.name, RouterStatus())) for entry in found.flows]
     if as_json:
         click.echo(json.dumps({"flows": [asdict(row) for row in rows]}))
         return
@@ -177,11 +182,12 @@ def _print(service: Service, as_json: bool) -> None:
         )
 
 
-def _row(entry: Mapping[str, Any], router: Mapping[str, Any]) -> FlowRow:
-    shards = router.get("shards", [])
-    sums = ("loaders", "loaded", "hits", "half_hits", "skipped", "cached_bytes", "buffered_bytes")
+def _row(entry: FlowEntry, router: RouterStatus) -> FlowRow:
+    shards = router.shards
     return FlowRow(
-        flow=entry["name"], version=entry["version"], state=entry["state"], samples=entry["samples"],
-        readers=router.get("readers", 0), shards=len(shards),
-        **{key: sum(shard.get(key, 0) for shard in shards) for key in sums},
+        flow=entry.name, version=entry.version, state=entry.state, samples=entry.samples, readers=router.readers,
+        shards=len(shards), loaders=sum(s.loaders for s in shards), loaded=sum(s.loaded for s in shards),
+        hits=sum(s.hits for s in shards), half_hits=sum(s.half_hits for s in shards),
+        skipped=sum(s.skipped for s in shards), cached_bytes=sum(s.cached_bytes for s in shards),
+        buffered_bytes=sum(s.buffered_bytes for s in shards),
     )  # fmt: skip

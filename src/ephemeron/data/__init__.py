@@ -1,11 +1,14 @@
-"""Samples of a job: sources, formats, ownership by rank, and order.
+"""Samples: datasets, data flows and data services, and the arrays that a job trains on.
 
-    spec               source of a job's samples, as a value
-    sources            that value -> train and test samples (readers: idx, cifar, npz, datasets)
-    samples            the two arrays, and their bytes
-    split              unequal shares for unequal batch sizes (FasDL, section 4.2)
-    batch_source       source of a trainer's batches: these arrays, or a flow (flow, flow_spec)
-    iteration_samples  samples that an iteration uses
+    spec               the source of a job's samples, as a value
+    sources, formats   from that value to training and test samples (idx, cifar, npz, datasets)
+    samples            two arrays, and their encoding as bytes
+    split              shares of unequal size for unequal batch sizes (FasDL, section 4.2)
+    batch_source       the port between trainer and data: arrays, or a flow (flow, flow_spec)
+    iteration_samples  the samples that an iteration uses
+    catalog            datasets in folders and object stores: versions, importers, reader
+    flow               data flows: dataset, map steps, loaders
+    service            loading for many jobs; scheduler, cache and sampling make its decisions
 
 Importing this imports neither torch nor scikit-learn: a cold start pays for every import.
 """
@@ -13,56 +16,75 @@ Importing this imports neither torch nor scikit-learn: a cold start pays for eve
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ephemeron.config.code_bundle import Selection, bundle, unbundle
-    from ephemeron.config.user_code import resolve
+    from ephemeron.data.catalog import Dataset, DatasetReader, DatasetStore
+    from ephemeron.data.flow import Flow, FlowLoader, FlowView, LocalReader, random_split
     from ephemeron.data.iteration_samples import Sampler, batch_indices, epoch_order, global_batch
     from ephemeron.data.samples import DataSets, Samples, decode, encode
+    from ephemeron.data.service import RemoteReader, Service, ServiceSettings
     from ephemeron.data.sources.registry import load
+    from ephemeron.data.spec import DataSpec
     from ephemeron.data.split import SampleSplit, assign, plan_split
 
-_LAZY = {
-    "Selection": "ephemeron.config.code_bundle",
-    "bundle": "ephemeron.config.code_bundle",
-    "unbundle": "ephemeron.config.code_bundle",
-    "DataSets": "ephemeron.data.samples",
-    "Samples": "ephemeron.data.samples",
-    "decode": "ephemeron.data.samples",
-    "encode": "ephemeron.data.samples",
-    "Sampler": "ephemeron.data.iteration_samples",
-    "batch_indices": "ephemeron.data.iteration_samples",
-    "epoch_order": "ephemeron.data.iteration_samples",
-    "global_batch": "ephemeron.data.iteration_samples",
-    "load": "ephemeron.data.sources.registry",
-    "SampleSplit": "ephemeron.data.split",
-    "assign": "ephemeron.data.split",
-    "plan_split": "ephemeron.data.split",
-    "resolve": "ephemeron.config.user_code",
+_MODULES = {
+    "Dataset": "catalog",
+    "DatasetReader": "catalog",
+    "DatasetStore": "catalog",
+    "Flow": "flow",
+    "FlowLoader": "flow",
+    "FlowView": "flow",
+    "LocalReader": "flow",
+    "random_split": "flow",
+    "Sampler": "iteration_samples",
+    "batch_indices": "iteration_samples",
+    "epoch_order": "iteration_samples",
+    "global_batch": "iteration_samples",
+    "DataSets": "samples",
+    "Samples": "samples",
+    "decode": "samples",
+    "encode": "samples",
+    "RemoteReader": "service",
+    "Service": "service",
+    "ServiceSettings": "service",
+    "load": "sources.registry",
+    "DataSpec": "spec",
+    "SampleSplit": "split",
+    "assign": "split",
+    "plan_split": "split",
 }
+"""Module of each public name, which is imported on first use."""
 
 __all__ = [
     "DataSets",
+    "DataSpec",
+    "Dataset",
+    "DatasetReader",
+    "DatasetStore",
+    "Flow",
+    "FlowLoader",
+    "FlowView",
+    "LocalReader",
+    "RemoteReader",
     "SampleSplit",
     "Sampler",
     "Samples",
-    "Selection",
+    "Service",
+    "ServiceSettings",
     "assign",
     "batch_indices",
-    "bundle",
     "decode",
     "encode",
     "epoch_order",
     "global_batch",
     "load",
     "plan_split",
-    "resolve",
-    "unbundle",
+    "random_split",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
-"""Source of a trainer's batches: arrays in memory, or a data flow that is read incrementally.
+"""The port between trainer and data: batches from arrays in memory, or from a data flow.
 
-Batches are requested by iteration number, not by an index that advances, so that a function that starts in the middle
-needs only its iteration to get the same bytes as its predecessor.
+A batch source gets iteration numbers, not indices that advance, so that a function that starts in the middle needs only its
+iteration to get the bytes that its predecessor got.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ EVALUATION_BATCH = 256
 
 
 class TrainingBatch(NamedTuple):
-    """A collated batch of samples."""
+    """A batch of samples."""
 
     inputs: Any
     """Input of the model: an array or a tensor whose first axis is the sample, or a tree of them."""
     targets: Any
-    """Targets for the loss, besides the model's output."""
+    """Input of the loss, beside the model's output."""
     samples: int
-    """Number of samples; if it is 0, `inputs` and `targets` are None."""
+    """Number of samples; in an empty batch, `inputs` and `targets` are None."""
     skipped: int = 0
     """Samples that failed and were skipped."""
     failure: str = ""
-    """Reason of the last failure among them."""
+    """Error of the last sample that was skipped."""
 
 
 class Positions(Protocol):
-    """Positions in a share that belong to an iteration. See `ephemeron.data.iteration_samples.Sampler`."""
+    """The samples of a share that belong to an iteration. See `ephemeron.data.iteration_samples.Sampler`."""
 
     def batch(self, iteration: int) -> Indices: ...
 
@@ -46,17 +46,17 @@ class BatchSource(Protocol):
         """Samples in this function's slice of the test set."""
 
     def batch(self, positions: Positions, iteration: int) -> TrainingBatch:
-        """The batch of an iteration. Always the same bytes for the same positions and iteration."""
+        """The batch of an iteration: the same bytes for the same positions and iteration."""
 
     def tests(self) -> Iterator[TrainingBatch]:
-        """This function's slice of the test set."""
+        """This function's slice of the test set, in batches."""
 
     def close(self) -> None:
         """Ends loading ahead. Idempotent."""
 
 
-class ArrayFeed:
-    """A feed of arrays that are in memory.
+class ArrayBatchSource:
+    """A batch source of arrays in memory.
 
     Args:
         train, test: this function's share of each.
@@ -70,17 +70,17 @@ class ArrayFeed:
         return len(self._test)
 
     def batch(self, positions: Positions, iteration: int) -> TrainingBatch:
-        return _of(self._train.take(positions.batch(iteration)))
+        return _batch(self._train.take(positions.batch(iteration)))
 
     def tests(self) -> Iterator[TrainingBatch]:
         for start in range(0, len(self._test), EVALUATION_BATCH):
-            yield _of(self._test.take(np.arange(start, min(start + EVALUATION_BATCH, len(self._test)))))
+            yield _batch(self._test.take(np.arange(start, min(start + EVALUATION_BATCH, len(self._test)))))
 
     def close(self) -> None:
         pass
 
 
-def _of(samples: Samples) -> TrainingBatch:
+def _batch(samples: Samples) -> TrainingBatch:
     return (
         TrainingBatch(samples.inputs, samples.targets, len(samples)) if len(samples) else TrainingBatch(None, None, 0)
     )

@@ -1,34 +1,36 @@
-"""Specification of a job's flow for functions. Separate from `flow`, which functions without one need not import."""
+"""The flow of a job, as functions get it. Apart from `flow`, so that functions without one need not import that package."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from ephemeron.config.typed import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPart:
-    """A flow function, and the dataset that it reads."""
+    """A flow function, and the dataset that it was found to read."""
 
     target: str
     """`module:function`."""
     samples: int
-    """Samples of the dataset, used or not."""
+    """Samples in the dataset, whether used or not."""
     version: str = ""
     """Version of the dataset in its store."""
     store: str | None = None
-    """URL; None: the flow has a dataset of its own."""
+    """URL; None: the flow brings a dataset of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSpec:
-    """Specification with which a function reads its share. JSON-able."""
+    """Everything that a function needs to read its share, as JSON."""
 
     train: FlowPart
     test: FlowPart
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the flow functions, from the job."""
     path: str | None = None
     collate: str | None = None
     on_error: str = "fail"
@@ -38,11 +40,15 @@ class FlowSpec:
     """Bytes of a sample in a batch, after all steps."""
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> FlowSpec:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(**{**raw, "train": FlowPart(**raw["train"]), "test": FlowPart(**raw["test"])})
+    def from_json(cls, raw: object) -> FlowSpec:
+        """The inverse of `dataclasses.asdict`.
+
+        Raises:
+            JobError: a key is unknown or missing, or a value has another type.
+        """
+        return build(cls, raw, where="flow")
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Arguments of the flow functions."""
         return {**({} if self.path is None else {"path": Path(self.path)}), **self.options}

@@ -1,11 +1,11 @@
-"""Samples of an iteration: a pure function of seed, rank, epoch and iteration.
+"""The samples that an iteration uses: a pure function of seed, rank, epoch and iteration.
 
-No generator advances, so the position in the data is not part of any state: a function that is
-replaced, resumed or started twice needs only its iteration number to continue exactly where its predecessor was, and
-each sample is used once per epoch in spite of failures.
+No generator advances, so the position in the data is no state: a function that is replaced, continued by a hand-off or started twice
+needs only its iteration number to continue exactly where its predecessor was, and each sample is used once per epoch whichever
+functions died in between.
 
-The same functions give a single worker the global batch that W workers use together (`global_batch`); that is the
-control experiment for "W workers under BSP equal one worker".
+The same functions give a single worker the global batch that W workers use together (`global_batch`), for the control experiment
+"W workers under BSP equal one worker".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ephemeron.data.split import SampleSplit
 
 
 def epoch_order(count: int, *, seed: int, rank: int, epoch: int) -> Indices:
-    """The order in which a rank uses its `count` samples in an epoch. See `ephemeron.data.shuffle`."""
+    """The order in which a rank goes through its `count` samples in an epoch. See `ephemeron.data.shuffle`."""
     return permutation(count, seed=seed, purpose=Purpose.EPOCH, rank=rank, epoch=epoch)
 
 
@@ -27,7 +27,7 @@ def batch_indices(split: SampleSplit, rank: int, epoch: int, iteration_in_epoch:
     """Positions within the rank's own share, of length `split.batch_at(rank, iteration_in_epoch)`.
 
     Raises:
-        IndexError: the rank or the iteration does not exist.
+        IndexError: there is no such rank or no such iteration.
     """
     return _slice(epoch_order(split.counts[rank], seed=seed, rank=rank, epoch=epoch), split, rank, iteration_in_epoch)
 
@@ -35,7 +35,7 @@ def batch_indices(split: SampleSplit, rank: int, epoch: int, iteration_in_epoch:
 def global_batch(
     split: SampleSplit, assignment: Sequence[Indices], epoch: int, iteration_in_epoch: int, *, seed: int
 ) -> Indices:
-    """Samples of all ranks in one iteration, in rank order, as indices into the whole training set.
+    """The samples that all ranks use in one iteration, in rank order, as indices into the whole training set.
 
     Args:
         assignment: result of `assign` for this split.
@@ -47,15 +47,15 @@ def global_batch(
 
 
 class Sampler:
-    """`batch_indices` by global iteration number; caches the order of the last requested epoch.
+    """`batch_indices` by global iteration number; remembers the order of the last epoch it was asked for.
 
     Args:
-        split: partition of the training set among ranks.
-        rank: rank whose samples are selected.
-        seed: the job's seed.
+        split: of the training set among ranks.
+        rank: of the samples.
+        seed: of the job.
 
     Raises:
-        IndexError: the rank does not exist.
+        IndexError: there is no such rank.
         ValueError: the training set is empty.
     """
 

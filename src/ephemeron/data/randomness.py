@@ -1,14 +1,14 @@
-"""Random numbers that depend on seed, epoch and sample alone, independent of process and order.
+"""Random numbers that depend on seed, epoch and sample alone, in every process and in any order.
 
-User code draws from the global generators of `random`, `numpy.random` and `torch`, or from generators of its own in
-a dataset, in a transform or in its module. Loader processes are forked from one image, so all of these would
-repeat each other. Before user code runs for a sample, every reachable generator is therefore seeded from `sample_seed`,
-and afterwards the caller's states are restored, so that the trainer's own draws are not affected.
+User code draws from the global generators of `random`, `numpy.random` and `torch`, or from generators of its own that it holds in a
+dataset, in a transform or in its module. Loader processes are forked from one image, so they would all draw the same numbers. Before
+user code runs for a sample, every generator in reach is therefore seeded from `sample_seed`, and afterwards the caller's states are
+restored, so that the trainer's own draws are unaffected.
 
 Seeding costs about 8 µs per call (5 for `random`, 1 for NumPy, 1 for torch); keeping and restoring states costs 75 µs,
 mostly for NumPy's, and is done once for all samples of a batch (`kept`), and not at all in loader processes.
 
-Draws from the operating system (`default_rng()` without a seed inside `__getitem__`, `secrets`, `uuid4`) or from the
+Limitation: draws from the operating system (`default_rng()` without a seed inside `__getitem__`, `secrets`, `uuid4`) or from the
 clock cannot be seeded.
 """
 
@@ -34,7 +34,7 @@ _WORD = 2**64
 _SAMPLE, _STAGE, _BATCH = struct.Struct("<4sQQQ"), struct.Struct("<4sQQ"), struct.Struct("<4sQQ")
 _MOST_VISITED = 10_000
 _LONGEST = 1_000
-"""Longer lists and dicts contain samples, not transforms, and are not searched."""
+"""Length from which on lists and dicts are taken for samples, not transforms."""
 _NO_HOLDERS = (str, bytes, int, float, complex, np.ndarray, ModuleType)
 
 
@@ -49,7 +49,7 @@ def stage_seed(sample: int, stage: int) -> int:
 
 
 def batch_seed(seed: int, epoch: int, indices: Sequence[int]) -> int:
-    """Seed for draws during collation of a batch: depends on its samples, so that batch numbers do not matter."""
+    """Seed of collating a batch: it depends on the samples in it, not on the number of the batch."""
     head = _BATCH.pack(b"btch", int(seed) % _WORD, int(epoch) % _WORD)
     return xxhash.xxh3_64_intdigest(head + np.asarray(indices, dtype="<i8").tobytes())
 
@@ -59,11 +59,11 @@ def seed_everything(seed: int, held: Sequence[Any] = ()) -> None:
 
     Args:
         seed: any integer of 64 bits.
-        held: generators held by user code, from `generators_in`.
+        held: generators that user code holds, from `generators_in`.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # Not torch.manual_seed, which looks for devices; and another thread may be importing it.
+    # Not torch.manual_seed, which looks for devices; and another thread may just be importing it.
     generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
     if generator is not None:
         generator.manual_seed(seed % 2**63)
@@ -73,13 +73,13 @@ def seed_everything(seed: int, held: Sequence[Any] = ()) -> None:
 
 @contextmanager
 def seeded(seed: int, epoch: int, index: int, *, stage: int | None = None) -> Iterator[None]:
-    """Context in which the global generators are seeded for a sample; afterwards their states are restored.
+    """The global generators seeded for a sample; afterwards they are as they were.
 
     Args:
-        seed: seed of the job.
-        epoch: epoch of the job.
-        index: index of the sample in its dataset.
-        stage: number of the stage of the sample; None: the sample as a whole.
+        seed: of the job.
+        epoch: of the job.
+        index: of the sample in its dataset.
+        stage: of the sample's processing; None: the sample as a whole.
     """
     with kept():
         own = sample_seed(seed, epoch, index)
@@ -91,7 +91,7 @@ def seeded(seed: int, epoch: int, index: int, *, stage: int | None = None) -> It
 
 
 class _Keeping:
-    """State of the contexts that keep the process's generators."""
+    """Ownership of the process's generators by `kept`."""
 
     def __init__(self) -> None:
         self.others_draw = True
@@ -99,11 +99,11 @@ class _Keeping:
         self.reset()
 
     def reset(self) -> None:
-        """Resets the state in a forked child, which has one thread, outside of any context."""
+        """Initial state, also of a forked child, whose only thread owns nothing."""
         self.lock = threading.RLock()
         self.depth = 0
         self.held: set[int] = set()
-        """Identities of further generators whose states are kept."""
+        """Identities of further generators that are kept."""
 
 
 _KEEPING = _Keeping()
@@ -111,23 +111,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_KEEPING.reset)
 
 
-def stop_keeping_states() -> None:
-    """For loader processes: `kept` no longer restores states, on which no caller depends there."""
+def mark_loader_process() -> None:
+    """Declares that this is a loader process: the states of generators need not be kept."""
     _KEEPING.others_draw = False
 
 
-def scatter(held: Sequence[Any] = ()) -> None:
-    """In loader processes: seeds from the operating system, so that draws do not repeat. Elsewhere: no effect."""
+def reseed_from_system(held: Sequence[Any] = ()) -> None:
+    """Seeds all generators from the operating system in a loader process, so that draws do not repeat. Elsewhere: nothing."""
     if not _KEEPING.others_draw:
         seed_everything(int.from_bytes(os.urandom(8), "little"), held)
 
 
 @contextmanager
 def kept(held: Sequence[Any] = ()) -> Iterator[None]:
-    """Context that restores the caller's generators. May be nested: each state is restored by the outermost one.
+    """Restores the caller's generators at the end. May be nested: each state is restored by the outermost context that has it.
 
-    The generators belong to the process, so one thread at a time is inside. Threads that draw from them outside of the
-    context disturb the seeding: use it only if the process's other threads do not draw.
+    The generators belong to the process, so one thread at a time is inside. Threads that draw from them outside disturb the seeds set
+    here: seed only where the process's other threads do not draw.
 
     Args:
         held: further generators.
@@ -164,7 +164,7 @@ def _global_states() -> list[Callable[[], None]]:
 
 
 class Watch:
-    """Detects draws from any reachable generator since `begin`.
+    """Detects whether any generator in reach was drawn from since `begin`.
 
     Args:
         held: generators beyond the global ones.
@@ -175,11 +175,11 @@ class Watch:
         self._before: list[Any] = []
 
     def begin(self) -> None:
-        """Records all states, about 40 µs."""
+        """Stores all states, in about 40 µs."""
         self._before = self._states()
 
     def drew(self) -> bool:
-        """True if a state has changed."""
+        """Whether a state has changed."""
         return self._states() != self._before
 
     def _states(self) -> list[Any]:
@@ -190,14 +190,14 @@ class Watch:
         return out + [_words_of(each) for each in self._held]
 
 
-# -- generators held by user code ---------------------------------------------------------------------------
+# -- generators that user code holds ------------------------------------------------------------------------
 
 
 def generators_in(*things: Any) -> tuple[Any, ...]:
-    """Generators held by datasets, transforms and functions, in an order that is the same in every process.
+    """Generators that datasets, transforms and functions hold, in an order that is the same in every process.
 
-    Searches attributes, lists, dicts, closures, bound arguments, and the modules of functions. The libraries' own
-    (`random`, `numpy.random.mtrand`, `torch.default_generator`) are not included.
+    Searches attributes, lists, dicts, closures, bound arguments, and the modules of functions. The global generators of the
+    libraries (`random`, `numpy.random.mtrand`, `torch.default_generator`) are not included.
     """
     found: dict[int, Any] = {}
     todo, seen = deque(things), set[int]()
@@ -230,7 +230,7 @@ def _within(thing: Any) -> Iterable[Any]:
         for cell in thing.__closure__ or ():
             try:
                 closed.append(cell.cell_contents)
-            except ValueError:  # an unbound cell
+            except ValueError:  # it is not bound yet
                 continue
         return (*closed, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *_named_by(thing))
     if isinstance(thing, type):
@@ -241,7 +241,7 @@ def _within(thing: Any) -> Iterable[Any]:
 
 
 def _named_by(function: FunctionType) -> Iterator[Any]:
-    """Generators of its module that a function refers to."""
+    """Generators of a function's module that its code names."""
     for name in function.__code__.co_names:
         thing = function.__globals__.get(name)
         if thing is not None and _is_generator(thing):
@@ -289,7 +289,7 @@ def _state_of(generator: Any) -> Callable[[], None]:
 
 
 def _words_of(generator: Any) -> Any:
-    """A state that can be compared."""
+    """State of a generator as a value that can be compared."""
     if isinstance(generator, np.random.Generator):
         return repr(generator.bit_generator.state)
     if isinstance(generator, np.random.RandomState):
@@ -299,13 +299,13 @@ def _words_of(generator: Any) -> Any:
     return generator.get_state().numpy().tobytes()
 
 
-# -- generators passed as arguments -------------------------------------------------------------------------
+# -- generators as arguments -------------------------------------------------------------------------------
 
 
-def wanted_generator(function: Callable[..., Any]) -> str | None:
-    """Name of the parameter by which a function takes a generator of its own.
+def generator_parameter(function: Callable[..., Any]) -> str | None:
+    """The parameter by which a function takes a generator of its own.
 
-    `rng` gets a `numpy.random.Generator`, `generator` a `torch.Generator`; any other function gets none.
+    `rng` gets a `numpy.random.Generator`, `generator` a `torch.Generator`; None: it takes none.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -321,8 +321,8 @@ def wanted_generator(function: Callable[..., Any]) -> str | None:
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def handed(name: str, seed: int) -> dict[str, Any]:
-    """The argument for a function that asks for it (`wanted_generator`)."""
+def generator_argument(name: str, seed: int) -> dict[str, object]:
+    """The generator argument of a function (`generator_parameter`)."""
     if name == "rng":
         return {name: np.random.default_rng(seed)}
     import torch

@@ -1,14 +1,14 @@
-"""Samples in memory, and their serialisation.
+"""Samples in memory, and their encoding as bytes.
 
-A function receives its share of the training set once, as one object in a store, and holds it until it ends.
-So a data set is two arrays and nothing else: the model defines the meaning of the numbers.
+A function receives its share of the training set once, as one object in a store, and holds it until it ends. So a data set is two
+arrays; the model interprets the numbers.
 
-The format is safetensors: a JSON header and the raw arrays. Unlike a pickle, reading it executes no code;
-and it needs no copy on either side: `encode` returns views of the arrays, `decode`
-makes arrays that are views of the buffer. The safetensors package itself copies each way (600 MB more of
-a function's quota for CIFAR-10), which is why the 60 lines are here. Tests compare both ways with it.
+The format is safetensors: a JSON header and the raw arrays. It is no pickle, so reading it executes nothing; and it needs no copy on
+either side: `encode` returns views of the arrays, `decode` makes arrays that are views of the buffer. The safetensors package itself
+copies each way (600 MB more of a function's quota for CIFAR-10), which is why the 60 lines are here. Tests compare both directions
+with it.
 
-Not for data sets larger than memory: every role holds its whole share.
+Limitation: every function holds its whole share in memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataSets:
-    """Samples of a source: for training and for testing."""
+    """Training and test samples of a source."""
 
     train: Samples
     test: Samples
@@ -90,11 +90,11 @@ class DataSets:
 def encode(samples: Samples) -> list[Buffer]:
     """The samples in safetensors format, as buffers to be written one after the other.
 
-    All but the first are views: a change of the arrays before they are written changes what is written.
+    All but the first are views: do not change the arrays before they are written.
     """
     arrays = {"inputs": _plain(samples.inputs), "targets": _plain(samples.targets)}
     arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))  # keeps every array aligned
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     start = 0
     for name, array in arrays.items():
         code = _FORMAT_OF[array.dtype.name]
@@ -109,7 +109,7 @@ def decode(buffer: Buffer) -> Samples:
     """Samples whose arrays are views of the buffer: read-only where the buffer is.
 
     Raises:
-        CorruptMessage: the buffer is not a safetensors file, is truncated, or lacks `inputs` or `targets`.
+        CorruptMessage: the buffer is no safetensors file, is truncated, or lacks `inputs` or `targets`.
     """
     view = memoryview(buffer).cast("B")
     header, data = _header(view)
@@ -125,7 +125,7 @@ def decode(buffer: Buffer) -> Samples:
 
 
 def _plain(array: Array) -> Array:
-    """The array in C order, little endian; the same object if it is so already."""
+    """The array in C order, little endian; not copied if it is so already."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
@@ -133,7 +133,7 @@ def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+def _header(view: memoryview) -> tuple[dict[str, object], memoryview]:
     if len(view) < 8:
         raise CorruptMessage(f"{len(view)} bytes are too few for a safetensors header")
     (length,) = struct.unpack_from("<Q", view)
@@ -158,6 +158,6 @@ def _array(name: str, entry: Any, data: memoryview) -> Array:
         raise CorruptMessage(f"safetensors entry for {name!r} is malformed: {entry!r}")
     size = math.prod(shape) * dtype.itemsize
     if stop - start != size or stop > len(data):
-        raise CorruptMessage(f"{name!r} of {size} bytes does not lie at {start}:{stop} of {len(data)} bytes")
+        raise CorruptMessage(f"{name!r} of {size} bytes is not at {start}:{stop} of {len(data)} bytes")
     array = np.frombuffer(data[start:stop], dtype=dtype).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False)

@@ -1,12 +1,12 @@
 """One permutation for each (seed, purpose, rank, epoch), the same on every machine and every version of NumPy.
 
-A replaced function must use exactly the samples of its predecessor, possibly on another host with another
+A replaced function must see exactly what its predecessor would have seen, perhaps on another host with another
 NumPy. `Generator.permutation` may change between versions (NEP 19); the raw stream of a bit generator may not.
 So the order is the stable argsort of Philox's raw numbers. That is slower than a shuffle (about 0.1 s for a
-million samples, once per epoch), and never changes.
+million samples, once per epoch), and it cannot drift.
 
 Philox is counter based: seed and purpose are its key, rank and epoch the high words of its counter, so that no
-two streams share a number and no hash is needed (`SeedSequence` of a list pads with zeros and can collide).
+two streams share a number and nothing has to be hashed (`SeedSequence` of a list pads with zeros and can collide).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Purpose(IntEnum):
 
 
 def permutation(count: int, *, seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0) -> Indices:
-    """The numbers 0 … count-1 in an order that depends only on the arguments. Any integer is a seed."""
+    """The numbers 0 … count-1 in an order that depends on nothing but the arguments. Any integer is a seed."""
     key = np.array([seed % _WORD, int(purpose)], dtype=np.uint64)
     counter = np.array([0, epoch, rank, 0], dtype=np.uint64)
     raw = np.random.Philox(key=key, counter=counter).random_raw(count)

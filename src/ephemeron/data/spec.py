@@ -1,4 +1,4 @@
-"""Source of a job's samples, as a frozen value."""
+"""Where a job's samples come from, as a frozen value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec(Typed):
-    """Source of the samples, and how they are read."""
+    """Where the samples come from."""
 
     source: str = "digits"
     """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, or `module:function` that returns a Dataset."""
@@ -22,21 +22,21 @@ class DataSpec(Typed):
     options: Mapping[str, object] = field(default_factory=dict)
     """Passed to the source."""
     test_fraction: Annotated[float, Within(0, 1, open_maximum=True)] = 0.2
-    """Share held out for testing if the source has no test set of its own."""
+    """Share held out for testing where the source brings no test set of its own."""
     last_batch: Literal["keep", "drop", "merge"] = "keep"
-    """Treatment of the smaller last batch of an epoch: it is trained on, dropped, or merged with the one before."""
+    """What becomes of the smaller last batch of an epoch: it is trained on, dropped, or merged with the one before."""
     flow: str | None = None
     """`module:function` that returns a Flow, in place of `source`: functions read and map the samples themselves."""
     test_flow: str | None = None
-    """The same for testing. If both read one variant of a dataset, it reads the held-out share."""
+    """The same for testing. Where both read one variant of a dataset, it reads the share that is held out."""
     collate: str | None = None
     """With a flow: `module:function` from a list of samples to `(inputs, targets)`; None: PyTorch's default."""
     on_error: Annotated[str, Form(r"fail|skip|retry:[0-9]+", "fail, skip or retry:N")] = "fail"
-    """With a flow, for a sample that cannot be loaded: `fail`, `skip`, or `retry:N` and then fail."""
+    """With a flow: `fail`, `skip`, or `retry:N` and then fail, where a sample cannot be loaded."""
     loaders: Annotated[int, AtLeast(0)] = 1
-    """With a flow: processes in each function that load ahead; 0: batches are loaded on request."""
+    """With a flow: processes in each function that load ahead; 0: batches are loaded when they are asked for."""
     prefetch_mb: Positive = 64.0
-    """With a flow: maximum MB that each function loads ahead; the next batch is loaded in any case."""
+    """With a flow: most MB that each function loads ahead; the next batch is loaded in any case."""
 
 
 def check_data(data: DataSpec) -> None:

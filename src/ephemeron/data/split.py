@@ -1,8 +1,7 @@
-"""Partition of samples among roles with different batch sizes (FasDL, section 4.2).
+"""Shares of the training set for ranks with different batch sizes (FasDL, section 4.2).
 
-Aggregators spend time on aggregating, so they get smaller batches. If every role had equally many samples, the
-one with the larger batch would end its epoch early and the others would wait for it in vain. FasDL partitions the
-samples in proportion to the batch sizes, so that all end together:
+Aggregators spend time on aggregating, so they get smaller batches. If every rank had equally many samples, those with the larger
+batch would end their epoch early. FasDL divides the samples in proportion to the batch sizes, so that all ranks end together:
 
     B^g = Σ B_r                  (3-14)   global batch; K aggregators of B^a and W-K others of B^n
     I   = D / B^g                (3-17)   iterations per epoch, rounded up
@@ -13,7 +12,7 @@ Equation 4-4 is printed with B^n·K in its denominator; the text and 4-3 show th
 D·B_r/B^g is rarely whole. A rank owns its full batches, and the remainder of D (less than one global batch) is
 shared by largest remainders, so each rank is off by less than one sample, none exceeds its batch size, and the last
 iteration is the only partial one. In it a rank may have no samples at all; weighting by samples keeps that unbiased.
-If a small batch is harmful (batch statistics of one sample), it is dropped, or merged with the one before.
+Where a small batch does harm (batch statistics of one sample), it is dropped, or merged with the one before.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class SampleSplit:
     counts: tuple[int, ...]
     """Samples owned by each rank; they add up to `samples`."""
     last: LastBatch = "keep"
-    """Treatment of the partial iteration: it is kept, dropped (other samples in each epoch), or merged with the one
-    before it, which is then the last and the largest."""
+    """Treatment of the partial iteration: it is kept, dropped (other samples in each epoch), or merged with the one before it,
+    which is then the last and the largest."""
 
     @property
     def global_batch(self) -> int:
@@ -61,7 +60,7 @@ class SampleSplit:
         """Number of samples that a rank uses in an iteration: its batch size, or less (merged: more) in the last iteration.
 
         Raises:
-            IndexError: the rank or the iteration does not exist.
+            IndexError: there is no such rank or no such iteration.
         """
         if not 0 <= rank < len(self.batches):
             raise IndexError(f"rank {rank} is not in 0 … {len(self.batches) - 1}")
@@ -73,7 +72,7 @@ class SampleSplit:
 
 
 def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep") -> SampleSplit:
-    """Partitions `samples` in proportion to the batch sizes.
+    """Divides `samples` among ranks in proportion to the batch sizes.
 
     Args:
         samples: size of the training set; may be less than the number of ranks.
@@ -102,10 +101,10 @@ def plan_split(samples: int, batches: Sequence[int], *, last: LastBatch = "keep"
 
 
 def assign(samples: int, split: SampleSplit, seed: int) -> list[Indices]:
-    """Samples that each rank owns: a seeded permutation of all, cut by `split.counts`.
+    """The samples that each rank owns: a seeded permutation of all, divided by `split.counts`.
 
     Returns:
-        For each rank the indices into the whole training set, of length `split.counts[rank]`; together they contain
+        For each rank the indices into the whole training set, of length `split.counts[rank]`; together they hold
         every index once.
 
     Raises:

@@ -13,7 +13,7 @@ from ephemeron.errors import EphemeronError, JobError
 
 
 def call(target: str, function: Any, options: Mapping[str, object], code: Sequence[Path]) -> Any:
-    """Result of a function of the user.
+    """The result of a function of the user.
 
     Raises:
         JobError: it is not callable, does not take these options, or raises.
@@ -32,7 +32,7 @@ def call(target: str, function: Any, options: Mapping[str, object], code: Sequen
 def _check_options(target: str, function: Callable[..., Any], options: Mapping[str, object]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-ins have no signature
+    except (TypeError, ValueError):  # some built-ins have none
         return
     try:
         signature.bind(**options)

@@ -181,7 +181,7 @@ def test_progress_is_told_for_long_work(store: DatasetStore, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.png": b"x"}, "a.png lies outside of a folder that names its class; one folder per class"),
+        ({"a.png": b"x"}, "a.png is outside of a folder that names its class; one folder per class"),
         ({"cat/a.txt": b"x"}, "has no images; looked for .jpg"),
         ({"cat/a.png": b"", "cat/b.png": b"x"}, "cat/a.png is empty; fetch it again"),
         ({".hidden/a.png": b"x"}, "has no files in it"),

@@ -15,7 +15,7 @@ import pytest
 from random_worlds import Cropped, jitter
 
 from ephemeron.data.flow import Flow
-from ephemeron.data.flow.determinism import Findings, digest, examine, in_child, may_be_kept, tried_of
+from ephemeron.data.flow.determinism import Findings, cacheable_stages, digest, examine, in_child, trial_indices
 from ephemeron.data.flow.sample_loader import SampleLoader
 
 
@@ -121,25 +121,25 @@ def test_what_is_marked_can_cache_is_fixed_and_said() -> None:
 
 def test_what_is_kept_is_said_once() -> None:
     with pytest.warns(UserWarning, match="flow test/asked: 'read' is random: a service keeps nothing between epochs"):
-        assert may_be_kept(loading(Cropped())).fixed == -1
+        assert cacheable_stages(loading(Cropped())).fixed == -1
     with pytest.warns(UserWarning, match="'read' cannot be seeded: a service keeps nothing"):
-        may_be_kept(loading(Entropy()))
+        cacheable_stages(loading(Entropy()))
     with pytest.warns(UserWarning, match="'1 unseeded' cannot be seeded: a service keeps what 1 steps give"):
-        may_be_kept(loading(Still(), doubled, unseeded, cached=2))
+        cacheable_stages(loading(Still(), doubled, unseeded, cached=2))
     with pytest.warns(UserWarning, match="no sample could be tried"):
-        assert may_be_kept(loading(Broken())).fixed == -1
+        assert cacheable_stages(loading(Broken())).fixed == -1
     with pytest.warns(UserWarning, match="'0 noisy' draws random numbers and is marked can-cache"):
-        assert may_be_kept(loading(Still(), noisy, cached=1)).fixed == 1
+        assert cacheable_stages(loading(Still(), noisy, cached=1)).fixed == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert may_be_kept(loading(Still(), doubled, noisy, cached=1)).fixed == 1
-        assert may_be_kept(loading(Still(), noisy)).fixed == 0
+        assert cacheable_stages(loading(Still(), doubled, noisy, cached=1)).fixed == 1
+        assert cacheable_stages(loading(Still(), noisy)).fixed == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_user_code_that_kills_its_process_kills_no_other() -> None:
     with pytest.warns(UserWarning, match="could not be tried"):
-        assert may_be_kept(loading(Deadly())) == Findings(fixed=-1, random="read")
+        assert cacheable_stages(loading(Deadly())) == Findings(fixed=-1, random="read")
     assert in_child(lambda: time.sleep(60), limit_s=0.05) is None
     assert in_child(lambda: 1 / 0, limit_s=20) is None
     assert in_child(lambda: {"a": 1}, limit_s=20) == {"a": 1}
@@ -149,8 +149,8 @@ def test_a_slow_flow_is_judged_by_what_was_tried() -> None:
     ticks = itertools.count()
     found = examine(loading(Still(), noisy), limit_s=2.5, clock=lambda: float(next(ticks)))
     assert (found.tried, found.fixed) == (2, 0)
-    assert tried_of(40) == [0, 7, 15, 23, 31, 39]
-    assert tried_of(2) == [0, 1]
+    assert trial_indices(40) == [0, 7, 15, 23, 31, 39]
+    assert trial_indices(2) == [0, 1]
 
 
 def test_nothing_of_the_caller_changes() -> None:

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import psutil
 from ephemeron.data.flow import Flow, FlowView, LocalReader
 from ephemeron.data.service import RemoteReader, Service, ServiceSettings
 from ephemeron.data.service.daemon import ManagedProcess
+from ephemeron.data.service.messages import Nothing, RouterStatus, ShardStatus
+from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.data.service.timeouts import ServiceTimeouts
 
 LIMIT_S = 60.0
@@ -28,7 +29,7 @@ HASTY = ServiceTimeouts(
 
 def settings(**changed: Any) -> ServiceSettings:
     """For tests: soon tired of waiting, and no PyTorch in loaders."""
-    return ServiceSettings(**{"preload": "", "idle_s": 120.0, "ends_when_idle": True, "patience": HASTY, **changed})
+    return ServiceSettings(**{"preload": "", "idle_s": 120.0, "ends_when_idle": True, "timeouts": HASTY, **changed})
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
@@ -96,12 +97,11 @@ class World:
         return flow.prepare_read(self.reader(**options))
 
     def address(self) -> str:
-        return str(self.coordinator.ensure(asdict(self.settings)))
+        return str(self.coordinator.ensure(self.settings))
 
-    def status(self, flow: str) -> list[dict[str, Any]]:
-        """What its shards say."""
-        found = self.service.call("list", {})["routers"].get(flow)
-        return [] if found is None else found["shards"]
+    def status(self, flow: str) -> tuple[ShardStatus, ...]:
+        """Counters of its shards."""
+        return self.service.call(LIST_FLOWS, Nothing()).routers.get(flow, RouterStatus()).shards
 
     @property
     def coordinator(self) -> ManagedProcess:
@@ -145,7 +145,7 @@ class World:
             if not self.coordinator.alive:
                 if not psutil.wait_procs(left, timeout=3)[1]:  # they were ending
                     continue
-                self.coordinator.ensure(asdict(self.settings))  # one that was killed has ended nobody
+                self.coordinator.ensure(self.settings)  # one that was killed has ended nobody
             self.coordinator.kill(gently=True, wait_s=30)
             time.sleep(0.05)
         names = [" ".join(p.cmdline())[:200] for p in left if p.is_running()]

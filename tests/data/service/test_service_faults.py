@@ -17,6 +17,8 @@ from service_worlds import World, epochs_of, local, mixed, plain, settings, sign
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.data.service import client as client_module
 from ephemeron.data.service.address import ServiceAddress
+from ephemeron.data.service.messages import Nothing
+from ephemeron.data.service.protocol import PING
 from ephemeron.errors import ConnectionLost
 
 pytestmark = pytest.mark.slow
@@ -67,7 +69,7 @@ def stop_router(world: World) -> None:
 
 
 def kill_coordinator(world: World) -> None:
-    world.service.call("ping", {})  # nobody misses it, so perhaps it is still dead
+    world.service.call(PING, Nothing())  # nobody misses it, so perhaps it is still dead
     signalled(world.coordinator, signal.SIGKILL)
 
 

@@ -14,6 +14,8 @@ import pytest
 from service_worlds import HASTY, World, epochs_of, local, mixed, pid_of, plain, signalled, until
 
 from ephemeron.data.flow import Flow
+from ephemeron.data.service.messages import FlowRequest, Nothing, ReaderRequest
+from ephemeron.data.service.protocol import ACCESS, DELETE_FLOW, HEARTBEAT_READER, LIST_FLOWS
 from ephemeron.errors import JobError
 from ephemeron.units import MB
 
@@ -35,8 +37,8 @@ class Gate:
 
 
 def state_of(world: World, flow: str) -> str:
-    (found,) = [each for each in world.service.call("list", {})["flows"] if each["name"] == flow]
-    return str(found["state"])
+    (found,) = [each for each in world.service.call(LIST_FLOWS, Nothing()).flows if each.name == flow]
+    return found.state
 
 
 def test_a_service_comes_and_goes(own_world: Callable[..., World]) -> None:
@@ -50,7 +52,7 @@ def test_a_service_comes_and_goes(own_world: Callable[..., World]) -> None:
 
 def test_without_its_folder_it_ends(own_world: Callable[..., World]) -> None:
     """As when a temporary folder is cleared away at once: nobody can find it any more, so it must not stay."""
-    world = own_world(idle_s=1.0, patience=replace(HASTY, orphan_s=2.0))
+    world = own_world(idle_s=1.0, timeouts=replace(HASTY, orphan_s=2.0))
     assert epochs_of(world.read(mixed()))
     assert world.processes()
     world.folder.rename(world.folder.with_name("elsewhere"))
@@ -73,10 +75,10 @@ def test_a_flow_that_cannot_be_served_any_more_is_given_up(own_world: Callable[.
 
 def test_a_router_that_is_left_alone_forgets_silent_readers(own_world: Callable[..., World]) -> None:
     """The coordinator and a reader die at once: neither says that the reader has gone."""
-    world = own_world(patience=replace(HASTY, reader_lease_s=1.0, orphan_s=1.0))
+    world = own_world(timeouts=replace(HASTY, reader_lease_s=1.0, orphan_s=1.0))
     assert epochs_of(world.read(mixed()))
     router = world.router("test/mixed")
-    router.call("attend", {"reader": "somebody/else"}, timeout_s=5.0)
+    router.call(HEARTBEAT_READER, ReaderRequest(reader="somebody/else"), timeout_s=5.0)
     signalled(world.coordinator, signal.SIGKILL)
     router.forget()
     until(lambda: not world.processes(), "all have ended")
@@ -94,20 +96,20 @@ def test_the_states_of_a_flow(own_world: Callable[..., World]) -> None:
     until(lambda: state_of(world, "test/mixed") == "ready", "ready: its reader has said goodbye")
     until(lambda: state_of(world, "test/mixed") == "idle", "idle")
     until(lambda: len(world.processes()) == 1, "only the coordinator is left")
-    world.service.call("delete", {"flow": "test/mixed"})
+    world.service.call(DELETE_FLOW, FlowRequest(flow="test/mixed"))
     assert list((world.folder / "payloads").iterdir()) == []
     assert list((world.folder / "flows").iterdir()) == []
     with pytest.raises(JobError, match="no flow 'test/mixed'"):
-        world.service.call("access", {"flow": "test/mixed"})
+        world.service.call(ACCESS, FlowRequest(flow="test/mixed"))
     assert epochs_of(read, seed=1) == epochs_of(local(mixed()), seed=1), "who still has it registers it again"
 
 
 def test_loaders_scale_to_zero_and_back(own_world: Callable[..., World]) -> None:
-    world = own_world(patience=replace(HASTY, loaders_idle_s=0.5))
+    world = own_world(timeouts=replace(HASTY, loaders_idle_s=0.5))
     with world.read(mixed()).to_shuffled(4, plain, seed=2) as shuffled:
         first = list(shuffled)
-        until(lambda: [s.get("loaders") for s in world.status("test/mixed")] == [0], "no loader is left")
-        assert world.status("test/mixed")[0]["readers"] == 1
+        until(lambda: [s.loaders for s in world.status("test/mixed")] == [0], "no loader is left")
+        assert world.status("test/mixed")[0].readers == 1
         assert [first, list(shuffled)] == epochs_of(local(mixed()), 2, seed=2)
 
 
@@ -136,13 +138,13 @@ def test_a_giant_is_no_more_than_one_sample(own_world: Callable[..., World], sha
         for row in zip(*both, strict=True):
             for job, batch in enumerate(row):
                 got[job][epoch].append(batch)
-            most = max([most, *(s["buffered_bytes"] for s in world.status("test/giant") if s)])
+            most = max([most, *(s.buffered_bytes for s in world.status("test/giant"))])
     for each in both:
         each.close()
     assert got == here
     giant = 1000 * LARGE * 4
     assert most <= limit_mb * MB + 2 * (giant + 100_000), "each job's next batch, and no more"
-    assert all(s["cached_bytes"] <= 2 * limit_mb * MB for s in world.status("test/giant"))
+    assert all(s.cached_bytes <= 2 * limit_mb * MB for s in world.status("test/giant"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.data.service.lifecycle import Registry
+from ephemeron.config.typed import build, plain
+from ephemeron.data.service.lifecycle import FlowEntry, Registry
 from ephemeron.errors import JobError
 
 IDLE_S = 10.0
@@ -23,9 +24,9 @@ def registered(now: float = 0.0) -> Registry:
 def in_state(state: str) -> Registry:
     registry = registered()
     if state != "created":
-        registry.serving("a/b", now=0)
+        registry.set_serving("a/b", now=0)
     if state == "accessed":
-        registry.seen("a/b", readers=1, now=0)
+        registry.set_readers("a/b", readers=1, now=0)
     if state == "idle":
         assert registry.tick(now=IDLE_S) == ("a/b",)
     assert registry["a/b"].state == state
@@ -54,11 +55,11 @@ def test_every_arrow(state: str, event: str, after: str) -> None:
     registry = in_state(state)
     match event:
         case "serving":
-            registry.serving("a/b", now=1)
+            registry.set_serving("a/b", now=1)
         case "read":
-            registry.seen("a/b", readers=2, now=1)
+            registry.set_readers("a/b", readers=2, now=1)
         case "unread":
-            registry.seen("a/b", readers=0, now=1)
+            registry.set_readers("a/b", readers=0, now=1)
         case "early tick":
             assert registry.tick(now=IDLE_S - 0.1) == ()
         case "tick":
@@ -83,8 +84,8 @@ def test_only_what_costs_nothing_can_be_deleted(state: str) -> None:
 
 def test_reading_puts_off_idleness() -> None:
     registry = in_state("accessed")
-    registry.seen("a/b", readers=1, now=100)
-    registry.seen("a/b", readers=0, now=105)
+    registry.set_readers("a/b", readers=1, now=100)
+    registry.set_readers("a/b", readers=0, now=105)
     assert registry.tick(now=105 + IDLE_S - 0.1) == ()
     assert registry.tick(now=105 + IDLE_S) == ("a/b",)
     assert registry.tick(now=1000) == (), "it is said once"
@@ -93,7 +94,7 @@ def test_reading_puts_off_idleness() -> None:
 def test_a_flow_is_ready_for_a_while_however_long_its_router_was_silent() -> None:
     registry = in_state("accessed")
     gone = 3 * IDLE_S  # a busy machine: nothing was heard of the router, and then that its readers have left
-    registry.seen("a/b", readers=0, now=gone)
+    registry.set_readers("a/b", readers=0, now=gone)
     assert registry.tick(now=gone) == ()
     assert registry["a/b"].state == "ready"
     assert registry.tick(now=gone + IDLE_S) == ("a/b",)
@@ -131,9 +132,9 @@ def test_a_state_goes_on_as_its_registry_would(events: list[tuple[str, str, int,
                 case "register":
                     return registry.register(name=name, version=version, signature="s", samples=1, now=now)
                 case "serving":
-                    return registry.serving(name, now=now)
+                    return registry.set_serving(name, now=now)
                 case "read" | "unread":
-                    return registry.seen(name, readers=event == "read", now=now)
+                    return registry.set_readers(name, readers=event == "read", now=now)
                 case "tick":
                     return registry.tick(now=now)
                 case _:
@@ -144,14 +145,14 @@ def test_a_state_goes_on_as_its_registry_would(events: list[tuple[str, str, int,
     for number, (event, name, version, pause) in enumerate(events):
         now += pause
         if number == cut:
-            state = json.loads(json.dumps(one.state_dict()))
+            state = json.loads(json.dumps(plain(one.entries())))
             other = Registry(idle_s=IDLE_S)
-            other.load_state_dict(state, now=now)
+            other.restore([build(FlowEntry, entry, where="entry") for entry in state], now=now)
             for entry in one.flows.values():
                 entry.used_at = now  # another clock: what is left of idleness is not carried over
         said = do(one, event, name, version)
         if other is not None:
             assert do(other, event, name, version) == said
-            assert other.state_dict() == one.state_dict()
+            assert other.entries() == one.entries()
         for entry in one.flows.values():
             assert (entry.name in one.busy) == (entry.state in ("ready", "accessed"))

@@ -103,7 +103,7 @@ def test_a_shard_keeps_no_half_of_what_is_random() -> None:
     core.add_loader("loader", now=0.0)
     core.request("reader", "job", 0, [name], now=0.0)
     thing = SerializedSample(buffers=(b"x",), nbytes=10, cost_s=1.0)
-    core._made(name, LoadResult(sample=thing, half=thing))
+    core._store_result(name, LoadResult(sample=thing, half=thing))
     assert core.fetch("reader", 0, now=0.0) == [thing]
     core.acknowledge("reader", 0)
     assert core.cache is not None

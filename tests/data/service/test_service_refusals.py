@@ -16,6 +16,8 @@ from service_worlds import Numbered, World, drawn, epochs_of, local, mixed, plai
 from ephemeron.data.flow import Flow
 from ephemeron.data.service import RemoteReader, ServiceSettings
 from ephemeron.data.service.address import TOKEN_VARIABLE
+from ephemeron.data.service.messages import FlowRequest
+from ephemeron.data.service.protocol import DELETE_FLOW
 from ephemeron.data.service.timeouts import ServiceTimeouts
 from ephemeron.errors import JobError, LoadersLost, SampleFailed, ServiceRefused, ServiceUnreachable
 
@@ -200,9 +202,9 @@ def test_a_flow_in_use_is_not_deleted(one_shard: World) -> None:
         iterator = iter(shuffled)
         next(iterator)
         with pytest.raises(JobError, match=r"test/mixed is (ready|accessed) and cannot be deleted"):
-            one_shard.service.call("delete", {"flow": "test/mixed"})
+            one_shard.service.call(DELETE_FLOW, FlowRequest(flow="test/mixed"))
     with pytest.raises(JobError, match="no flow 'test/unheard-of'"):
-        one_shard.service.call("delete", {"flow": "test/unheard-of"})
+        one_shard.service.call(DELETE_FLOW, FlowRequest(flow="test/unheard-of"))
 
 
 def test_a_router_that_cannot_start_says_why(own_world: Callable[..., World]) -> None:

@@ -1,10 +1,10 @@
-"""Replacement policies for prepared samples when jobs share a cache and announce their access order (DPFlow 3.4.3).
+"""Which prepared samples to keep when jobs share a cache and their access order is known (DPFlow section 3.4.3).
 
     events           messages from jobs to a cache: joined, announced, likely, accessed, left
-    policy           the interface: rank objects, name a victim; and the ranking by groups of heaps
+    policy           the port: rank objects, name a victim; and the ranking by groups of heaps
     cache            capacity in bytes, reference counts, evictions
-    access_forecast  known future of one job's accesses
-    rate_estimator   samples per second of a job
+    access_forecast  what is known of one job's accesses
+    rate_estimator   how fast a job is
     lookahead        base of policies that use the announced order
     nextuse          NextUse: the policy of the data service
     baselines        policies to compare with: LRU, LFU, MinIO, RefCnt, ALSD, Belady

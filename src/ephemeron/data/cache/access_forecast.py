@@ -1,8 +1,8 @@
-"""Known future of one job's accesses: an index from a key to its next position.
+"""Forecast of one job's accesses: an index from a key to its next use.
 
-Positions are counted over all epochs since the job joined, so that a future of more than one epoch needs no special
-case: the k-th access has position k, an announcement continues where the last one ended, and the sampling distance of
-equation 3-1 is a subtraction. Every operation is O(1) per key that it names.
+Positions are counted over all epochs since the job joined, so that a forecast of more than one epoch needs no special case: the
+k-th access has position k, an announcement continues where the last one ended, and the sampling distance of equation 3-1 is a
+subtraction. Every operation is O(1) per key that it names.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ephemeron.errors import JobError
 
 
 class Knowledge(IntEnum):
-    """Knowledge of a key's next use: the four parts of figure 3-15, and keys that do not belong to the job."""
+    """State of a key in the forecast of a job: the four parts of figure 3-15, and keys that the job does not use."""
 
     CERTAIN = 0
     """Announced: the position is known."""
     LIKELY = 1
     """Not announced yet, but named with a weight."""
     UNKNOWN = 2
-    """Still to come in this epoch, at an unknown position."""
+    """Still to be used in this epoch, at an unknown position."""
     VISITED = 3
-    """Used in this epoch: its next use is in a later epoch."""
+    """Used in this epoch: not before the next."""
     FOREIGN = 4
-    """Not one of the job's keys."""
+    """Not among the job's keys."""
 
 
 class JobFuture:
-    """The future of one job, as far as it is known.
+    """The forecast of one job's accesses.
 
     Raises:
         JobError: the job has no keys, or a weight that is not positive.
@@ -69,7 +69,7 @@ class JobFuture:
         """Replaces the likely future.
 
         Returns:
-            The keys that are in the old likely future or in the new one.
+            The keys that are in the old one or in the new one.
         """
         old = set(self._likely)
         ahead = {k: w for k, w in weights.items() if w > 0 and k not in self._uses and k not in self._visited}
@@ -85,10 +85,10 @@ class JobFuture:
         return old | set(ahead)
 
     def access(self, key: Key, now_s: float) -> bool:
-        """Records the use of a key, announced or not, in any order.
+        """Records that the job used a key, announced or not, in any order.
 
         Returns:
-            True if it was the last one of an epoch.
+            Whether an epoch ended with it.
         """
         uses = self._uses.get(key)
         if uses:
@@ -106,7 +106,7 @@ class JobFuture:
         return True
 
     def knows(self, key: Key) -> Knowledge:
-        """Knowledge of a key's next use."""
+        """State of a key in the forecast."""
         if key in self._uses:
             return Knowledge.CERTAIN
         if key in self._visited:
@@ -116,19 +116,19 @@ class JobFuture:
         return Knowledge.UNKNOWN if key in self.keys else Knowledge.FOREIGN
 
     def awaits(self, key: Key) -> bool:
-        """True if the job has yet to use a key in this epoch."""
+        """Whether the job has yet to use a key in this epoch."""
         return key in self.keys and key not in self._visited
 
     def position(self, key: Key) -> int | None:
-        """Next position of a key in the certain future, counted from the job's first access; None: it has none."""
+        """Position of the next certain use of a key, counted from the job's first access; None: there is none."""
         uses = self._uses.get(key)
         return uses[0] if uses else None
 
     def outlook(self, key: Key) -> tuple[float, float] | None:
-        """Earliest and latest position of the next use of a key, the job's first access being 0.
+        """First and last possible position of the next use of a key, counted from the job's first access.
 
-        Equal if the position is known or estimated as one number. That of an unknown key is anywhere in the rest of the
-        epoch, and that of a visited key in the next epoch, after its announced part. None: there is no next use.
+        They are equal where the position is known or estimated as one number. An unknown use is anywhere in the rest of the
+        epoch, and that of a visited key in the next epoch, behind its announced part. None: the job does not use the key.
         """
         uses = self._uses.get(key)
         if uses:
@@ -175,7 +175,7 @@ class JobFuture:
         return ahead + (self.left_in_epoch - ahead) / 2
 
     def likely_distance_of(self, key: Key) -> float:
-        """Expected distance of one likely key; heavier ones come sooner, which equation 3-2 does not distinguish.
+        """Expected distance of one likely key; heavier ones come sooner, which equation 3-2 gives away.
 
         If samples are drawn one after another in proportion to their weights, key x comes before key y with
         probability w_x / (w_x + w_y), so the expected rank of y is the sum of that over all x.

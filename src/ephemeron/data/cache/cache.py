@@ -1,4 +1,4 @@
-"""Contents of a cache, by bytes: the bookkeeping between jobs and a policy. It holds keys; the caller holds the bytes.
+"""Which objects a cache holds, by bytes: the bookkeeping between jobs and a policy. It holds keys; the caller holds the bytes.
 
     hit = cache.lookup(job, key, now_s=clock())
     if not hit:
@@ -8,10 +8,10 @@
     ...                                                               # the object is on its way to the job
     forget(cache.unpin(key))
 
-**The rule of bytes.** `used_bytes ≤ max(capacity_bytes, pinned_bytes)`, always: unpinned objects never exceed the
-capacity, only pinned ones may (they are being delivered to a job). An object that is larger than the capacity is
-refused, pinned or not, and nothing is evicted for it. Also refused is an unpinned object for which unpinned objects
-would not make enough room, and one that the policy ranks below all objects that would have to be evicted.
+**Invariant.** `used_bytes ≤ max(capacity_bytes, pinned_bytes)`: objects without a pin never exceed the capacity, and only pins
+may. An object that is larger than the capacity is refused, pinned or not, and nothing is evicted for it; so is an unpinned one
+for which evicting unpinned objects would not make enough room, and one that the policy ranks below everything that would be
+evicted.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Outcome of an offered object."""
+    """Outcome of offering an object to a cache."""
 
     admitted: bool
-    """True if it is in the cache now."""
+    """Whether the object is in the cache now."""
     evicted: tuple[Key, ...] = ()
-    """Objects evicted for it, in this order. Empty if it was refused."""
+    """Evicted objects, in order. Empty if the object was refused."""
 
 
 class Cache:
-    """A set of keys with sizes and reference counts, and a policy that selects victims.
+    """A set of keys with sizes and reference counts, and a policy that names victims.
 
     Args:
-        capacity_bytes: maximum size in bytes.
-        policy: ranks the objects of this cache; not shared with other caches.
+        capacity_bytes: how much it may hold.
+        policy: ranks what it holds; belongs to this cache alone.
 
     Raises:
         JobError: the capacity is below 1.
@@ -51,9 +51,9 @@ class Cache:
             )
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        """Bytes of all objects in the cache."""
+        """Bytes of everything in the cache."""
         self.pinned_bytes = 0
-        """Bytes of pinned objects."""
+        """Bytes of what is pinned."""
         self._policy = policy
         self._items: dict[Key, CachedItem] = {}
         self._pins: dict[Key, int] = {}
@@ -65,27 +65,27 @@ class Cache:
         return len(self._items)
 
     def observe(self, event: Event) -> None:
-        """Passes an event of a job to the policy. Accesses go through `lookup`."""
+        """Passes an event of a job on to the policy. Accesses go through `lookup`."""
         if isinstance(event, Accessed):
             raise ValueError("an access is a lookup: call lookup(job, key, now_s=…)")
         self._policy.observe(event)
 
     def lookup(self, job: JobId, key: Key, *, now_s: float) -> bool:
-        """Records the use of a key by a job.
+        """A job uses a key now.
 
         Returns:
-            True if the object is in the cache.
+            Whether the object is in the cache.
         """
         self._policy.observe(Accessed(job=job, key=key, now_s=now_s))
         return key in self._items
 
     def admit(self, key: Key, *, nbytes: int, cost_s: float = 1.0, pin: bool = False) -> Admission:
-        """Offers an object that was just made. One that is in the cache stays unchanged, and may be pinned.
+        """Offers an object that was just made. One that is in the cache already stays as it is, and may be pinned.
 
         Args:
             key: its name.
             nbytes: its size in bytes.
-            cost_s: seconds that it takes to make.
+            cost_s: seconds that it took to make.
             pin: keep it until `unpin`, even beyond the capacity.
 
         Raises:
@@ -110,7 +110,7 @@ class Cache:
         return Admission(admitted=True, evicted=tuple(victims))
 
     def pin(self, key: Key) -> None:
-        """Adds a pin: an object is not evicted while it is being delivered to a job.
+        """Adds a pin to an object, for a job that is being served with it: it is not evicted before all pins are gone.
 
         Raises:
             KeyError: it is not in the cache.
@@ -125,7 +125,7 @@ class Cache:
         """Removes one pin.
 
         Returns:
-            Objects evicted because pins no longer justify the excess, possibly including this one.
+            Objects that are evicted because pins no longer hold them, possibly this one.
 
         Raises:
             KeyError: it is not pinned.
@@ -143,7 +143,7 @@ class Cache:
         return tuple(victims)
 
     def remove(self, key: Key) -> None:
-        """Removes a damaged or invalid object.
+        """Removes an object.
 
         Raises:
             KeyError: it is not in the cache.
@@ -154,7 +154,7 @@ class Cache:
         self._drop(key)
 
     def _victims(self) -> list[Key]:
-        """Objects that would have to be evicted, in order; without evicting them."""
+        """Objects that would have to be evicted, least valuable first; none is evicted yet."""
         found: list[Key] = []
         excess = self.used_bytes - self.capacity_bytes
         while excess > 0:

@@ -1,4 +1,4 @@
-"""A heap whose entries can be changed: outdated entries stay in it and are skipped at the top (lazy deletion)."""
+"""A heap whose entries can be changed: old entries stay in it and are skipped when they come up (lazy deletion)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LazyHeap:
         return len(self._live)
 
     def put(self, key: Key, score: float, tie_break: int) -> None:
-        """Adds a key or changes its score. Two keys never have the same tie-break, so keys need no order."""
+        """Adds a key or moves it. Two keys never have the same tie-break, so keys need no order."""
         entry = (-score, tie_break, key)
         if self._live.get(key) == entry:
             return
@@ -31,7 +31,7 @@ class LazyHeap:
             heapq.heapify(self._entries)
 
     def discard(self, key: Key) -> None:
-        """Removes a key, if present."""
+        """Takes a key out, if it is in."""
         self._live.pop(key, None)
 
     def score(self, key: Key) -> float:

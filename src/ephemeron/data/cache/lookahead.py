@@ -1,4 +1,4 @@
-"""Base of policies that use the announced order: an index per job, updated by the jobs' events."""
+"""Base of policies that use announced accesses: a forecast per job, kept up to date by the jobs' events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ephemeron.errors import JobError
 
 
 class LookaheadPolicy(RankedPolicy):
-    """Keeps a `JobFuture` for each job, and updates the scores that an event changes.
+    """Keeps a `JobFuture` for each job, and scores again what an event changes.
 
     Raises:
-        JobError: from `observe`, when a job joins that has joined already.
+        JobError: from `observe`, when a job joins that is here already.
     """
 
     def __init__(self) -> None:
@@ -55,4 +55,4 @@ class LookaheadPolicy(RankedPolicy):
         self.touch(event.key)
 
     def moved(self, job: JobId) -> None:
-        """Called after a job has used one more sample, before scores are updated."""
+        """A job has used one sample more; called before anything is scored again."""

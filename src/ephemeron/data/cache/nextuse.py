@@ -1,21 +1,21 @@
-"""Eviction of the sample whose next use by any job is latest: Belady's rule with measured speeds of the jobs.
+"""Evict what any job will use last: Belady's rule on what is known of the future, with the jobs' speeds measured.
 
-Within an epoch the whole order is drawn, so the minimum over jobs of the time until the next use is known and not
-estimated, and evicting the longest is Belady's optimum if the merged order of accesses is certain, that is at equal
-speeds. In practice this does not hold for two reasons, each of which is addressed:
+Within an epoch the whole future is drawn, so the minimum over jobs of the time until the next use is known and not
+guessed, and evicting the longest is Belady's optimum where the merged order of accesses is certain, that is at equal
+speeds. Two things stand between that and practice, and both are met here:
 
-- **Beyond the epoch** no order is drawn. A job that draws its next permutation one epoch early and announces it (any
-  number of epochs may be announced) closes this gap: in steady state 77 % instead of 73.6 % of accesses hit with
+- **Beyond the epoch** nothing is drawn. A job that draws its next permutation one epoch early and announces it (any
+  number of epochs may be announced) removes the blind spot: in steady state 77 % instead of 73.6 % of accesses hit with
   four jobs and half of the samples cached.
 - **Speeds differ and drift**, so positions of different jobs cannot be compared. A job's next use at distance d is d
-  samples at its measured rate away: T = t_j + d / v_j. The policy compares predicted times.
+  samples at its measured rate away: T = t_j + d / v_j. What is compared is predicted time.
 
-Positions that are not drawn are estimated: a likely sample by its expected rank among the likely ones; an unknown one
-as uniform over the rest of the epoch, and one that was used in this epoch as uniform over the next. The earliest of
-several uniform times is estimated as the start of the window plus 1/(m+1) of it for m jobs, so that a sample in many
-jobs' datasets is worth more than one in few.
+What is not drawn is estimated: a likely sample by its expected rank among the likely ones; an unknown one as uniform over
+what is left of the epoch, and one that was used in this epoch as uniform over the next. The earliest of several uniform
+times is estimated as the start of the window plus 1/(m+1) of it for m jobs, so that a sample of many jobs' datasets
+is worth more than one of few.
 
-Cost: O(jobs + log n) per access and victim. Predictions are recomputed for the whole cache once for every n/4 accesses.
+Cost: O(jobs + log n) per access and victim. Predictions are renewed for the whole cache once for every n/4 accesses.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ephemeron.data.cache.policy import CachedItem, Group, bin_scale, value_bin
 from ephemeron.data.cache.rate_estimator import assumed_rate
 
 LEAST_RENEWAL = 64
-"""Accesses between two recomputations of all predictions in a small cache."""
+"""Accesses between two renewals of all predictions in a small cache."""
 
 SLACK = 0.02
-"""Tolerated change of a prediction, relative to the time until the use, before it is updated between recomputations."""
+"""Largest change of a prediction, as a part of the time until the use, that is not corrected between renewals."""
 
 
 class NextUse(LookaheadPolicy):
-    """Evicts the object whose predicted next use is latest.
+    """Evicts what is predicted to be used last.
 
     Args:
         cost_aware: multiply times by bytes per second of preprocessing. If all cost the same, that changes nothing.
@@ -90,13 +90,13 @@ class NextUse(LookaheadPolicy):
         self._lines[job] = self._line(self.jobs[job])
 
     def _line(self, future: JobFuture) -> tuple[JobFuture, float, float]:
-        """Predicted time as a linear function of position: intercept and slope."""
+        """Predicted time as a line over positions: where it starts, and its slope."""
         rate = assumed_rate(future.rate_estimator, (other.rate_estimator for other in self.jobs.values()))
         return future, future.rate_estimator.counts_from_s(self.now_s) - future.accessed / rate, 1 / rate
 
 
 def _earliest(windows: list[tuple[float, float]]) -> float:
-    """Approximate expected minimum of independent times, each uniform over (start, length)."""
+    """About the expected minimum of independent times, each uniform over (start, length)."""
     windows.sort()
     best, starts, lengths = math.inf, 0.0, 0.0
     for count, (start, length) in enumerate(windows, start=1):

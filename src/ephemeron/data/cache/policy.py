@@ -1,7 +1,7 @@
-"""Interface of a replacement policy, and the ranking shared by all policies here.
+"""The port of replacement policies, and the ranking that all policies here share.
 
-A policy only ranks. It neither holds objects nor counts bytes (that is `Cache`), so that the same policy serves a
-dictionary in memory, a folder or a shard of a service, and tests can compare it with Belady's optimum.
+A policy only ranks. It neither holds objects nor counts bytes (`Cache` does), so that the same policy serves a dictionary in
+memory, a folder or a shard of a service, and a test can compare it with Belady's optimum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ephemeron.data.cache.events import Event, Key
 from ephemeron.data.cache.heap import LazyHeap
 
 BINS_PER_OCTAVE = 4
-"""Resolution of the value of objects: those within 2^(1/4) (19 %) of each other are treated as equal."""
+"""Resolution of values: objects within 2^(1/4) (19 %) of each other count as the same."""
 
 _LEAST_COST_S = 1e-9
 _TOLERANCE = 1e-9
@@ -30,15 +30,15 @@ class CachedItem:
     nbytes: int
     """Bytes that it occupies."""
     cost_s: float
-    """Seconds needed to make it again."""
+    """Seconds that it takes to make it again."""
 
 
 class CachePolicy(ABC):
-    """Ranks the objects of one cache by the loss that their eviction would cause.
+    """Ranks the objects of one cache by how little would be lost with them.
 
     Order of calls: `observe(Accessed)` comes before the `admit` that the access leads to. `admit` makes an object a
-    candidate, `evict` ends that, for any reason of the eviction; in between `hold` and `release` alternate. All calls
-    but `victim` are commands without a result; `victim` has no observable effect. A policy is deterministic: it has
+    candidate, `evict` ends that; in between `hold` and `release` alternate. All calls but `victim`
+    are commands and return nothing; `victim` changes nothing that can be observed. A policy is deterministic: it has
     neither clock nor random state, and ties are broken by the order of calls.
 
     The object that was just admitted is a candidate like the others. If it is named first, it is not worth caching.
@@ -46,7 +46,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def observe(self, event: Event) -> None:
-        """Processes an event of a job. Events outside of a job's `Joined` and `Left` are ignored."""
+        """Takes an event of a job. Events of a job come between its `Joined` and its `Left`; those of other jobs are ignored."""
 
     @abstractmethod
     def admit(self, item: CachedItem) -> None:
@@ -58,11 +58,11 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def hold(self, key: Key) -> None:
-        """Excludes this object from `victim` until it is released. Its rank among the others is kept."""
+        """Excludes an object from being named until it is released. Its rank among the others is kept."""
 
     @abstractmethod
     def release(self, key: Key) -> None:
-        """Makes the object a candidate again."""
+        """The object may be named again."""
 
     @abstractmethod
     def victim(self) -> Key | None:
@@ -73,13 +73,13 @@ Group: TypeAlias = Hashable
 
 
 class RankedPolicy(CachePolicy):
-    """A policy by scores that change only with events of an object, except for terms common to many objects.
+    """A policy by scores that change only when something happens to an object, up to terms that many objects share.
 
     Distances shrink with every access, so sorting by them would mean to score the whole cache each time. But they shrink
     together: objects are put into groups in which the order never changes, each a heap with lazy deletion, and only the
-    heads of the groups are compared. A subclass defines the group of an object (`place`) and the current value of the
-    head of a group (`standing`). Cost: O(log n) for a touched object, O(groups) for a victim, O(n) for `refresh`, which
-    subclasses call at most once for every so many accesses.
+    heads of the groups are compared. A subclass says where an object belongs (`place`) and what the head of a group is
+    worth now (`loss`). Cost: O(log n) for a touched object, O(groups) for a victim, O(n) for `refresh`, which
+    subclasses ask for at most once for every so many accesses.
     """
 
     def __init__(self) -> None:
@@ -93,14 +93,14 @@ class RankedPolicy(CachePolicy):
 
     @abstractmethod
     def place(self, item: CachedItem) -> tuple[Group, float]:
-        """Group of an object and its score in it. Largest score first; among equals, the least recently touched."""
+        """The group of an object and its score in it. The largest is named first; of equals, what was touched first."""
 
     def standing(self, group: Group, score: float) -> float:
-        """Score by which the heads of groups are compared: the largest is named. Unused with a single group."""
+        """Score of the head of a group among the heads of all groups: the largest is named. A single group needs none."""
         return score
 
     def tolerance(self, score: float) -> float:
-        """Tolerated change of a score before it is updated when its object is about to be named."""
+        """Largest change of a score since it was computed for which the object is named without scoring it again."""
         return _TOLERANCE * max(1.0, abs(score))
 
     def admit(self, item: CachedItem) -> None:
@@ -133,7 +133,7 @@ class RankedPolicy(CachePolicy):
             self._put(self._items[key])
 
     def touch(self, key: Key) -> None:
-        """Updates the score of one object after an event; among equals it is named last."""
+        """Scores one object again after an event; among equals it is named last."""
         item = self._items.get(key)
         if item is not None:
             self._touches += 1
@@ -142,7 +142,7 @@ class RankedPolicy(CachePolicy):
                 self._put(item)
 
     def touch_all(self, keys: Iterable[Key]) -> None:
-        """Updates the scores of many objects, in one pass if that is cheaper. Recency is unchanged."""
+        """Scores several objects again, all at once if that is cheaper. Recency stays as it is."""
         resident = [key for key in keys if key in self._items and key not in self._held]
         if 4 * len(resident) > len(self._items):
             self.refresh()
@@ -151,7 +151,7 @@ class RankedPolicy(CachePolicy):
                 self._put(self._items[key])
 
     def refresh(self) -> None:
-        """Marks all scores as outdated: they are updated before the next victim is named."""
+        """Scores all objects again before the next victim is named."""
         self._stale = True
 
     def _rebuild(self) -> None:
@@ -190,7 +190,7 @@ class RankedPolicy(CachePolicy):
         return best
 
     def _settled(self, key: Key) -> bool:
-        """True if an object's score is still valid; its next use may have come closer or disappeared since."""
+        """Whether an object's group and score are still current; its next use may have come closer or been dropped since."""
         group, score = self.place(self._items[key])
         if group != self._where[key]:
             return False
@@ -199,11 +199,11 @@ class RankedPolicy(CachePolicy):
 
 
 def value_bin(item: CachedItem, *, cost_aware: bool) -> int:
-    """Logarithmic bin of bytes occupied per second of work saved, by which groups are formed.
+    """A whole number for bytes occupied per second of work saved, so that groups can be formed by it.
 
-    The best victim occupies the most bytes for the longest time per second of preprocessing that it saves:
-    bytes · distance / cost. Without costs every object has the same, so that equal costs have no effect, and with
-    equal sizes only the distance matters, as in DPFlow.
+    What to evict is what occupies most bytes for the longest time per second of preprocessing that it saves:
+    bytes · distance / cost. Without costs every object counts the same, so that equal costs change nothing, and with
+    equal sizes only the distance is left, as in DPFlow.
     """
     cost_s = max(item.cost_s, _LEAST_COST_S) if cost_aware else 1.0
     return round(BINS_PER_OCTAVE * math.log2(max(item.nbytes, 1) / cost_s))

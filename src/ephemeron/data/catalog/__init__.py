@@ -1,12 +1,12 @@
-"""Datasets described once and read the same way wherever they lie (DPFlow, section 3.3.1).
+"""Datasets that are described once and read the same way wherever they are stored (DPFlow, section 3.3.1).
 
-    store     DatasetStore: what datasets there are; publishing new versions
+    store     DatasetStore: the published datasets; publishing new versions
     dataset   Dataset, Variant: one version as a JSON document
     shards    DatasetShardMeta: metadata of samples, a thousand to a file
-    meta      SampleMeta, DataRef: where the data of one sample lies
+    meta      SampleMeta, DataRef: where the data of one sample is stored
     reader    DatasetReader: numbers in, decoded samples out (algorithm 3.1, UDR)
     importers from folders of images, COCO, LibriSpeech, CIFAR, MNIST, tables, … to metadata; data is not copied
-    check     whether everything is where the metadata says
+    check     whether shards, files and ranges exist and can be decoded
 
 Importing this imports neither obstore nor Pillow, pyarrow or soundfile.
 """

@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """At most `limit` bytes.
+    """A cache of at most `limit` bytes.
 
     Args:
         limit: bytes; a single larger value is not kept.
@@ -33,7 +33,7 @@ class BoundedCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Value of this key, or None; counts as use."""
+        """The value of a key, or None; counts as use."""
         found = self._entries.get(key)
         if found is None:
             self.misses += 1

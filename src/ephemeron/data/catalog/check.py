@@ -1,7 +1,7 @@
-"""Check of a dataset against its metadata: shards whole, ranges within files, samples decodable.
+"""Check of a dataset against its metadata: shards complete, ranges within files, samples decodable.
 
-Defects are values, collected to the end: repairing a dataset needs the whole list. Not detected: bytes of raw arrays
-that changed without changing their number, which no decoder can notice.
+Defects are values, collected to the end: repairing a dataset takes the whole list. A change of the bytes of raw arrays that keeps
+their number is not found, since no decoder can notice it (`verify` does).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantCheck:
-    """Result of the check of one variant."""
+    """Result for one variant."""
 
     variant: str
     samples: int
     """Samples according to the metadata."""
     files: int
-    """Data files that their references name."""
+    """Data files that the samples refer to."""
     nbytes: int
-    """Stored bytes that they reference; a range shared by several samples counts once for each."""
+    """Stored bytes that the samples refer to; a range that several share counts once for each."""
     decoded: int
     """Samples that were read and decoded."""
     defects: tuple[str, ...]
-    """Descriptions of the defects, one line each."""
+    """Defects, one line each."""
 
 
 def check_variant(
@@ -50,12 +50,12 @@ def check_variant(
     """Checks every shard and range, and decodes some samples.
 
     Args:
-        store: store of the dataset.
-        dataset: version of the dataset.
-        variant: name of the variant.
-        decode: number of samples to decode, chosen at random; None: all.
-        seed: seed of that choice.
-        tell: `(what, done, total)`, called at intervals.
+        store: where it is.
+        dataset: the version.
+        variant: its name.
+        decode: how many samples to decode, chosen at random; None: all.
+        seed: of that choice.
+        tell: called with `(what, done, total)` now and then.
 
     Raises:
         DatasetUnreachable: a store fails.
@@ -107,13 +107,13 @@ def check_variant(
 
 
 def unreferenced(store: DatasetStore, name: str) -> dict[str, int]:
-    """Metadata shards that no version names, with their bytes: left by imports that failed or are under way."""
+    """Metadata shards that no version names, with their bytes: from imports that died, or are running."""
     latest = store.dataset(name)
     versions = [latest if v == latest.version else store.dataset(name, v) for v in latest.history]
     named = {
         v.shard_path(variant, i) for v in versions for variant, s in v.variants.items() for i in range(len(s.shards))
     }
-    named |= {f"{meta_folder(name)}/{s.defects['file']}" for v in versions for s in v.variants.values() if s.defects}
+    named |= {f"{meta_folder(name)}/{s.defects.file}" for v in versions for s in v.variants.values() if s.defects}
     found = run(store.files.tree(meta_folder(name)))
     return {
         path: n

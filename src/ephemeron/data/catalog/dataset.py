@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ephemeron.config.typed import build, plain
 from ephemeron.data.catalog.meta import typed
 from ephemeron.data.catalog.shards import DIGEST_CHARACTERS
 from ephemeron.errors import DatasetNotFound, JobError
@@ -18,6 +19,28 @@ from ephemeron.errors import DatasetNotFound, JobError
 FORMAT = 1
 LATEST = "latest"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefectList:
+    """The list of samples that an import left out."""
+
+    count: int
+    file: str
+    """Path of the list in the metadata folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefectEntry:
+    """A sample that an import left out, as it is listed."""
+
+    file: str
+    """Its file, as the source names it."""
+    at: str
+    """Line, row or annotation; empty: the whole file."""
+    reason: str
+    kept: str | None = None
+    """Path of a copy in the store, in quarantine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +58,22 @@ class Variant:
     root: str | None = None
     """URL that data paths are relative to; None: the dataset's own `data` folder."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Properties of all samples: names of classes, columns, …"""
+    """Metadata of all samples: names of classes, columns, …"""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """Origin of the import and its options."""
-    defects: Mapping[str, Any] = field(default_factory=dict)
-    """`count` of entries left out, and the `file` in the metadata folder that lists them. Empty: none was left out."""
+    """Source and options of the import."""
+    defects: DefectList | None = None
+    """Samples that were left out of it; None: none were."""
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON value of the variant in the document."""
-        out: dict[str, Any] = {"samples": self.samples, "shard_size": self.shard_size, "root": self.root}
+    def to_json(self) -> dict[str, object]:
+        """Part of the document of its version."""
+        out: dict[str, object] = {"samples": self.samples, "shard_size": self.shard_size, "root": self.root}
         decoders = {name: dict(options) for name, options in self.decoders.items()}
         out |= {"decoders": decoders, "info": self.info, "source": self.source}
-        return out | ({"defects": dict(self.defects)} if self.defects else {}) | {"shards": list(self.shards)}
+        return out | ({"defects": plain(self.defects)} if self.defects else {}) | {"shards": list(self.shards)}
 
     @classmethod
     def from_json(cls, value: Any) -> Variant:
-        """Inverse of `to_json`. Raises ValueError if the value is malformed."""
+        """The inverse of `to_json`. Raises ValueError for other documents."""
         samples, size, shards = (
             typed(value, n, k) for n, k in (("samples", int), ("shard_size", int), ("shards", list))
         )
@@ -65,8 +88,11 @@ class Variant:
         if root is not None and not isinstance(root, str):
             raise ValueError(f"root = {root!r} is no URL")
         info, source = typed(value, "info", dict, {}), typed(value, "source", dict, {})
-        if defects := typed(value, "defects", dict, {}):
-            typed(defects, "file", str)
+        raw = typed(value, "defects", dict, {})
+        try:
+            defects = build(DefectList, raw, where="defects") if raw else None
+        except JobError as e:
+            raise ValueError(str(e)) from None
         return cls(
             samples=samples,
             shard_size=size,
@@ -106,18 +132,23 @@ class Dataset:
         return self.variants[name]
 
     def shard_path(self, variant: str, shard: int) -> str:
-        """Path of a metadata shard in its store (DPFlow: `meta/ms-{shard_no}.json`)."""
+        """Path of a metadata shard in the store (DPFlow: `meta/ms-{shard_no}.json`)."""
         return f"{meta_folder(self.name)}/{shard_file(variant, shard, self.variants[variant].shards[shard])}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document."""
-        head = {"format": FORMAT, "dataset": self.name, "version": self.version, "number": self.number}
+        head: dict[str, object] = {
+            "format": FORMAT,
+            "dataset": self.name,
+            "version": self.version,
+            "number": self.number,
+        }
         variants = {name: variant.to_json() for name, variant in self.variants.items()}
         return head | {"history": dict(self.history), "variants": variants}
 
     @classmethod
     def from_json(cls, value: Any) -> Dataset:
-        """Inverse of `to_json`. Raises ValueError if the value is malformed."""
+        """The inverse of `to_json`. Raises ValueError for other documents."""
         if (version := typed(value, "format", int)) > FORMAT:
             raise ValueError(f"document of format {version}; this version of ephemeron reads {FORMAT}")
         variants = {name: Variant.from_json(v) for name, v in typed(value, "variants", dict).items()}
@@ -157,12 +188,12 @@ def dataset_folder(name: str) -> str:
 
 
 def data_folder(name: str) -> str:
-    """Folder of a dataset's own originals."""
+    """Folder of originals that are stored with the dataset."""
     return f"{dataset_folder(name)}/data"
 
 
 def meta_folder(name: str) -> str:
-    """Folder of a dataset's metadata."""
+    """Folder of its metadata."""
     return f"{dataset_folder(name)}/meta"
 
 

@@ -1,7 +1,7 @@
 """Decoders: functions from a data part and its options in the metadata to a value.
 
-Metadata names decoders and never code: further decoders are passed to the reader. No decoder here unpickles.
-A decoded value owns its memory, so that keeping one sample does not keep the buffer of its request.
+Metadata names decoders and never code: others are passed to the reader. No decoder here unpickles. The value that a decoder
+returns owns its memory, so that keeping one sample does not keep the response that it arrived in.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _image(part: Any, options: Mapping[str, Any]) -> Array:
 
 
 def _audio(part: Any, options: Mapping[str, Any]) -> Audio:
-    """WAV, FLAC, Ogg and the other formats that libsndfile reads."""
+    """WAV, FLAC, Ogg and all other formats that libsndfile reads."""
     try:
         import soundfile
     except ImportError:
@@ -74,7 +74,7 @@ def _npy(part: Any, options: Mapping[str, Any]) -> Array:
     return np.asarray(np.load(io.BytesIO(part), allow_pickle=False))
 
 
-def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, object]:
     """One record of a table: `columns`, their `types` ("int", "float", "text"), and the `delimiter`."""
     (cells,) = csv.reader([bytes(part).decode("utf-8-sig").rstrip("\r\n")], delimiter=options.get("delimiter", ","))
     return {
@@ -85,7 +85,7 @@ def _csv(part: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(part: Any, options: Mapping[str, Any]) -> Any:
-    """Values of a Parquet row: of its `columns`, or of all."""
+    """The values of a Parquet row: its `columns`, or all."""
     columns = options.get("columns")
     return part if columns is None else {name: part[name] for name in columns}
 

@@ -5,8 +5,8 @@
     load_data    metadata -> bytes                              (lines 10 to 12)
 
 The algorithm as printed starts with an empty cache on every call and so never hits; its cache has no bound. Here the cache
-exists as long as the reader and is bounded by bytes, a shard requested by several samples is read once, and adjacent
-ranges are read together. A fetcher is confined to the event loop of its process.
+lives as long as the reader and is bounded by bytes, a shard that several calls need is read once, and adjacent ranges are read
+together. A fetcher is confined to the event loop of its process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNPACKED_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """Memory that a reader may keep, and sizes of its requests, in bytes."""
+    """Limits of a reader's memory and of its requests."""
 
     meta_cache_bytes: int = 64_000_000
     """Metadata shards kept."""
@@ -63,7 +63,7 @@ def calc_index(index: int, shard_size: int) -> tuple[int, int]:
 
 
 def data_place(files: Files, dataset: Dataset, variant: str) -> tuple[Files, str]:
-    """Files with a variant's data, and the prefix of its paths there."""
+    """The files that hold the data of a variant, and the prefix of its paths there."""
     root = dataset.variant(variant).root
     return (files, f"{data_folder(dataset.name)}/") if root is None else (open_files(root), "")
 
@@ -72,10 +72,10 @@ class Fetcher:
     """Reads one variant.
 
     Args:
-        files: files of the metadata.
-        dataset: version of the dataset.
-        variant: name of the variant.
-        limits: bounds of caches and requests.
+        files: of the metadata.
+        dataset: the version.
+        variant: its name.
+        limits: of caches and requests.
     """
 
     def __init__(self, files: Files, dataset: Dataset, variant: str, limits: ReadLimits) -> None:
@@ -99,7 +99,7 @@ class Fetcher:
         """
         metas = await self.metas(indices)
         wanted = [(i, name, ref) for i, meta in enumerate(metas) for name, ref in meta.refs().items()]
-        parts: list[dict[str, Any]] = [{} for _ in metas]
+        parts: list[dict[str, object]] = [{} for _ in metas]
         found = await self._load_data([ref for _, _, ref in wanted], [indices[i] for i, _, _ in wanted])
         for (i, name, _), part in zip(wanted, found, strict=True):
             parts[i][name] = part
@@ -116,7 +116,7 @@ class Fetcher:
             try:
                 async with self._slots:
                     meta = await self.load_meta(shard)
-            except DatasetDamaged as e:  # names this sample, not the one that requested the shard first
+            except DatasetDamaged as e:  # the error may be of another call's sample: name this one
                 raise DatasetDamaged(e.problem, file=e.file, index=indices[members[0]], **self._place()) from None
             for i in members:
                 position = calc_index(indices[i], self._variant.shard_size)[1]
@@ -167,7 +167,7 @@ class Fetcher:
         return [out[i] for i in range(len(refs))]
 
     async def _whole(self, refs: Sequence[DataRef], indices: Sequence[int]) -> list[bytes]:
-        """Stored bytes of these references, unpacked where they are packed."""
+        """The bytes that these references store, unpacked where they are packed."""
         found = await self._stored(refs, indices)
         packed = [i for i, ref in enumerate(refs) if ref.unpack is not None]
         thread = asyncio.get_running_loop().run_in_executor
@@ -263,7 +263,7 @@ class Fetcher:
             raise self._damaged(not_imported(was, now), self._data, path, index)
 
     async def _once(self, key: Any, load: Any) -> Any:
-        """Result of `load`; concurrent callers with the same key share it."""
+        """The result of `load`; calls with the same key during it wait for the same result."""
         task = self._loading.get(key)
         if task is None:
             task = self._loading[key] = asyncio.ensure_future(load())
@@ -292,7 +292,7 @@ class Fetcher:
     def _unsound(self, e: ValueError, ref: DataRef, index: int) -> DatasetDamaged:
         return self._damaged(f"{ref.unpack}: {e}", self._data, self._prefix + ref.path, index)
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> dict[str, str]:
         return {"dataset": self._dataset.name, "version": self._dataset.version, "variant": self._name}
 
 

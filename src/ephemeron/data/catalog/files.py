@@ -1,4 +1,4 @@
-"""Access to the files of a dataset: the interface through which metadata and data are read and metadata is written.
+"""The port through which a dataset's metadata and data are read and its metadata is written.
 
 Two implementations: a folder (plain system calls) and any store that obstore supports. The folder has its own for two
 reasons. Measured on the development machine (2 cores), 64 reads of 3 kB take 7 ms through obstore's LocalStore and
@@ -31,14 +31,14 @@ class FileRange:
     length: int | None = None
     """Bytes; None: up to the end."""
     pin: str | None = None
-    """Expected `identity` of an object; the read fails if the current one differs."""
+    """Expected `identity` of an object."""
 
 
 class Files(ABC):
     """Files by relative path. Safe to use from several threads and event loops; picklable where the store is shared.
 
-    `create` is atomic: a path holds nothing or the whole, and of several writers exactly one gets True. Files are
-    never overwritten or deleted.
+    `create` is atomic: a path holds nothing or the whole file, and of several writers exactly one gets True. Nothing is
+    ever overwritten or deleted.
     """
 
     url: str
@@ -64,7 +64,7 @@ class Files(ABC):
 
     @abstractmethod
     async def identity(self, path: str) -> str | None:
-        """Identity of a file's content: ETag of an object, modification time of a local file; None if absent."""
+        """A value that changes with a file's content: an object's ETag, a local file's time of change; None: no such file."""
 
     async def identities(self, prefix: str) -> dict[str, str]:
         """Identities of all files below a folder, as far as a listing contains them."""
@@ -90,7 +90,7 @@ class Files(ABC):
 class FileReader(io.RawIOBase):
     """One file, or a part of it, as a seekable stream, for libraries that want one (tar, zip, Parquet).
 
-    Wrap it in `io.BufferedReader` where many small reads lie close together.
+    Wrap it in `io.BufferedReader` for many small reads close together.
     """
 
     def __init__(self, files: Files, path: str, *, offset: int = 0, length: int) -> None:

@@ -1,8 +1,8 @@
-"""One event loop per process, in a thread of its own: asynchronous I/O behind a blocking interface.
+"""One event loop per process, in a thread of its own, behind a blocking interface.
 
-Any thread submits a coroutine and waits for it. All reading therefore shares one loop: requests of many
-threads overlap, and state that is confined to the loop needs no lock. A forked child lacks the thread and starts
-its own, which is why loops are kept by process id.
+A thread that reads submits a coroutine and waits. All reading therefore shares one loop: requests of many threads overlap, and
+state that is confined to the loop needs no lock. A forked child has no such thread and starts its own, so loops are kept by process
+id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _own() -> _Loop:
 
 
 def end() -> None:
-    """Ends the loop of this process and its threads. For processes that read no more datasets."""
+    """Ends the loop of this process and its threads. Only for a process whose code has no other reader."""
     own = _loops.pop(os.getpid(), None)
     if own is None:
         return

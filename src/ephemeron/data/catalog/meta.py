@@ -1,11 +1,12 @@
-"""The metadata of one sample: locations of its data, and its target.
+"""The metadata of one sample: where its data is stored, and its target.
 
 DPFlow, section 3.3.1 keeps one `path` per sample (algorithm 3.1, line 11), which fits a folder of images. Here a sample
 has one or more named data parts, each of which may be a whole file, a range of bytes (a record of CIFAR, a row of an
 array, a line of a table, a member of a tar or zip archive), such a range inside a packed file
 (gzip, deflate, CIFAR's pickles), or a row of a Parquet file. Originals stay unchanged.
 
-These types correspond to one line of JSON in a metadata shard. Fields without a value are left out.
+A `SampleMeta` is one line of JSON in a metadata shard; empty fields are left out. Lines are read once per sample that is loaded,
+so their reader is written by hand: `config.typed` takes several times as long.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+_NONE: Mapping[str, str] = {}
 UNPACKERS = ("gzip", "deflate", "cifar-python", "parquet")
 """Values of `DataRef.unpack`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRef:
-    """Location of the bytes of a data part.
+    """Reference to the bytes of a data part.
 
     Raises:
         ValueError: the fields contradict each other, or the path leaves its root.
@@ -33,7 +35,7 @@ class DataRef:
     length: int | None = None
     """Bytes as stored. For a whole file the size at the time of import, which reveals truncation."""
     unpack: str | None = None
-    """Format in which the stored bytes are packed, one of `UNPACKERS`; None: they are the part itself."""
+    """Format of the stored bytes, one of `UNPACKERS`; None: they are the part."""
     inner: tuple[int, int] | None = None
     """First byte and number of bytes of the part within the unpacked bytes; None: all of them."""
     row: tuple[int, int] | None = None
@@ -41,7 +43,7 @@ class DataRef:
     column: str | None = None
     """Parquet: the column that is the part, with dots for fields of structures; None: the whole row."""
     pin: str | None = None
-    """Digest or ETag that reveals a change of the stored bytes (`pins`); None: only their number is checked."""
+    """Detects a change of the stored bytes (`pins`); None: only a change of their number is detected."""
 
     def __post_init__(self) -> None:
         parts = self.path.split("/")
@@ -70,11 +72,15 @@ class DataRef:
             return replace(self, inner=((self.inner or (0, 0))[0] + start, length))
         return replace(self, offset=(self.offset or 0) + start, length=length)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON value of the reference in a shard."""
-        out: dict[str, Any] = {"path": self.path}
+    def to_json(self, shared_pins: Mapping[str, str] = _NONE) -> dict[str, object]:
+        """The reference as in a shard.
+
+        Args:
+            shared_pins: pins by path that the shard's header has.
+        """
+        out: dict[str, object] = {"path": self.path}
         for name in ("offset", "length", "unpack", "column", "pin"):
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None and not (name == "pin" and self.path in shared_pins):
                 out[name] = value
         for name in ("inner", "row"):
             if (pair := getattr(self, name)) is not None:
@@ -83,7 +89,7 @@ class DataRef:
 
     @classmethod
     def from_json(cls, value: Any) -> DataRef:
-        """Inverse of `to_json`. Raises ValueError if the value is malformed."""
+        """The inverse of `to_json`. Raises ValueError for other values."""
         fields = {name: typed(value, name, kind, None) for name, kind in _REF_FIELDS.items()}
         unknown = set(value) - set(fields)
         if unknown:
@@ -104,9 +110,6 @@ _REF_FIELDS: dict[str, type] = {
 }  # fmt: skip
 
 
-_NONE: Mapping[str, str] = {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleMeta:
     """One sample, undecoded."""
@@ -118,15 +121,16 @@ class SampleMeta:
     target: Any = None
     """Small targets themselves, as JSON: a class number, boxes, a transcript."""
     target_at: DataRef | None = None
-    """Location of a target that is too large for that; decoded as the part `target`."""
+    """Reference to a target that is too large for that; decoded as the part `target`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further properties, as JSON."""
+    """Further metadata, as JSON."""
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON value of the sample in a shard."""
-        out: dict[str, Any] = {"key": self.key, "data": {name: ref.to_json() for name, ref in self.data.items()}}
+    def to_json(self, shared_pins: Mapping[str, str] = _NONE) -> dict[str, object]:
+        """The sample as in a shard. See `DataRef.to_json`."""
+        data = {name: ref.to_json(shared_pins) for name, ref in self.data.items()}
+        out: dict[str, object] = {"key": self.key, "data": data}
         if self.target_at is not None:
-            out["target_at"] = self.target_at.to_json()
+            out["target_at"] = self.target_at.to_json(shared_pins)
         elif self.target is not None:
             out["target"] = self.target
         if self.extra:
@@ -159,7 +163,7 @@ class SampleMeta:
         )
 
     def refs(self) -> dict[str, DataRef]:
-        """All references to read, by part; a target with a location is the part `target`."""
+        """All references, by part; that of a stored target is the part `target`."""
         return dict(self.data) if self.target_at is None else {**self.data, "target": self.target_at}
 
 

@@ -25,7 +25,7 @@ _REQUESTS = 32
 _LARGEST_PUT = 5 * 10**9
 
 _first_used_by = 0
-"""Process id of the first user of an object store: its forked children have to read through another process."""
+"""Id of the process that used an object store first: its forked children cannot, and call another process."""
 _SCHEMES = ("s3", "gs", "az")
 
 
@@ -43,7 +43,7 @@ class ObjectFiles(Files):
     def __init__(self, store: ObjectStore, *, url: str, requests: int = _REQUESTS) -> None:
         self.url = url
         self.survives_fork = urlsplit(url).scheme in _SCHEMES
-        """True where another process, which was never forked (`store_process`), can open the same store."""
+        """True if a process that was never forked (`store_process`) can open the same store, and read for forked ones."""
         self._store: Any = store
         self._requests = requests
 
@@ -82,7 +82,7 @@ class ObjectFiles(Files):
         except _FAILURES as e:
             if _is_absent(e):
                 raise FileNotFoundError(wanted.path) from None
-            # Stores refuse a range that begins beyond the end of the object, with different errors.
+            # Stores refuse a range that begins behind the end of the object, each with its own error.
             size = await self.size(wanted.path)
             if size is not None and size <= wanted.offset:
                 return b""
@@ -96,8 +96,8 @@ class ObjectFiles(Files):
 
     async def size(self, path: str) -> int | None:
         if self._is_forked():
-            told: int | None = await call(self.url, "size", path)
-            return told
+            answer: int | None = await call(self.url, "size", path)
+            return answer
         try:
             return int((await obstore.head_async(self._store, path))["size"])
         except _FAILURES as e:
@@ -107,8 +107,8 @@ class ObjectFiles(Files):
 
     async def identity(self, path: str) -> str | None:
         if self._is_forked():
-            told: str | None = await call(self.url, "identity", path)
-            return told
+            answer: str | None = await call(self.url, "identity", path)
+            return answer
         try:
             return _identity(await obstore.head_async(self._store, path))
         except _FAILURES as e:
@@ -118,8 +118,8 @@ class ObjectFiles(Files):
 
     async def identities(self, prefix: str) -> dict[str, str]:
         if self._is_forked():
-            told: dict[str, str] = await call(self.url, "identities", prefix)
-            return told
+            answer: dict[str, str] = await call(self.url, "identities", prefix)
+            return answer
         try:
             found = await obstore.list(self._store, prefix.strip("/") or None).collect_async()
         except _FAILURES as e:
@@ -128,8 +128,8 @@ class ObjectFiles(Files):
 
     async def tree(self, prefix: str) -> dict[str, int]:
         if self._is_forked():
-            told: dict[str, int] = await call(self.url, "tree", prefix)
-            return told
+            answer: dict[str, int] = await call(self.url, "tree", prefix)
+            return answer
         try:
             found = await obstore.list(self._store, prefix.strip("/") or None).collect_async()
         except _FAILURES as e:
@@ -138,8 +138,8 @@ class ObjectFiles(Files):
 
     async def folders(self, prefix: str) -> list[str]:
         if self._is_forked():
-            told: list[str] = await call(self.url, "folders", prefix)
-            return told
+            answer: list[str] = await call(self.url, "folders", prefix)
+            return answer
         try:
             found = await obstore.list_with_delimiter_async(self._store, prefix.strip("/") or None)
         except _FAILURES as e:
@@ -148,8 +148,8 @@ class ObjectFiles(Files):
 
     async def create(self, path: str, data: bytes | Path) -> bool:
         if self._is_forked():
-            told: bool = await call(self.url, "create", path, data)
-            return told
+            answer: bool = await call(self.url, "create", path, data)
+            return answer
         if isinstance(data, Path) and data.stat().st_size > _LARGEST_PUT:
             raise JobError(
                 f"{data} has more than 5 GB, the most that stores take create-only",
@@ -164,7 +164,7 @@ class ObjectFiles(Files):
         return True
 
     def _is_forked(self) -> bool:
-        """True in a forked child, which lacks obstore's threads, so that every call to obstore would hang.
+        """Whether obstore's threads were lost by a fork, so that a call would wait for ever.
 
         Raises:
             DatasetError: in such a child, if no other process can open this store.

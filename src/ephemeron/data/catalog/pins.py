@@ -1,4 +1,4 @@
-"""Pins: digests or ETags of a version's data, recorded for every reference at import and compared on reading.
+"""Pins: digests that tie a version to its bytes, one for each reference, taken at import and compared on reading.
 
     etag:…             of an object: every request carries it as `If-Match`, so the store refuses other content
     xxh3:HEX           of the stored bytes of a reference, in any store: compared with the bytes read, at 10 GB/s
@@ -41,7 +41,7 @@ def etag_of(ref: DataRef) -> str | None:
 
 
 def changed(ref: DataRef, stored: bytes) -> str:
-    """Description of the difference between a reference's pin and its stored bytes; empty: none, or no pin."""
+    """Difference between the bytes of a reference and its pin; empty: none, or the pin cannot tell."""
     if ref.pin is None or not ref.pin.startswith("xxh3:") or "@" in ref.pin:
         return ""
     found = content_pin(stored)
@@ -49,7 +49,7 @@ def changed(ref: DataRef, stored: bytes) -> str:
 
 
 def not_imported(was: str, now: str | None) -> str:
-    """Message about a pin that differs."""
+    """Message about content that differs from its pin."""
     if was.startswith("etag:"):
         return f"it is not the object that was imported: was {was}, is {now or 'absent'}"
     return f"its content is not what was imported: was {was.partition('@')[0]}, is {now}"
@@ -75,9 +75,9 @@ def taken(samples: Iterable[SampleMeta], files: Files, absent: Callable[[str], N
     """The samples with pins on all their references.
 
     Args:
-        samples: samples without pins.
-        files: root of their paths.
-        absent: called with the path of each absent file; unless it raises, the samples of that file are left out.
+        samples: without pins.
+        files: that their paths are relative to.
+        absent: called with the path of each absent file; unless it raises, its samples are left out.
 
     Raises:
         DatasetUnreachable: the store fails.
@@ -129,7 +129,7 @@ def stored_range(ref: DataRef) -> FileRange:
 
 
 def _key(ref: DataRef) -> Any:
-    """Identity of the stored bytes, which several references may share."""
+    """Key of the stored bytes, which several references may share."""
     return ref.path if ref.row else (ref.path, ref.offset, ref.length)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """One request, and the ranges that it serves."""
+    """A request, and the ranges that it serves."""
 
     start: int
     stop: int

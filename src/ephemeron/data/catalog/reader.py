@@ -1,8 +1,8 @@
-"""The unified dataset reader (DPFlow, section 3.3.1, UDR): sample numbers in, decoded samples out, from any store.
+"""The unified dataset reader (DPFlow, section 3.3.1, UDR): decoded samples by number, for every kind of storage.
 
-A reader is bound to one version and contains its document, so that all copies of it read the same samples even after
-newer versions are published. It may be pickled, forked and used from many threads: reading happens on
-one event loop per process (`loop`), decoding in the calling thread.
+A reader is bound to one version and carries its document, so that all copies read the same samples even while newer versions
+appear. It may be pickled, forked and used from many threads: reading happens on one event loop per process (`loop`), decoding in
+the calling thread.
 
 It is a map-style dataset for PyTorch: `reader[i]` is `(data, target)`, and `DataLoader` fetches a batch in one go.
 """
@@ -38,7 +38,7 @@ class Sample:
     index: int
     """Number of the sample within the variant."""
     key: str
-    """Readable name of the sample."""
+    """Its readable name."""
     data: Mapping[str, Any]
     """Decoded parts by name."""
     target: Any
@@ -62,8 +62,8 @@ class DatasetReader:
         decode: False leaves every part as it is stored (bytes, or the value of a Parquet row).
 
     Raises:
-        DatasetNotFound: the dataset has no such variant.
-        JobError: the variant uses an unknown decoder.
+        DatasetNotFound: there is no such variant.
+        JobError: it uses an unknown decoder.
     """
 
     def __init__(
@@ -120,18 +120,18 @@ class DatasetReader:
 
     @property
     def is_local(self) -> bool:
-        """True if metadata and data are in folders; false if either is in an object store."""
+        """Whether metadata and data are in folders; false where either is in an object store."""
         data, _ = data_place(self._files, self.dataset, self.variant)
         return self._files.local and data.local
 
     @property
     def has_own_decoders(self) -> bool:
-        """True if the user passed decoders, which may draw random numbers; the built-in ones draw none."""
+        """Whether it has decoders of the user, which may draw random numbers; those of the library do not."""
         return bool(self._more)
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Properties of all samples: names of classes, columns, …"""
+        """Metadata of all samples: names of classes, columns, …"""
         return self._spec.info
 
     def read(self, index: SupportsIndex) -> Sample:
@@ -150,7 +150,7 @@ class DatasetReader:
         return self._decoded(run(self._fetcher().read(self._checked(indices))))
 
     async def read_many_async(self, indices: Iterable[SupportsIndex]) -> list[Sample]:
-        """The same, for use in an event loop."""
+        """`read_many` for use in an event loop."""
         raw = await asyncio.wrap_future(submit(self._fetcher().read(self._checked(indices))))
         return await asyncio.to_thread(self._decoded, raw)
 
@@ -163,7 +163,7 @@ class DatasetReader:
         return sample.value, sample.target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Batch access for PyTorch's DataLoader."""
+        """Samples of a batch; PyTorch's DataLoader calls it."""
         return [(sample.value, sample.target) for sample in self.read_many(indices)]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -192,7 +192,7 @@ class DatasetReader:
         return out
 
     def _fetcher(self) -> Fetcher:
-        """Fetcher of this process: a forked child has its own loop, and so its own caches."""
+        """The fetcher of this process: a forked child has its own loop, and so its own caches."""
         found = self._fetchers.get(os.getpid())
         if found is None:
             made = Fetcher(self._files, self.dataset, self.variant, self._limits)

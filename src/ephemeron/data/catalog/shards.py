@@ -1,4 +1,4 @@
-"""Metadata in shards, so that access to one sample does not read the index of the whole dataset.
+"""Metadata in shards, so that reading one sample does not take the index of the whole dataset.
 
 A shard is a JSON file with one sample per line (DPFlow, section 3.3.1, DatasetShardMeta; file names
 `ms-{shard_no}` as there). It is kept as those bytes, and a line is parsed when its sample is requested: an epoch
@@ -12,16 +12,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
 
+from ephemeron.config.typed import build
 from ephemeron.data.catalog.meta import SampleMeta
+from ephemeron.errors import JobError
 
 SHARD_FORMAT = 1
 DIGEST_CHARACTERS = 32
 _END = b"]}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardHeader:
+    """The first line of a shard."""
+
+    format: int
+    dataset: str
+    variant: str
+    shard: int
+    first: int
+    """Number of the first sample within the variant."""
+    pins: dict[str, str] = field(default_factory=dict)
+    """Pins of files by path that several references have in common."""
+    samples: tuple[object, ...] = ()
+    """Empty: samples are the lines that follow."""
 
 
 class DatasetShardMeta:
@@ -34,21 +52,21 @@ class DatasetShardMeta:
         ValueError: the bytes are malformed.
     """
 
-    __slots__ = ("_data", "_ends", "_pins", "count", "first", "header", "nbytes")
+    __slots__ = ("_data", "_ends", "count", "first", "header", "nbytes")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
         if len(self._ends) < 2 or not data.endswith(b"\n" + _END):
             raise ValueError("no metadata shard, or cut short")
-        self.header: dict[str, Any] = json.loads(data[: int(self._ends[0])] + _END)
-        if self.header.get("format") != SHARD_FORMAT:
-            raise ValueError(f"shard of format {self.header.get('format')!r}; this version reads {SHARD_FORMAT}")
-        pins = self.header.get("pins", {})
-        if not isinstance(pins, dict):
-            raise ValueError("pins are no table")
-        self._pins: dict[str, str] = pins
-        self.first = int(self.header["first"])
+        raw = json.loads(data[: int(self._ends[0])] + _END)
+        if raw.get("format") != SHARD_FORMAT:
+            raise ValueError(f"shard of format {raw.get('format')!r}; this version reads {SHARD_FORMAT}")
+        try:
+            self.header = build(ShardHeader, raw, where="header")
+        except JobError as e:
+            raise ValueError(str(e)) from None
+        self.first = self.header.first
         """Number of its first sample within the variant."""
         self.count = len(self._ends) - 2
         """Number of samples in it."""
@@ -68,7 +86,7 @@ class DatasetShardMeta:
         if not 0 <= position < self.count:
             raise IndexError(f"position {position} in a shard of {self.count} samples")
         line = self._data[int(self._ends[position]) + 1 : int(self._ends[position + 1])]
-        return SampleMeta.from_json(json.loads(line.removesuffix(b",")), self._pins)
+        return SampleMeta.from_json(json.loads(line.removesuffix(b",")), self.header.pins)
 
 
 def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, shard: int, first: int) -> bytes:
@@ -77,34 +95,26 @@ def encode_shard(samples: Iterable[SampleMeta], *, dataset: str, variant: str, s
     Raises:
         ValueError: a value in a sample cannot be written as JSON, or is not finite.
     """
-    header: dict[str, Any] = {
-        "format": SHARD_FORMAT,
-        "dataset": dataset,
-        "variant": variant,
-        "shard": shard,
-        "first": first,
-    }
-    rows = [sample.to_json() for sample in samples]
-    if pins := _hoisted(rows):
+    kept = list(samples)
+    pins = _shared_pins(kept)
+    header: dict[str, object] = {
+        "format": SHARD_FORMAT, "dataset": dataset, "variant": variant, "shard": shard, "first": first,
+    }  # fmt: skip
+    if pins:
         header["pins"] = pins
-    lines = [_compact(row) for row in rows]
+    lines = [_compact(sample.to_json(pins)) for sample in kept]
     return (_compact(header)[:-1] + ',"samples":[\n' + ",\n".join(lines) + "\n").encode() + _END
 
 
-def _hoisted(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Moves pins shared by several references to one file out of them, so that each is stored once."""
-    refs = [ref for row in rows for ref in (*row["data"].values(), row.get("target_at")) if ref is not None]
-    by_path: dict[str, list[dict[str, Any]]] = {}
-    for ref in refs:
-        by_path.setdefault(ref["path"], []).append(ref)
-    out = {}
-    for path, its in by_path.items():
-        pins = {ref.get("pin") for ref in its}
-        if len(its) > 1 and len(pins) == 1 and None not in pins:
-            out[path] = its[0]["pin"]
-            for ref in its:
-                del ref["pin"]
-    return out
+def _shared_pins(samples: list[SampleMeta]) -> dict[str, str]:
+    """Pins by path of files to which several references have the same pin."""
+    by_path: dict[str, list[str | None]] = {}
+    for sample in samples:
+        for ref in (*sample.data.values(), *([] if sample.target_at is None else [sample.target_at])):
+            by_path.setdefault(ref.path, []).append(ref.pin)
+    return {
+        path: pins[0] for path, pins in by_path.items() if pins[0] is not None and len(pins) > 1 and len(set(pins)) == 1
+    }
 
 
 def digest(data: bytes) -> str:
@@ -124,5 +134,5 @@ def cut(samples: Iterable[SampleMeta], size: int) -> Iterator[list[SampleMeta]]:
         yield chunk
 
 
-def _compact(value: Any) -> str:
+def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -1,13 +1,13 @@
 """A collection of datasets in a folder or an object store: `datasets/NAMESPACE/NAME/{data,meta}`.
 
-    data/…                                originals, if stored here (they may be at any URL)
+    data/…                                originals, if they are stored here (they may be at any URL)
     meta/versions/000001.json             one document per version
     meta/VARIANT/ms-0.DIGEST.json, …      the shards these documents name
 
-All writes are create-only and no file is changed, so importers cannot harm each other or a reader. Shards are written
-first and are unused until a document names them: an import that fails leaves files that are never read. Documents
-are numbered without gaps, and the importer that creates number n has read all before. So version names are unique, and
-of two concurrent importers the second keeps the variants that the first published.
+Everything is written create-only and nothing is changed, so importers cannot disturb each other or a reader. Shards are written
+first and are not read until a document names them: an import that dies leaves files that are never read. Documents are numbered
+without gaps, and the importer that creates number n has read all before: so version names are unique, and of two concurrent
+importers the second keeps what the first has published.
 
 DPFlow, section 3.3.1 lists a store's datasets in one JSON file and increments a version in place. Two concurrent
 importers cannot overwrite either without losing an update; here the store is listed instead.
@@ -16,15 +16,19 @@ importers cannot overwrite either without losing an update; here the store is li
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.config.paths import home
+from ephemeron.config.typed import build, plain
 from ephemeron.data.catalog.dataset import (
     LATEST,
     Dataset,
+    DefectEntry,
+    DefectList,
     Variant,
     check_id,
     check_name,
@@ -44,6 +48,7 @@ SHARD_SIZE = 1000
 
 _DOCUMENT = re.compile(r"(\d{6,})\.json")
 _ATTEMPTS = 100
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +61,8 @@ class NewVariant:
     root: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
-    defects: Callable[[], Sequence[Mapping[str, Any]]] = list
-    """Entries that were left out; called after all samples were read."""
+    defects: Callable[[], Sequence[DefectEntry]] = list
+    """The samples that were left out; called when all samples were read."""
 
 
 class DatasetStore:
@@ -108,8 +113,8 @@ class DatasetStore:
             raise DatasetNotFound(f"dataset {name} has no version {version!r}, only {known}")
         return self._document(name, latest.history[version])
 
-    def defects(self, dataset: Dataset, variant: str) -> list[dict[str, Any]]:
-        """Entries left out of a variant at import: `file`, `at`, `reason`, and the path of a copy if one is `kept`.
+    def defects(self, dataset: Dataset, variant: str) -> list[DefectEntry]:
+        """The samples that were left out of a variant when it was imported.
 
         Raises:
             DatasetDamaged: the list is absent or malformed.
@@ -118,11 +123,12 @@ class DatasetStore:
         named = dataset.variant(variant).defects
         if not named:
             return []
-        path = f"{meta_folder(dataset.name)}/{named['file']}"
+        path = f"{meta_folder(dataset.name)}/{named.file}"
         try:
             (data,) = run(self.files.fetch([FileRange(path)]))
-            return list(json.loads(data)["defects"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as e:
+            found = json.loads(data)["defects"]
+            return [build(DefectEntry, entry, where="defects") for entry in found]
+        except (FileNotFoundError, ValueError, KeyError, TypeError, JobError) as e:
             why = "is absent" if isinstance(e, FileNotFoundError) else f"is no list of defects: {e}"
             raise DatasetDamaged(why, dataset=dataset.name, file=f"{self.files.url}/{path}") from None
 
@@ -162,7 +168,9 @@ class DatasetStore:
         for _ in range(_ATTEMPTS):
             document = self._next(name, version, written, keep=keep)
             if self._create(document):
+                _log.info("%s is published in %s", document, self.files.url)
                 return document
+            _log.info("another version of %s was published first; the next number is tried", name)
         raise DatasetUnreachable(f"{_ATTEMPTS} others published first, one after the other; try again", dataset=name)
 
     def _write(self, name: str, variant: str, new: NewVariant, shard_size: int) -> Variant:
@@ -178,21 +186,21 @@ class DatasetStore:
             samples += len(chunk)
         defects = new.defects()
         if not samples:
-            more = (
-                f", but {len(defects)} defects, first: {defects[0]['file']} {defects[0]['reason']}" if defects else ""
-            )
+            more = f", but {len(defects)} defects, first: {defects[0].file} {defects[0].reason}" if defects else ""
             raise JobError(f"{name}, {variant}: there are no samples{more}", remedy="check the source")
-        listed: dict[str, Any] = {}
+        listed = None
         if defects:
-            lines = ",\n".join(json.dumps(defect, ensure_ascii=False) for defect in defects)
+            lines = ",\n".join(json.dumps(_entry(defect), ensure_ascii=False) for defect in defects)
             data = f'{{"dataset": "{name}", "variant": "{variant}", "defects": [\n{lines}\n]}}\n'.encode()
-            listed = {"count": len(defects), "file": f"{variant}/defects.{digest(data)}.json"}
-            run(self.files.create(f"{meta_folder(name)}/{listed['file']}", data))
-        fields = {"defects": listed, "root": new.root, "decoders": new.decoders, "info": new.info, "source": new.source}
-        return Variant(samples=samples, shard_size=shard_size, shards=tuple(digests), **fields)  # type: ignore[arg-type]
+            listed = DefectList(count=len(defects), file=f"{variant}/defects.{digest(data)}.json")
+            run(self.files.create(f"{meta_folder(name)}/{listed.file}", data))
+        return Variant(
+            samples=samples, shard_size=shard_size, shards=tuple(digests), decoders=new.decoders, root=new.root,
+            info=new.info, source=new.source, defects=listed,
+        )  # fmt: skip
 
     def _next(self, name: str, version: str | None, written: Mapping[str, Variant], *, keep: bool) -> Dataset:
-        """Successor of the latest version, with these variants."""
+        """The version after the latest one, with these variants."""
         numbers = self._numbers(name)
         latest = self._document(name, numbers[-1]) if numbers else None
         history = dict(latest.history) if latest else {}
@@ -228,3 +236,8 @@ class DatasetStore:
             why = "is absent" if isinstance(e, FileNotFoundError) else f"is no version of a dataset: {e}"
             raise DatasetDamaged(why, dataset=name, file=f"{self.files.url}/{path}") from None
         return found
+
+
+def _entry(defect: DefectEntry) -> dict[str, object]:
+    """A defect as JSON; without `kept` where there is no copy."""
+    return {name: value for name, value in plain(defect).items() if value is not None}

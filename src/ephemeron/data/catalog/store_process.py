@@ -13,6 +13,7 @@ A process that dies is replaced and the request repeated: reading is idempotent,
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import socket
@@ -32,16 +33,17 @@ MAX_IN_FLIGHT = 8 << 20
 _MAIN = "import sys; sys.path.append(sys.argv[1]); from ephemeron.data.catalog.store_server import main; main(int(sys.argv[2]))"
 
 _control: socket.socket | None = None
-"""Socket on which a store process receives the other ends of connections; forked children inherit it."""
+"""Socket that passes the other ends of connections to the store process; forked children inherit it."""
 _connections: dict[tuple[int, int], asyncio.Task[_Connection]] = {}
 """Connections by process and event loop."""
 _starting = threading.Lock()
+_log = logging.getLogger(__name__)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: globals().update(_starting=threading.Lock(), _connections={}))
 
 
 async def call(url: str, method: str, *arguments: Any) -> Any:
-    """Result of a method of the `Files` at a URL, called in a process that may use object stores.
+    """The result of a method of the `Files` at a URL, called in a process that may use object stores.
 
     Raises:
         FileNotFoundError, FileVersionChanged, DatasetUnreachable, JobError: raised by that method.
@@ -53,6 +55,7 @@ async def call(url: str, method: str, *arguments: Any) -> Any:
         try:
             kind, value = await (await asyncio.shield(opening)).ask(url, method, arguments)
         except ConnectionError:
+            _log.warning("the process that reads object stores has died; %s is repeated", method)
             if _connections.get(here) is opening:
                 del _connections[here]
             continue
@@ -92,7 +95,7 @@ class _Connection:
         self._task = asyncio.ensure_future(self._listen())
 
     async def ask(self, url: str, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
-        """Answer to one request. Raises ConnectionError if the connection ends before it."""
+        """The answer to a call. Raises ConnectionError if the connection ends before."""
         if self._task.done():
             raise ConnectionError
         self._number += 1
@@ -150,11 +153,12 @@ def _started() -> socket.socket:
     ours, theirs = socket.socketpair()
     root = str(Path(__file__).parents[3])
     with theirs:
-        # Not waited for: it ends with the last process that can send it requests.
+        # Not waited for: it ends when the last process that could call it has ended.
         process = subprocess.Popen(
             [sys.executable, "-c", _MAIN, root, str(theirs.fileno())], pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
+        _log.info("process %d is started to read object stores", process.pid)
         process.returncode = 0
     return ours
 

@@ -9,13 +9,14 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.store_process import MAX_IN_FLIGHT, receive_message, send_message
 from ephemeron.errors import EphemeronError, FileVersionChanged
 
 
 def main(control: int) -> None:
-    """Serves requests until all ends of the control socket are closed."""
+    """Serves until all ends of the control socket are closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
     asyncio.run(_serve(socket.socket(fileno=control)))
 
@@ -42,7 +43,7 @@ async def _answer(sock: socket.socket) -> None:
     """Serves one connection."""
     sock.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_IN_FLIGHT)
-    opened: dict[str, Any] = {}
+    opened: dict[str, Files] = {}
     tasks = set[asyncio.Task[None]]()
     try:
         while True:
@@ -57,7 +58,12 @@ async def _answer(sock: socket.socket) -> None:
 
 
 async def _one(
-    writer: asyncio.StreamWriter, opened: dict[str, Any], number: int, url: str, method: str, arguments: tuple[Any, ...]
+    writer: asyncio.StreamWriter,
+    opened: dict[str, Files],
+    number: int,
+    url: str,
+    method: str,
+    arguments: tuple[Any, ...],
 ) -> None:
     kind, value = "value", None
     try:
@@ -70,7 +76,7 @@ async def _one(
         kind, value = "changed", (e.path, e.wanted, e.found)
     except EphemeronError as e:
         kind, value = "refused", pickle.dumps(e)
-    except Exception as e:  # noqa: BLE001 - it is raised in the requesting process
+    except Exception as e:  # noqa: BLE001 - it is raised in the calling process
         kind, value = "failed", f"{type(e).__name__}: {e}"
     if not writer.is_closing():
         send_message(writer, (number, kind, value))

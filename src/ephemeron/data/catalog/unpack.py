@@ -1,6 +1,6 @@
-"""Unpacking of files that contain data parts: gzip, deflate, CIFAR's pickles, Parquet row groups.
+"""Unpacking of files whose parts are samples: gzip, deflate, CIFAR's pickles, Parquet row groups.
 
-Unpacking a file for each of its samples would cost the whole file each time, so the reader caches unpacked files.
+Unpacking a file for each of its samples would cost the whole file each time, so the reader keeps unpacked files.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _BATCH_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantVerification:
-    """Result of the verification of one variant."""
+    """Result for one variant."""
 
     variant: str
     samples: int
@@ -42,7 +42,7 @@ class VariantVerification:
     nbytes: int
     """Bytes read for the comparison."""
     defects: tuple[str, ...]
-    """Descriptions of the defects, one line each."""
+    """Defects, one line each."""
 
 
 def verify_variant(
@@ -92,7 +92,7 @@ def verify_variant(
 
 
 class _Comparing:
-    """Comparison of pins with the stored bytes; shared bytes are read and reported once."""
+    """Compares pins of references with the stored bytes; bytes that several references share are read and reported once."""
 
     def __init__(self, files: Files, prefix: str) -> None:
         self.nbytes = 0

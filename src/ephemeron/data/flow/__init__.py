@@ -1,23 +1,28 @@
-"""Data flows, from a dataset through map steps to batches: declared once, read anywhere (DPFlow, section 3.3.2).
+"""Data flows: from a dataset through map steps to batches (DPFlow, section 3.3.2).
 
-flow           Flow: the description, a value: dataset, steps, what may be cached
-parts          data and target of a sample of any shape
-sample_loader  one sample through the steps, with its own random numbers, timed, and with errors that name the step
-stream         positions of an epoch for each rank and batch, also after resumption with another world size (pure)
-view           FlowView: views of a flow that can be read; `random_split`
-local          functions that run in the reading process
-loader         the loader: batches in order, epochs and states as in torchdata's StatefulDataLoader
-cursor         starting points of its iterations, also after resumption (pure)
-epoch          one iteration: loaded ahead, delivered in order
-samplers       its order, for frameworks that use samplers
-fingerprint    identity of the flow that a state belongs to
-fork_pool      loader processes of this machine, with fault tolerance
-collate        from samples to a batch, in memory that loader and trainer share
-pickle_socket  messages between loaders and trainer
-counters       time by stage, and advice
-from_job       the flow that a job names: found and pinned at the start, opened again in functions
-prefetch       batches chosen by another component, loaded ahead in processes or a thread
-batch_source   a function's share of a job's flow
+    description    FlowDescription: dataset, steps, what may be cached, as a value
+    parts          data and target of a sample of any shape
+    sample_loader  one sample through the steps: seeded, timed, with errors that name the place
+    collate        from samples to a batch, in memory that loader and trainer share
+    pickle_socket  messages between loader processes and trainer
+    fork_pool      loader processes of this machine, which may die
+    backend        the port of loaders: none, processes of this machine, or a service
+    stream         the positions of an epoch by rank and batch, also when resumed with other ranks (pure)
+    cursor         where iterations begin, and where a resumed one continues (pure)
+    fingerprint    identity of the samples that a state belongs to
+    local          functions that run in the reading process
+    sample_view    SampleView: samples of a flow by their place in a view
+    epoch          one iteration: loaded ahead, delivered in order
+    loader         FlowLoader: batches in order, epochs and states as in torchdata's StatefulDataLoader
+    samplers, epoch_index  the order of a loader, for training frameworks
+    view           FlowView: views that can be read; LocalReader; random_split
+    flow           Flow: the description with `prepare_read`
+    counters       time by stage, and advice
+    benchmark      rates and waiting times of a flow
+    determinism    detection of random stages
+    from_job       the flow that a job names: found and pinned at the start, opened again in functions
+    prefetch       batches chosen by the caller, loaded ahead in processes or a thread
+    batch_source   a function's share of a job's flow
 
 from ephemeron.data.flow import Flow, LocalReader
 

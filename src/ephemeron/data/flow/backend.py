@@ -1,4 +1,4 @@
-"""Interface between reading and loading: loading ahead by processes of this machine or a service, or not at all."""
+"""The port between reading and loading: no loaders, processes of this machine, or a service."""
 
 from __future__ import annotations
 
@@ -38,46 +38,46 @@ class LoaderBackend(Protocol):
     """Chunks without a result."""
 
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
-        """Requests the samples of a chunk; numbers increase."""
+        """Requests a chunk of samples; numbers rise."""
 
     def result(self) -> ChunkDone:
         """The next chunk that is ready; waits for one.
 
         Raises:
-            LoadersLost, ServiceUnreachable: no loader is left.
+            LoadersLost, ServiceUnreachable: the loaders are gone.
         """
 
     def announce(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
         """Announces the samples that this job will use in an epoch; `ordered`: in this order."""
 
     def close(self) -> None:
-        """Stops loading and releases the loaders."""
+        """Ends the loaders, or the connection to them."""
 
 
 class Loaders(ABC):
-    """Factory of loader backends."""
+    """Makes backends."""
 
     count: int
-    """Maximum number of loaders; 0: there is no pool, samples are loaded on request."""
+    """Loaders at most; 0: there is no backend, samples are loaded on request."""
 
     processes: int = 0
-    """Number of them that are processes started by this one."""
+    """Number of loaders that are processes of this machine."""
 
     @abstractmethod
     def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> LoaderBackend:
-        """A pool for consecutive iterations.
+        """A backend for one iteration after the other.
 
         Args:
-            loading: loads the samples.
-            collate: makes a batch of a chunk, in the loader if possible; None: chunks stay lists of samples.
-            prefetch: maximum number of chunks under way.
+            loading: the flow bound to its dataset.
+            collate: makes a batch of a chunk in the loader; None: chunks stay lists of samples.
+            prefetch: chunks that will be under way at a time.
         """
 
     def shared(self, stream: BatchStream, sampling: str, chosen: Indices | None) -> BatchStream:
         """The stream whose order is drawn jointly with those of other jobs.
 
         Raises:
-            JobError: these loaders do not support shared sampling.
+            JobError: these loaders belong to no service.
         """
         if sampling not in get_args(Sampling):
             raise JobError(f"sampling = {sampling!r} is not known", remedy="use own or shared")

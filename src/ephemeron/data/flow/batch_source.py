@@ -1,8 +1,9 @@
-"""A function's share of a job's flow: batches assigned by the job's sampler, read and mapped in the function."""
+"""A function's share of a job's flow: the batches that the job's sampler assigns to it, read and mapped where it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from ephemeron.data.batch_source import EVALUATION_BATCH, Positions, TrainingBatch
 from ephemeron.data.catalog.loop import end as end_reading
 from ephemeron.data.flow.from_job import collate_of, open_part
-from ephemeron.data.flow.prefetch import Inline, Prefetcher, way_of
+from ephemeron.data.flow.prefetch import Inline, Prefetcher, load_strategy
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
 from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.samples import Buffer
@@ -20,11 +21,11 @@ from ephemeron.units import MB
 
 _LITTLE = np.dtype("<i8")
 EVALUATION_BYTES = 64 * MB
-"""Maximum bytes of a batch for evaluation, unless a single sample is larger."""
+"""Largest batch for evaluation, unless a single sample is larger."""
 
 
 def encode_indices(indices: Indices) -> list[Buffer]:
-    """Numbers of samples, as bytes."""
+    """Sample indices as bytes."""
     return [np.ascontiguousarray(indices, dtype=_LITTLE).tobytes()]
 
 
@@ -32,29 +33,29 @@ def decode_indices(data: memoryview | bytes) -> Indices:
     """The inverse of `encode_indices`.
 
     Raises:
-        CorruptMessage: the bytes are not indices of samples.
+        CorruptMessage: the bytes are no sequence of indices.
     """
     if len(data) % _LITTLE.itemsize:
-        raise CorruptMessage(f"{len(data)} bytes are no numbers of samples")
+        raise CorruptMessage(f"{len(data)} bytes are no sequence of sample indices")
     return np.frombuffer(data, dtype=_LITTLE).astype(np.intp)
 
 
-class FlowFeed:
-    """See `ephemeron.data.batch_source.Feed`.
+class FlowBatchSource:
+    """A `BatchSource` that reads a flow.
 
     Batches are loaded ahead in processes or a thread (`prefetch`); the slice of the test set is read here, once per epoch.
 
     Args:
-        spec: the job's flow.
-        train_indices, test_indices: this function's indices in the datasets.
-        seed: seed of the job: with epoch and index it fixes the draws of random steps, in every function.
-        iterations: iterations of the run; none beyond them is loaded ahead.
+        spec: of the job's flow.
+        train_indices, test_indices: samples of the datasets that this function uses.
+        seed: of the job: with epoch and index it determines the random numbers of steps, in whichever function they run.
+        iterations: of the run; none after them is loaded ahead.
         epoch_length: iterations of an epoch.
         code: folders of the user's code.
         own_process: True if this process may fork and start threads.
 
     Raises:
-        JobError, DatasetError: the flow differs from that at the start of the run.
+        JobError, DatasetError: the flow has changed since the run was started.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class FlowFeed:
         collate = collate_of(spec.collate, code)
         self._train_indices, self._test_indices = train_indices, test_indices
         self._seed, self._iterations, self._epoch_length = seed, iterations, epoch_length
-        self._ahead = Prefetcher(
-            loading=train, way=way_of(train, loaders=spec.loaders, own_process=own_process, collate=collate),
+        self._prefetcher = Prefetcher(
+            loading=train, strategy=load_strategy(train, loaders=spec.loaders, own_process=own_process, collate=collate),
             collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB,
         )  # fmt: skip
         self._test: SampleLoader | None = None
@@ -82,7 +83,7 @@ class FlowFeed:
         if positions is not self._positions:
             self._positions, self._known = positions, {}
         self._known = {i: items for i, items in self._known.items() if i >= iteration}
-        return self._ahead.get(iteration, lambda i: self._wanted(positions, i, asked=iteration))
+        return self._prefetcher.get(iteration, lambda i: self._wanted(positions, i, asked=iteration))
 
     def _wanted(self, positions: Positions, iteration: int, *, asked: int) -> list[SampleRequest] | None:
         if iteration != asked and iteration >= self._iterations:
@@ -99,15 +100,23 @@ class FlowFeed:
         if self._test is None:
             self._test = open_part(self._spec.test, self._spec, self._code)
         reading = Prefetcher(
-            loading=self._test, way=Inline(self._test), collate=self._ahead.collate, on_error=self._spec.on_error
+            loading=self._test,
+            strategy=Inline(self._test),
+            collate=self._prefetcher.collate,
+            on_error=self._spec.on_error,
         )
         size = max(1, min(EVALUATION_BATCH, int(EVALUATION_BYTES // max(1, self._spec.sample_nbytes))))
         items = [SampleRequest(index=int(i), epoch=0, seed=self._seed) for i in self._test_indices]
         for start in range(0, len(items), size):
             part = items[start : start + size]
-            yield reading.get(start, lambda i, part=part: part)  # type: ignore[misc]
+            yield reading.get(start, partial(_same, part))
 
     def close(self) -> None:
-        self._ahead.close()
+        self._prefetcher.close()
         if self._own_process:
             end_reading()
+
+
+def _same(items: list[SampleRequest], iteration: int) -> list[SampleRequest]:
+    """The requests of a single batch, for any iteration."""
+    return items

@@ -18,7 +18,14 @@ import numpy as np
 
 from ephemeron.data.flow.pickle_socket import SHARED, Arena, PickleSocket, aligned, can_share
 from ephemeron.data.flow.sample_loader import SampleRequest
-from ephemeron.data.randomness import batch_seed, generators_in, handed, kept, seed_everything, wanted_generator
+from ephemeron.data.randomness import (
+    batch_seed,
+    generator_argument,
+    generator_parameter,
+    generators_in,
+    kept,
+    seed_everything,
+)
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -33,16 +40,16 @@ class Collator:
     def __init__(self, function: Collate) -> None:
         self.function = function
         self.is_pure = isinstance(function, Stacking)
-        """True if it draws no random numbers, so that any thread may call it."""
+        """Whether any thread may call it, since it draws no random numbers."""
         self._held = () if self.is_pure else generators_in(function)
-        self._asks = None if self.is_pure else wanted_generator(function)
+        self._asks = None if self.is_pure else generator_parameter(function)
 
     def __call__(self, samples: list[Any], items: Sequence[SampleRequest]) -> Any:
-        """The batch.
+        """The batch of these samples.
 
         Args:
-            samples: the samples to collate.
-            items: all items of the batch, including those that failed.
+            samples: in order.
+            items: requests of the whole batch, also of samples that failed.
         """
         if self.is_pure or not items or items[0].seed is None:
             return self._call(samples, None)
@@ -55,7 +62,7 @@ class Collator:
         if self._asks is None:
             return self.function(samples)
         own = random.getrandbits(64) if seed is None else seed
-        return partial(self.function, **handed(self._asks, own))(samples)
+        return partial(self.function, **generator_argument(self._asks, own))(samples)
 
 
 class Stacking:
@@ -73,7 +80,7 @@ class Stacking:
         return self._collate(samples)
 
     def in_place(self, samples: Sequence[Any]) -> Any:
-        """The same batch; arrays that are adjacent in memory are not copied."""
+        """The batch of `__call__`; arrays that are adjacent in memory already are not copied."""
         first = samples[0]
         if type(first) in (tuple, list) and all(len(s) == len(first) for s in samples):
             parts = [self.in_place(part) for part in zip(*samples, strict=True)]
@@ -86,7 +93,7 @@ class Stacking:
         return whole if self._collate is _stacked else torch.from_numpy(whole)
 
     def into_arena(self, samples: list[Any], line: PickleSocket) -> tuple[Any, Arena | None]:
-        """The same batch and the arena of its large arrays; None if there are none or they cannot be shared."""
+        """The batch of `__call__` with its large arrays in an arena of a connection; None: no array is large, or none can be shared."""
         nbytes = _large(samples)
         if nbytes < SHARED or not can_share():
             return self(samples), None
@@ -121,7 +128,7 @@ def _stackable(samples: Sequence[Any]) -> bool:
 
 
 def _side_by_side(arrays: Sequence[Any]) -> Any:
-    """The array of all these arrays, if they are adjacent in memory; else None."""
+    """One array of all these arrays, if they follow each other in memory without a gap; else None."""
     first = arrays[0]
     start, nbytes = first.__array_interface__["data"][0], first.nbytes
     if not nbytes or any(

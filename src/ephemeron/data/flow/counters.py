@@ -1,23 +1,22 @@
-"""Time spent in a flow: how long the trainer waited, and which stage limits the throughput. Pure.
+"""Time by stage: how long the trainer waited, and which stage limits the flow. Pure.
 
-Loaders work in parallel, so a stage bounds the flow if it takes the largest part of the loaders' time while the trainer
-waits; if the trainer hardly waits, no stage does.
+Loaders work in parallel, so a stage limits the flow if it takes the largest part of the loaders' time while the trainer waits; if
+the trainer hardly waits, no stage does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ephemeron.data.flow.sample_loader import COLLATE, NETWORK, READ, StageTimings
 
 HARDLY = 0.05
-"""Share of the time that a trainer may wait without a warning."""
+"""Part of the time up to which waiting does not matter."""
 
 
 @dataclass(slots=True)
 class FlowCounters:
-    """Counters of one iteration over a flow, so far."""
+    """Counters of the iterations over a flow, so far."""
 
     batches: int = 0
     samples: int = 0
@@ -26,11 +25,11 @@ class FlowCounters:
     """Samples that failed and were skipped."""
     retried: int = 0
     lost_loaders: int = 0
-    """Loader processes that died; their chunks were loaded again."""
+    """Loader processes that died; the samples that they were loading were loaded again."""
     waited_s: float = 0.0
-    """Time that the trainer waited for batches, in seconds."""
+    """Time that the trainer waited for batches."""
     elapsed_s: float = 0.0
-    """Time from the first request on, including the trainer's own work, in seconds."""
+    """Time since the first request, the trainer's own work included."""
     loading: StageTimings = field(default_factory=StageTimings)
     """Time of all loaders together, by stage."""
     loaders: int = 0
@@ -41,7 +40,7 @@ class FlowCounters:
         return self.waited_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     def bound_by(self) -> str | None:
-        """The stage that takes most of the loaders' time, if the trainer waits; None: the trainer is the bottleneck."""
+        """The stage that takes most of the loaders' time, if the trainer waits; None: the trainer is the limit."""
         if self.waiting <= HARDLY or not self.loading.by_stage:
             return None
         return max(self.loading.by_stage, key=lambda stage: self.loading.by_stage[stage])
@@ -61,8 +60,8 @@ class FlowCounters:
             return head + "send less: map to smaller dtypes, or run loaders nearer."
         return head + "add loaders, make that step cheaper, or mark it can-cache if it draws no random numbers."
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+    def to_dict(self) -> dict[str, object]:
+        """The counters as JSON, rounded."""
         return {
             "batches": self.batches, "samples": self.samples, "skipped": self.skipped, "retried": self.retried,
             "lost_loaders": self.lost_loaders, "loaders": self.loaders, "waited_s": round(self.waited_s, 6),

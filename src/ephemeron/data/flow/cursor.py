@@ -1,11 +1,11 @@
-"""Starting points of a loader's iterations, also after resumption. Pure; the rules of torchdata's `StatefulDataLoader`.
+"""Where a loader's iterations begin, and where a resumed one continues. Pure; exactly as torchdata's `StatefulDataLoader`.
 
-- Every iteration is an epoch: the one after the previous epoch, even if that was left early, unless a state was loaded
-  or an epoch was set.
-- An epoch begins with its first batch, not with `iter`, so that an unused iterator does not consume an epoch.
-- The state is that of the latest iteration, also after it was left: a loader that loads it continues there, in another
-  process. After the last batch, but before the loop has noticed, no batch of that epoch is left in the state.
-- Setting the epoch that is next anyway has no effect: the position of a loaded state is kept.
+- Every iteration is an epoch: the one after the epoch before, even if that was left early, unless a state was loaded or an
+  epoch was set.
+- An epoch begins with its first batch, not with `iter`, so that an unused iterator takes no epoch away.
+- The state is that of the latest iteration, also after it was left, so that another process can continue there. After the last
+  batch, but before the loop has noticed the end, no batch of that epoch is left in the state.
+- Setting the epoch that comes next anyway changes nothing: the position of a loaded state is kept.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Cursor:
     """
 
     stream: BatchStream
-    """Position of the latest iteration, or start of the first one."""
+    """Position of the latest iteration, or the beginning of the first one."""
     _pending: BatchStream | None = field(init=False)
-    """Start of the next iteration; None: it is the epoch with number `_following`."""
+    """Beginning of the next iteration; None: that of epoch number `_following`."""
     _following: int = field(init=False)
     _latest: int = 0
     """Number of the iteration to which `stream` belongs."""
@@ -43,12 +43,12 @@ class Cursor:
         return self._latest, self.stream.copy()
 
     def delivered(self, iteration: int, stream: BatchStream) -> None:
-        """Records the position of an iteration after it delivered a batch."""
+        """Records the position of an iteration after a batch."""
         if iteration == self._latest:
             self.stream = stream
 
     def ended(self, iteration: int, *, whole: bool) -> None:
-        """Ends an iteration: the loop has reached its end (`whole`), or has left it."""
+        """Records the end of an iteration: the loop has noticed its end (`whole`), or has left it."""
         if iteration != self._latest:
             return
         self._under_way = False
@@ -56,18 +56,18 @@ class Cursor:
             self._pending = self._next()
 
     def saved(self) -> BatchStream:
-        """Position at which a loader continues that loads the state."""
+        """Position at which a loader of the state continues."""
         if self._pending is None or (self._under_way and self.stream.steps_left() > 0):
             return self.stream
         return self._pending
 
     def load(self, stream: BatchStream) -> None:
-        """Sets the start of the next iteration; iterations under way no longer affect the state."""
+        """Sets the beginning of the next iteration; those under way do not count any more."""
         self.stream = self._pending = stream
         self._latest, self._under_way = self._latest + 1, False
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration."""
+        """Makes the next iteration begin with this epoch."""
         if self._pending is None or self._pending.epoch != epoch:
             self._pending = self.stream.begin(epoch)
 

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class SampleAdapter(Protocol):
-    """Adapter between a sample and a step's function: the argument of the function, and the use of its result."""
+    """The part of a sample that a step's function maps, and how its result changes the sample."""
 
     def process_arg(self, arg: Any) -> Any:
         """The function's argument, from the sample."""
@@ -64,7 +64,7 @@ class MapStep:
     name: str
     function: Callable[[Any], Any]
     transform: SampleAdapter | None = None
-    """None: the function maps whole samples."""
+    """Selects the part that the function maps; None: whole samples."""
     cache: CacheControl = "no-cache"
     """`can-cache`: the result after this step is the same in every epoch and for every job, and may be kept."""
 
@@ -77,18 +77,18 @@ class MapStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSource:
-    """Source of samples: a dataset of a store, or any map-style dataset of this process."""
+    """The source of samples: a dataset of a store, or any map-style dataset of this process."""
 
     name: str = ""
     """`namespace/name` in the store."""
     version: str = "latest"
     variant: str = ""
     store: str | None = None
-    """URL; None: the store of the home folder."""
+    """URL; None: the store in the home folder."""
     dataset: Any = None
-    """In place of the fields above: an object with `__len__` and `__getitem__` that yields samples."""
+    """A dataset in place of all these: an object with `__len__` and `__getitem__` that yields samples."""
     decode: bool = True
-    """False: data is not decoded on reading, but by a step."""
+    """Whether data is decoded; False: it comes as it is stored, and a step decodes it."""
 
     def __str__(self) -> str:
         if self.dataset is not None:
@@ -134,7 +134,7 @@ class FlowDescription:
         store: str | None = None,
         decode: bool = True,
     ) -> Self:
-        """The flow with another source of samples.
+        """The flow with another dataset.
 
         Args:
             name: of a dataset in a store, `namespace/name`; or a map-style dataset, of samples of any shape (`parts`).
@@ -164,11 +164,11 @@ class FlowDescription:
         """The flow with one more step.
 
         Args:
-            name: name of the step, unique in the flow; errors and counters use it.
-            function: one argument, and optionally `rng` (a `numpy.random.Generator`) or `generator` (a
-                `torch.Generator`). All generators that it may draw from are seeded for every sample and step, so the
-                result does not depend on the process that computes it.
-            transform: selects its argument from a sample; None: the whole sample.
+            name: of the step, unique in the flow; used in errors and counters.
+            function: one argument, and perhaps `rng` (a `numpy.random.Generator`) or `generator` (a `torch.Generator`).
+                All generators that it may draw from are seeded for every sample and step, so the result does not depend
+                on which process computes it.
+            transform: selects the part of a sample that it maps; None: the whole sample.
             cache_control: `can-cache` if the sample after this step is the same in every epoch.
 
         Raises:
@@ -199,7 +199,7 @@ class FlowDescription:
         return self.map(name, function, transform=MapTarget(key), cache_control=cache_control)
 
     def clone(self, *, name: str | None = None, version: int | None = None) -> Self:
-        """The same source and steps under another name or version."""
+        """A description with the same source and steps under another name or version."""
         return replace(self, name=name or self.name, version=version or self.version)
 
     @property

@@ -1,21 +1,21 @@
-"""Detection of random stages in a flow: some samples are loaded under two seeds and the results compared.
+"""Detection of random stages of a flow: some samples are loaded under two seeds, and the results are compared.
 
-One function for all components that keep or repeat samples: a data service before it caches, and a job that relies
-on a replay reading the same bytes. A stage is random if it drew from any reachable generator, took one as an argument,
-or gave other results under another seed. Draws are detected reliably in every tested sample; a comparison of results
-alone would miss a flip that happens rarely. A stage that gives other results without having drawn, or under the same
-seed, uses randomness that cannot be seeded (the operating system, the clock): its results are not kept either, and not
-reproducible.
+Used by everything that keeps or repeats samples: a data service before it caches, and a job that relies on a replay giving the same
+bytes. A stage is random if it draws from any generator in reach, takes one as an argument, or gives other results under another
+seed. Draws are detected with certainty in every sample that is tried; results alone would miss a flip that happens rarely. A stage
+that gives other results without having drawn, or under one and the same seed, uses randomness that cannot be seeded (the operating
+system, the clock): it is not cached either, and not reproducible at all.
 
-Steps marked `can-cache` are seeded by flow and sample alone, so they give the same in every epoch even if they draw; a
-warning states that their augmentation is thereby fixed (`Findings.frozen`).
+Steps marked `can-cache` are seeded by flow and sample alone, so they give the same in every epoch even if they draw; that
+their augmentation is thereby fixed is reported once (`Findings.frozen`).
 
-Randomness that shows in no tested sample is not detected: a transform that draws for one image in a thousand passes.
+Limitation: a transform that draws for one image in a thousand is not found.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import pickle
 import select
@@ -32,37 +32,38 @@ import numpy as np
 import xxhash
 
 from ephemeron.data.flow.sample_loader import READ, SampleLoader, SampleRequest
-from ephemeron.data.randomness import Watch, kept, stop_keeping_states
+from ephemeron.data.randomness import Watch, kept, mark_loader_process
 from ephemeron.errors import SampleFailed
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 TRIED = 6
 """Number of samples loaded under each seed."""
 TWICE = 2
-"""Number of these loaded a second time under the first seed."""
+"""Samples that are loaded a second time under the first seed."""
 LIMIT_S = 30.0
-"""Time limit in seconds; the result rests on the samples tested by then, and without any it is unknown."""
+"""Time limit of the trial; without any sample by then, nothing is known."""
 TRYING_S = 5.0
-"""Time limit in seconds before a job is started."""
+"""Time limit before a job is started."""
 _SEEDS = ((0x9E3779B9, 0), (0x7F4A7C15, 1))
 _DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Result of the detection."""
+    """Result of a trial of a flow."""
 
     fixed: int
-    """Last of the leading stages with equal results under every seed: -1 none, 0 reading, n reading and n steps."""
+    """Number of leading stages that give the same under every seed: -1 none, 0 reading, n reading and n steps."""
     random: str = ""
-    """Name of the first random stage, if there is one."""
+    """Name of the first stage that does not; empty: all do."""
     unseeded: str = ""
     """Name of the first stage that gives other results under one seed."""
     frozen: tuple[str, ...] = ()
-    """Steps that draw, and are fixed because they are marked `can-cache`."""
+    """Steps that draw, but are fixed because they are marked `can-cache`."""
     tried: int = 0
-    """Number of samples on which the result rests."""
+    """Samples that were tried."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class _Pass:
     """One sample through the stages."""
 
     digests: list[bytes | None]
-    """Digests after each stage; None: the result cannot be compared."""
+    """Digest after each stage; None: the sample cannot be compared."""
     drew: list[bool]
 
 
@@ -84,8 +85,8 @@ def examine(
         loading: the flow with its dataset.
         steps: number of steps to test, from the first on; None: all.
         raws: samples that were read already, by index, if reading is known to be pure.
-        limit_s: time in seconds after which no further sample is begun.
-        clock: time in seconds.
+        limit_s: time after which no further sample is begun.
+        clock: in seconds.
     """
     count = len(loading.flow.steps) if steps is None else steps
     names = [READ, *(step.name for step in loading.flow.steps[:count])]
@@ -93,7 +94,7 @@ def examine(
     fixed, unseeded, tried, reached = count, count + 1, 0, 0
     frozen: set[int] = set()
     end = clock() + limit_s
-    for place, index in enumerate(tried_of(len(loading))):
+    for place, index in enumerate(trial_indices(len(loading))):
         if clock() > end:
             break
         passes = [_pass(loading, SampleRequest(index=index, seed=s, epoch=e), count, raws) for s, e in _passes(place)]
@@ -124,31 +125,31 @@ def examine(
 
 
 def _passes(place: int) -> Sequence[tuple[int, int]]:
-    """Seeds and epochs to load a sample under; the very first time twice, to exclude one-time initialisation."""
+    """Seeds and epochs to load a sample under; the very first one twice, since one-time initialisation is no randomness."""
     return _SEEDS if place else (_SEEDS[0], *_SEEDS)
 
 
 def _parting(one: _Pass, other: _Pass) -> int | None:
-    """The first stage whose results differ or cannot be compared; later stages had different input."""
+    """The first stage whose results differ or cannot be compared; later stages had another input."""
     for stage, (a, b) in enumerate(zip(one.digests, other.digests, strict=False)):
         if a is None or a != b:
             return stage
     return None
 
 
-def tried_of(samples: int) -> list[int]:
-    """Indices of the samples to test: spread evenly."""
+def trial_indices(samples: int) -> list[int]:
+    """Indices of the samples that are tried: spread evenly."""
     return sorted({int(i) for i in np.linspace(0, samples - 1, min(TRIED, samples))}) if samples else []
 
 
-def examine_apart(loading: SampleLoader, *, steps: int | None = None, limit_s: float = LIMIT_S) -> Findings | None:
-    """The same in a forked process, isolated from user code; None: it did not finish.
+def examine_in_child(loading: SampleLoader, *, steps: int | None = None, limit_s: float = LIMIT_S) -> Findings | None:
+    """The result of `examine` in a process of its own, isolated from user code; None: it did not finish.
 
-    If reading is pure, samples are read here.
+    Where reading is pure, samples are read in this process.
     """
     raws: dict[int, Any] | None = None
     if loading.reads_are_pure:
-        items = [SampleRequest(index=i) for i in tried_of(len(loading))]
+        items = [SampleRequest(index=i) for i in trial_indices(len(loading))]
         raws = {item.index: raw for item, raw in zip(items, loading.fetch(items), strict=True)}
     if not hasattr(os, "fork"):
         return examine(loading, steps=steps, raws=raws, limit_s=limit_s)
@@ -156,7 +157,7 @@ def examine_apart(loading: SampleLoader, *, steps: int | None = None, limit_s: f
 
 
 def warn_if_unrepeatable(loading: SampleLoader) -> None:
-    """Warns before a job is started if its flow uses randomness that cannot be seeded, which prevents exact replay."""
+    """Warns before a job is started if its flow's randomness cannot be seeded, so that no replay sees the same bytes."""
     found = examine(loading, limit_s=TRYING_S)
     if found.unseeded:
         warnings.warn(
@@ -167,16 +168,16 @@ def warn_if_unrepeatable(loading: SampleLoader) -> None:
         )
 
 
-def may_be_kept(loading: SampleLoader) -> Findings:
-    """Stages up to which samples are the same in every epoch and for every job, so that a service may keep them.
+def cacheable_stages(loading: SampleLoader) -> Findings:
+    """Number of stages whose results are the same in every epoch and for every job, so that a service may keep them.
 
-    Steps after the last `can-cache` are not tested: their results are never kept. Warns if less is kept, or in another
-    way, than the flow's author may expect.
+    Steps behind the last `can-cache` are not tried, since their results are not kept. Warns if less is kept, or in another way, than
+    the flow's author may expect.
     """
     steps, name = loading.flow.cached_steps, f"flow {loading.flow.name}"
     if (loading.reads_are_pure and steps == 0) or not len(loading):
         return Findings(fixed=0)
-    found = examine_apart(loading, steps=steps)
+    found = examine_in_child(loading, steps=steps)
     if found is None:
         found = Findings(fixed=-1, random=READ)
         text = f"{name} could not be tried within {LIMIT_S:g} s, or its process died"
@@ -189,6 +190,7 @@ def may_be_kept(loading: SampleLoader) -> Findings:
             f"what {found.fixed} steps give" if found.fixed > 0 else "what is read" if found.fixed == 0 else "nothing"
         )
         warnings.warn(f"{name}: {what}: a service keeps {kept_of} between epochs and jobs", stacklevel=3)
+    _log.info("%s: %d stages are the same in every epoch, by %d samples", name, found.fixed + 1, found.tried)
     if found.frozen:
         steps_ = ", ".join(map(repr, found.frozen))
         text = (
@@ -199,7 +201,7 @@ def may_be_kept(loading: SampleLoader) -> Findings:
 
 
 def _pass(loading: SampleLoader, item: SampleRequest, steps: int, raws: Mapping[int, Any] | None) -> _Pass:
-    """One sample through the stages; ends with the first stage that fails."""
+    """Runs one sample through the stages, up to the first one that fails."""
     watch, out, sample = Watch(loading.held), _Pass([], []), None
     with kept(loading.held):
         for stage in range(steps + 1):
@@ -231,7 +233,7 @@ def digest(sample: Any) -> bytes | None:
     state = xxhash.xxh3_128()
     try:
         _feed(state, sample, _DEPTH)
-    except Exception:  # noqa: BLE001 - a user's object may raise anything on inspection
+    except Exception:  # noqa: BLE001 - anything that a user's object raises when it is inspected
         return None
     return state.digest()
 
@@ -285,7 +287,7 @@ def in_child(work: Callable[[], T], *, limit_s: float) -> T | None:
         try:
             os.close(ours)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            stop_keeping_states()
+            mark_loader_process()
             torch: Any = sys.modules.get("torch")
             if torch is not None:
                 torch.set_num_threads(1)  # the parent's threads do not exist in the child

@@ -1,11 +1,12 @@
 """One iteration over a flow's loader: an epoch, or the rest of one, loaded ahead and delivered in order.
 
-Each iteration has a window and loader processes of its own, so that concurrent iterations are independent, and leaving
-one wastes only its chunks under way.
+Each iteration has a window and loader processes of its own, so that concurrent iterations do not share state, and an abandoned one
+loses only the batches that it had under way.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,38 +25,39 @@ from ephemeron.data.randomness import kept
 from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import SampleFailed
 
+_log = logging.getLogger(__name__)
 CHUNK = 16
-"""Maximum number of samples in a chunk."""
+"""Samples that a loader gets at a time, at most."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoaderOptions:
-    """Options common to all iterations of a loader."""
+    """Options and counters that all iterations of a loader share."""
 
     read: SampleView
     collator: Collator
     window: PrefetchWindow
     """Bound on batches loaded ahead."""
     skip: bool
-    """Skip samples that failed."""
+    """Whether samples that failed are skipped."""
     retries: int
     counters: FlowCounters
     chunks: int = 0
-    """Number of chunks submitted; numbers the next ones."""
+    """Number of submitted chunks, which numbers the next one."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch that is under way."""
+    """A batch that is being loaded."""
 
     indices: Sequence[int]
     stream: BatchStream
-    """Position of the stream after delivery of this batch."""
+    """Position after this batch."""
     results: list[Any]
     missing: int
     nbytes: int = 0
     collated: Collated | None = None
-    """The batch, if its loader collated it."""
+    """The batch, if its loader has collated it."""
 
 
 @dataclass(slots=True)
@@ -63,20 +65,20 @@ class Epoch:
     """Batches of one iteration.
 
     Args:
-        terms: options of the loader.
-        stream: start of the iteration; it is consumed.
-        pool: loads ahead, for this iteration alone; None: samples are loaded on request.
+        terms: of the loader.
+        stream: its beginning; it is consumed.
+        pool: loads ahead, for this iteration alone; None: batches are loaded on request.
     """
 
     terms: LoaderOptions
     stream: BatchStream
     pool: LoaderBackend | None
     batches: deque[_Batch] = field(default_factory=deque)
-    """Batches loaded ahead, in order."""
+    """Batches that are loaded ahead, in order."""
     nbytes: int = 0
     """Bytes of results that have arrived and not been delivered."""
     _places: dict[int, tuple[_Batch, int]] = field(default_factory=dict)
-    """Batch of each chunk under way, and the chunk's offset in it."""
+    """Batch of each chunk under way, and the chunk's first place in it."""
 
     def __iter__(self) -> Iterator[tuple[Any, BatchStream]]:
         """Batches, each with the position of the stream after its delivery.
@@ -103,7 +105,7 @@ class Epoch:
             yield value, batch.stream
 
     def _announce(self) -> None:
-        """Announces the samples of this epoch and the next one to the loader backend."""
+        """Announces the samples of this epoch and of the next one to the loaders."""
         if self.pool is None:
             return
         stream, indices = self.stream.copy(), self.terms.read.indices
@@ -112,14 +114,14 @@ class Epoch:
         self.pool.announce(at + 1, seed, lambda: indices(stream.following()), ordered=ordered)
 
     def plan(self) -> None:
-        """Submits batches up to the limits; the next one always."""
+        """Requests batches up to the limits; the next one always."""
         while self._has_room():
             indices = self.stream.next()
             if indices is None:
                 return
             batch = _Batch([int(i) for i in indices], self.stream.copy(), [None] * len(indices), len(indices))
             self.batches.append(batch)
-            # A batch mapped here cannot be collated by a loader: then loaders share it, and it is ready earlier.
+            # A batch that is mapped here cannot be collated there: then loaders share it, and it comes sooner.
             size = CHUNK if self.terms.read.maps_here or self.pool is None else len(indices)
             for start in range(0, len(indices), max(1, size)):
                 self._submit(batch, start, batch.indices[start : start + size])
@@ -180,10 +182,10 @@ class Epoch:
         return value
 
     def _settle(self, batch: _Batch) -> list[Any]:
-        """The batch's samples after the failure policy and the functions of `local_map`.
+        """The samples of a batch after the error policy, mapped by the functions of `local_map`.
 
         Raises:
-            SampleFailed: a sample failed that may not be skipped, or all of them failed.
+            SampleFailed: a sample failed and may not be skipped, or all of them failed.
         """
         terms, out, failed = self.terms, [], None
         items = self._items(batch.indices, batch.stream)
@@ -193,12 +195,14 @@ class Epoch:
                 while isinstance(result, SampleFailed) and tries < terms.retries:
                     tries += 1
                     terms.counters.retried += 1
+                    _log.debug("sample %d is loaded again: %s", item.index, result)
                     (result,) = terms.read.loading.load([item])
                 if isinstance(result, SampleFailed):
                     failed = result
                     if not terms.skip:
                         raise result
                     terms.counters.skipped += 1
+                    _log.debug("sample %d is skipped: %s", item.index, result)
                     continue
                 out.append(terms.read.mapped_here(result, item))
         if failed is not None and not out:

@@ -29,7 +29,7 @@ class EpochIndex(int):
 
 
 class LoadedSamples(list[Any]):
-    """Samples of a view, and their requests."""
+    """Samples of a view with their requests."""
 
     def __init__(self, samples: Iterable[Any], items: Sequence[SampleRequest]) -> None:
         super().__init__(samples)
@@ -37,7 +37,7 @@ class LoadedSamples(list[Any]):
 
 
 class SeededCollate:
-    """A loader's collate function for frameworks that load its batches by other means: equal samples, equal batches."""
+    """A loader's collate function for other loaders of its batches: equal samples give equal batches."""
 
     def __init__(self, collator: Collator) -> None:
         self._collator = collator

@@ -1,61 +1,71 @@
-"""Identity of a loader's state: flow, version, dataset, steps and view. A state with another identity is refused.
+"""Identity of the samples that a loader's state belongs to: flow, version, dataset, steps and view.
 
-Number of samples, seed and order are in the state of the stream itself. Batch size, ranks and number of loaders are not
-part of it: a state may be resumed with others.
+A state is refused by a loader of other samples; the message names the first difference. Number of samples, seed and order are in
+the state of the stream itself. Batch size, ranks and number of loaders are not part of it: a state may be resumed with others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
+from ephemeron.config.typed import plain
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import JobError
 
 WHOLE = "all"
-_WORDS = {
-    "flow": "flow", "version": "flow version", "dataset": "dataset", "steps": "steps", "view": "subset or split",
-    "samples": "number of samples", "seed": "seed", "shuffle": "order (shuffle, sampling)",
-}  # fmt: skip
+_WORDS = {"version": "flow version", "view": "subset or split"}
 
 
-def fingerprint(flow: FlowDescription, chosen: Indices | None) -> dict[str, Any]:
-    """Identity of a view of a flow. JSON-able.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Identity of a view of a flow. Its fields are keys of `FlowLoader.state_dict`."""
 
-    Args:
-        flow: a flow with its source and resolved version.
-        chosen: indices of the view's samples in the dataset; None: all of them.
-    """
-    view = WHOLE if chosen is None else xxhash.xxh3_64_hexdigest(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
-    return {
-        "flow": flow.name, "version": flow.version, "dataset": str(flow.source), "steps": [s.name for s in flow.steps],
-        "view": view,
-    }  # fmt: skip
+    flow: str
+    version: int
+    dataset: str
+    steps: tuple[str, ...]
+    """Names of the steps."""
+    view: str
+    """Digest of the dataset's numbers of the samples; `all`: the whole dataset."""
 
+    @classmethod
+    def of(cls, flow: FlowDescription, chosen: Indices | None) -> Fingerprint:
+        """The fingerprint of a view.
 
-def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Compares the identity in a state with that of the loader.
+        Args:
+            flow: with its source, the version resolved.
+            chosen: the dataset's numbers of the view's samples; None: all of them.
+        """
+        view = WHOLE
+        if chosen is not None:
+            view = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
+        steps = tuple(step.name for step in flow.steps)
+        return cls(flow=flow.name, version=flow.version, dataset=str(flow.source), steps=steps, view=view)
 
-    Args:
-        state: the saved state.
-        own: identity of this loader.
+    def to_json(self) -> dict[str, object]:
+        """The fingerprint as part of a state."""
+        written: dict[str, object] = plain(self)
+        return written
 
-    Raises:
-        JobError: the state is malformed or has another identity; the message names the first difference.
-    """
-    for key, mine in own.items():
-        words = _WORDS.get(key, key)
-        if key not in state:
-            raise JobError(
-                f"the state says nothing of its {words}", remedy="load what state_dict() of a flow's loader gave"
-            )
-        theirs = state[key]
-        if theirs != mine:
-            raise JobError(
-                f"the state is of another {words}: {key} = {theirs!r}, this loader has {mine!r}",
-                remedy="resume with the flow, data, split, seed and order that the state was saved with",
-            )
+    def check(self, state: Mapping[str, object]) -> None:
+        """Compares a state with this fingerprint.
+
+        Raises:
+            JobError: it is no state of a loader, or of other samples; the message names the first difference.
+        """
+        for key, mine in self.to_json().items():
+            words = _WORDS.get(key, key)
+            if key not in state:
+                raise JobError(
+                    f"the state says nothing of its {words}", remedy="load what state_dict() of a flow's loader gave"
+                )
+            if state[key] != mine:
+                raise JobError(
+                    f"the state is of another {words}: {key} = {state[key]!r}, this loader has {mine!r}",
+                    remedy="resume with the flow, data, split, seed and order that the state was saved with",
+                )

@@ -1,17 +1,18 @@
 """Loader processes of this machine, which load chunks of samples and may die.
 
-There is exactly one result per chunk, also after the death of processes: a chunk whose loader died is loaded again by
-another one, a chunk that is overdue (its loader was stopped, or hangs) is given to a second one, and the first result
-counts. A sample that kills its loader repeatedly is found by splitting its chunk, and reported as failed.
+Each chunk has exactly one result: a chunk whose loader died is loaded again by another one, a chunk that is overdue (its loader
+was stopped, or hangs) is given to a second one, and the first result counts. A sample that keeps killing its loader is found by
+dividing its chunk, and reported as failed.
 
-Loaders are forked, so flows need not be pickled and imports are paid for once. They are forked from a process that was
-itself forked when the pool was made and has been idle since: forking in the middle of training, beside PyTorch's
-threads and ours, makes loaders hang. Results come back as pickle protocol 5 with arrays and tensors out of band.
+Loaders are forked, so flows need not be pickled and imports are paid for once. They are forked from a process (the fork server)
+that was itself forked when the pool was made and has done nothing since: loaders that are forked in the middle of training, beside
+PyTorch's threads and those of this package, may hang. Results come back as pickle protocol 5 with arrays and tensors out of band.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import queue
@@ -32,13 +33,13 @@ from typing import Any, NoReturn, TypeAlias
 from ephemeron.data.flow.collate import Collator, Stacking
 from ephemeron.data.flow.pickle_socket import Arena, PickleSocket
 from ephemeron.data.flow.sample_loader import COLLATE, NETWORK, SampleLoader, SampleRequest, StageTimings
-from ephemeron.data.randomness import stop_keeping_states
+from ephemeron.data.randomness import mark_loader_process
 from ephemeron.errors import JobError, LoadersLost, SampleFailed
 
 AT_ONCE = 2
-"""Chunks that a loader holds: one under way, one queued, so that it never waits for the trainer."""
+"""Chunks of a loader: one under way, one queued, so that it never waits for the trainer."""
 STRIKES = 3
-"""Loaders that a single sample may kill before it is given up."""
+"""Loaders that a single sample may kill before it counts as failed."""
 DEATHS_IN_A_ROW = 16
 LEAST_LEASE_S = 30.0
 _SIZE = struct.Struct("!Q")
@@ -46,15 +47,16 @@ _REMEMBERED = 1_000
 _BUFFER = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _FORKING = threading.Lock()
-"""Held during a fork: a child that inherited a loader's end of another pool's connection would hide its death."""
+"""Prevents forks while another pool has a loader's end of a connection open, which would hide the loader's death."""
 
 
 Collate: TypeAlias = Callable[[list[Any]], Any] | None
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Collated:
-    """A batch that was collated in its loader."""
+    """A batch that its loader has collated."""
 
     value: Any
     samples: int
@@ -66,7 +68,7 @@ class ChunkDone:
 
     chunk: int
     results: Any
-    """For each item its sample, or `SampleFailed`; or `Collated` in place of them all."""
+    """For each item its sample or `SampleFailed`; or `Collated` in place of them all."""
     seconds: StageTimings
     nbytes: int
 
@@ -76,9 +78,9 @@ class _PoolChunk:
     number: int
     items: Sequence[SampleRequest]
     strikes: int = 0
-    given_at: float = 0.0
+    assigned_at: float = 0.0
     parent: tuple[int, int] | None = None
-    """For a piece of a split chunk: the chunk, and the offset of the piece in it."""
+    """For a piece: the chunk that was divided, and the place in it."""
 
 
 @dataclass(slots=True)
@@ -87,8 +89,8 @@ class _Loader:
     pid: int
     line: PickleSocket
     chunks: deque[_PoolChunk] = field(default_factory=deque)
-    given_up: bool = False
-    """Overdue: its chunks were given to other loaders."""
+    overdue: bool = False
+    """Whether it is overdue, so that its chunks have been given to others."""
 
 
 class LoaderPool:
@@ -124,30 +126,31 @@ class LoaderPool:
         self._results: queue.SimpleQueue[ChunkDone | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
-        self._nursery, self._nursery_pid = _nursery(loading, collate)
+        self._server, self._server_pid = _start_fork_server(loading, collate)
         self._loaders = [self._start() for _ in range(loaders)]
+        _log.debug("%d loader processes are started for flow %s", loaders, loading.flow.name)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="ephemeron-loaders", daemon=True)
         self._thread.start()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the loaders that are alive."""
+        """Process ids of the loaders."""
         with self._lock:
             return [loader.pid for loader in self._loaders]
 
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
-        """Submits a chunk; numbers are the caller's and unique. Earlier ones are loaded first."""
+        """Requests a chunk; numbers are the caller's and unique. Earlier chunks are loaded first."""
         self.under_way += 1
         with self._lock:
             self._todo.append(_PoolChunk(number, items))
         self._wake.send(b"w")
 
     def announce(self, epoch: int, seed: int, order: Callable[[], Any], *, ordered: bool) -> None:
-        """Ignored: this pool has no cache."""
+        """Does nothing: this pool keeps no samples."""
 
     def result(self) -> ChunkDone:
-        """The next finished chunk, in any order.
+        """The next chunk that is finished, in any order.
 
         Raises:
             LoadersLost: loaders die repeatedly.
@@ -168,44 +171,46 @@ class LoaderPool:
         for loader in self._loaders:
             loader.sock.close()
             _kill(loader.pid)
-        self._nursery.close()
-        _kill(self._nursery_pid)  # pools made later inherit its connection
+        self._server.close()
+        _kill(self._server_pid)  # pools that were made later hold its connection open
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._nursery_pid, 0)
+            os.waitpid(self._server_pid, 0)
         self._wake.close()
         self._woken.close()
-        self._results.put(LoadersLost("the loaders have been closed"))  # for a thread that still waits
+        self._results.put(
+            LoadersLost("the loaders have been closed")
+        )  # for a caller that still waits in another thread
 
     # -- the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._closed:
-                self._give()
-                self._hear(self._wait())
+                self._assign()
+                self._receive(self._wait())
                 self._look_for_overdue()
-        except BaseException as e:  # noqa: BLE001 - passed to the consumer, which would wait for ever otherwise
+        except BaseException as e:  # noqa: BLE001 - it is raised in the consumer, which would wait for ever without it
             self._results.put(e)
 
     def _wait(self) -> list[socket.socket]:
         readable = [self._woken, *(loader.sock for loader in self._loaders)]
         return [sock for sock in wait(readable, timeout=1.0) if isinstance(sock, socket.socket)]
 
-    def _give(self) -> None:
+    def _assign(self) -> None:
         with self._lock:
             for loader in self._loaders:
-                while self._todo and len(loader.chunks) < AT_ONCE and not loader.given_up:
-                    if loader.chunks and any(not other.chunks and not other.given_up for other in self._loaders):
+                while self._todo and len(loader.chunks) < AT_ONCE and not loader.overdue:
+                    if loader.chunks and any(not other.chunks and not other.overdue for other in self._loaders):
                         break  # idle loaders come first
                     chunk = self._todo.popleft()
                     if chunk.number in self._finished:
                         continue
-                    chunk.given_at = time.monotonic()
+                    chunk.assigned_at = time.monotonic()
                     loader.chunks.append(chunk)
                     with contextlib.suppress(OSError):  # dead: detected when its connection is read
                         loader.line.send((chunk.number, chunk.items))
 
-    def _hear(self, readable: list[socket.socket]) -> None:
+    def _receive(self, readable: list[socket.socket]) -> None:
         for sock in readable:
             if sock is self._woken:
                 sock.recv(4096)
@@ -214,20 +219,20 @@ class LoaderPool:
             try:
                 (number, results, seconds), nbytes = loader.line.receive()
             except (OSError, EOFError):
-                self._bury(loader)
+                self._replace(loader)
                 continue
             self._deaths = 0
             chunk = loader.chunks.popleft()
             assert chunk.number == number
-            loader.given_up = False
+            loader.overdue = False
             if loader.chunks:
-                loader.chunks[0].given_at = time.monotonic()
+                loader.chunks[0].assigned_at = time.monotonic()
             self._finish(chunk, results, seconds, nbytes)
 
     def _finish(self, chunk: _PoolChunk, results: list[Any], seconds: StageTimings, nbytes: int) -> None:
         if chunk.number in self._finished:
-            return  # a second loader was faster
-        self._took.append(time.monotonic() - chunk.given_at)
+            return  # a second loader was quicker
+        self._took.append(time.monotonic() - chunk.assigned_at)
         self._finished.add(chunk.number)
         if len(self._finished) > _REMEMBERED:  # only chunks given to two loaders can finish twice
             held = {c.number for loader in self._loaders for c in loader.chunks}
@@ -242,9 +247,10 @@ class LoaderPool:
             self._finished.add(number)
             self._results.put(ChunkDone(number, self._pieces.pop(number), seconds, nbytes))
 
-    def _bury(self, loader: _Loader) -> None:
-        """A loader died: its chunks are given to others, and another one replaces it."""
+    def _replace(self, loader: _Loader) -> None:
+        """Replaces a loader that has died, and gives its chunks to others."""
         self.lost += 1
+        _log.warning("loader process %d died and is replaced", loader.pid)
         self._deaths += 1
         loader.sock.close()
         if self._deaths >= DEATHS_IN_A_ROW + STRIKES * len(self._loaders):
@@ -265,10 +271,11 @@ class LoaderPool:
         elif len(chunk.items) > 1:
             self._pieces[chunk.number] = [_MISSING] * len(chunk.items)
             for place, item in reversed(list(enumerate(chunk.items))):
-                number = -(chunk.number * 1_000_000 + place + 1)  # differs from all numbers of the caller
+                number = -(chunk.number * 1_000_000 + place + 1)  # callers use numbers from 0
                 self._todo.appendleft(_PoolChunk(number, [item], parent=(chunk.number, place)))
         else:
             (item,) = chunk.items
+            _log.warning("sample %d has killed its loader process %d times and counts as failed", item.index, STRIKES)
             failed = SampleFailed(
                 f"killed its loader process {STRIKES} times", flow="", dataset="", index=item.index, step="?"
             )
@@ -277,13 +284,14 @@ class LoaderPool:
     def _look_for_overdue(self) -> None:
         now, lease = time.monotonic(), self._lease()
         for loader in self._loaders:
-            if loader.chunks and not loader.given_up and now - loader.chunks[0].given_at > lease:
-                loader.given_up = True
+            if loader.chunks and not loader.overdue and now - loader.chunks[0].assigned_at > lease:
+                loader.overdue = True
+                _log.warning("loader process %d has not answered for %.0f s; others get its chunks", loader.pid, lease)
                 for chunk in reversed(loader.chunks):
                     if chunk.number not in self._finished:
                         self._todo.appendleft(_PoolChunk(chunk.number, chunk.items, chunk.strikes, parent=chunk.parent))
-        if self._loaders and all(loader.given_up for loader in self._loaders):
-            for loader in list(self._loaders):  # no other loader can take over
+        if self._loaders and all(loader.overdue for loader in self._loaders):
+            for loader in list(self._loaders):  # no loader is left to take over
                 _kill(loader.pid)
 
     def _lease(self) -> float:
@@ -297,8 +305,8 @@ class LoaderPool:
             with theirs:
                 for sock in (ours, theirs):  # whole chunks, so that a loader need not wait until they are read
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-                socket.send_fds(self._nursery, [b"f"], [theirs.fileno()])
-        answer = self._nursery.recv(8)
+                socket.send_fds(self._server, [b"f"], [theirs.fileno()])
+        answer = self._server.recv(8)
         if len(answer) < 8:
             raise LoadersLost("no loader process can be started")
         return _Loader(ours, _SIZE.unpack(answer)[0], PickleSocket(ours))
@@ -319,24 +327,24 @@ def _kill(pid: int) -> None:
 # -- processes ----------------------------------------------------------------------------------------------
 
 
-def _nursery(loading: SampleLoader, collate: Collate) -> tuple[socket.socket, int]:
-    """Starts a process that forks loaders on request, from its present state."""
+def _start_fork_server(loading: SampleLoader, collate: Collate) -> tuple[socket.socket, int]:
+    """Starts a fork server: a process that forks loaders on request from its present state."""
     with _FORKING:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            _child(lambda: _bear(theirs, loading, collate), [ours])
+            _child(lambda: _run_fork_server(theirs, loading, collate), [ours])
         theirs.close()
     return ours, pid
 
 
-def _bear(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+def _run_fork_server(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # loaders are not waited for
     _begin_store_process(loading)
     while True:
         data, fds, _, _ = socket.recv_fds(sock, 1, 1)
         if not data:
-            return  # the trainer ended, and our loaders end with us
+            return  # the trainer has ended, and the loaders end with this process
         connection = socket.socket(fileno=fds[0])
         pid = os.fork()
         if pid == 0:
@@ -346,7 +354,7 @@ def _bear(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
 
 
 def _begin_store_process(loading: SampleLoader) -> None:
-    """Starts one process that reads object stores for all loaders, if the flow needs it."""
+    """Starts one process that reads object stores for all loaders, if the dataset is in one."""
     from ephemeron.data.catalog import DatasetReader
 
     if isinstance(loading.dataset, DatasetReader) and not loading.dataset.is_local:
@@ -374,7 +382,7 @@ def _child(work: Callable[[], None], not_ours: list[socket.socket], *, dies_with
 
 
 def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None:
-    stop_keeping_states()
+    mark_loader_process()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
@@ -386,10 +394,10 @@ def _serve(sock: socket.socket, loading: SampleLoader, collate: Collate) -> None
         except (OSError, EOFError):
             return
         loading.seconds = StageTimings()
-        loading.seconds.add(NETWORK, sending)  # of the previous chunk: that of this one is not known yet
+        loading.seconds.add(NETWORK, sending)  # of the chunk before: that of this one is not known yet
         results: Any = loading.load(items)
         arena = None
-        if collator is not None and number >= 0:  # pieces of a chunk are collated by the trainer
+        if collator is not None and number >= 0:  # the trainer collates the pieces of a divided chunk
             results, arena = collated(results, items, collator, loading, line)
         began = time.perf_counter()
         try:

@@ -1,12 +1,13 @@
-"""A flow that a job names: found, checked and pinned where the run is started, opened again where it is read.
+"""The flow that a job names: found, checked and pinned where the run is started, opened again where it is read.
 
-Functions start without samples: they call the same function of the user's code and read the store themselves. So
-that a replacement reads the same samples as its predecessor, `latest` is resolved once, the store's URL is made
-absolute, and a dataset with another number of samples than at the start is refused.
+Functions start without samples: they call the same function of the user's code and read the store themselves. So that a replacement
+reads the same as its predecessor, `latest` is resolved once, the store's URL is made absolute, and a dataset with another number of
+samples than at the start is refused.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from ephemeron.data.split import held_out
 from ephemeron.data.user_function import call
 from ephemeron.errors import DatasetError, JobError, SampleFailed
 
+_log = logging.getLogger(__name__)
 TRIED = 8
 """Number of samples loaded before any function is started."""
 
@@ -39,16 +41,16 @@ class NamedFlow:
     spec: FlowSpec
     train: SampleLoader
     train_indices: Indices
-    """Indices of the samples to train on, in the training flow's dataset."""
+    """Samples of the training flow's dataset that are trained on."""
     test_indices: Indices
-    """Indices of the test samples, in the test flow's dataset."""
+    """Samples of the test flow's dataset that are tested on."""
     collate: Collate
     tried: list[Any]
     """The first samples, after all steps."""
 
 
 def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedFlow:
-    """Finds and checks a job's flow, so that errors are raised before a function is started.
+    """Finds and checks the flow of a job before a function is started.
 
     Args:
         data: specification of the data, with a flow.
@@ -56,9 +58,9 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
         code: folders of the user's code.
 
     Raises:
-        JobError: a function cannot be imported, raises, or does not return a flow; the flow has no dataset, no samples,
-            or its first samples fail or cannot be collated.
-        DatasetNotFound: the dataset does not exist.
+        JobError: a function cannot be imported, raises, or returns no flow; the flow has no dataset, no samples, or its first
+            samples fail or cannot be collated.
+        DatasetNotFound: the dataset is not there.
         DatasetError: it cannot be read.
     """
     check_data(data)
@@ -92,19 +94,20 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
         collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb,
         sample_nbytes=nbytes(batch) // len(samples),
     )  # fmt: skip
+    _log.info("flow %s: %d samples to train on, %d to test on", train.flow.name, len(chosen), len(tested))
     return NamedFlow(spec=spec, train=train, train_indices=chosen, test_indices=tested, collate=collate, tried=samples)
 
 
-def arguments_of(data: DataSpec) -> dict[str, Any]:
+def arguments_of(data: DataSpec) -> dict[str, object]:
     """Arguments of a job's flow functions."""
     return {**({} if data.path is None else {"path": data.path}), **data.options}
 
 
 def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoader:
-    """The flow in the reading process, with the dataset that was found when the run was started.
+    """Opens a flow where it is read, with the dataset that was found when the run was started.
 
     Raises:
-        JobError: the user's function returns another flow than at the start.
+        JobError: the user's function does not return a flow any more.
         DatasetError: the dataset has changed, or cannot be read.
     """
     flow = make_flow(part.target, spec.arguments, code)
@@ -121,12 +124,11 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
     return loading
 
 
-def make_flow(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> Flow:
-    """Result of `module:function`.
+def make_flow(target: str, arguments: Mapping[str, object], code: Sequence[Path]) -> Flow:
+    """The flow that `module:function` returns.
 
     Raises:
-        JobError: it cannot be imported, does not take these arguments, raises, or does not return a flow with a
-            dataset.
+        JobError: the function cannot be imported, does not take these arguments, raises, or returns no flow with a dataset.
     """
     made = call(target, resolve(target, code), arguments, code)
     if not isinstance(made, Flow):
@@ -160,7 +162,7 @@ def nbytes(batch: Any) -> int:
     return int(getattr(batch, "nbytes", 0))
 
 
-def _pinned(target: str, arguments: dict[str, Any], code: Sequence[Path]) -> tuple[SampleLoader, FlowPart]:
+def _pinned(target: str, arguments: Mapping[str, object], code: Sequence[Path]) -> tuple[SampleLoader, FlowPart]:
     flow = make_flow(target, arguments, code)
     source = flow.source
     assert source is not None

@@ -1,16 +1,16 @@
 """Batches in the stream's order, loaded ahead, each sample exactly once per epoch (DPFlow, sections 3.3.2 and 3.4.2).
 
-A loader like PyTorch's: `len` is that of an epoch, each `for` is an epoch, and the attributes of a `DataLoader` that
-frameworks read exist (`dataset`, `sampler`, `batch_sampler`, ...). It is not a subclass: frameworks would take it apart
-and distribute its samples to ranks a second time. State and resumption are those of torchdata's `StatefulDataLoader`
-(`cursor`).
+The loader has PyTorch's interface: `len` is that of an epoch, each `for` is an epoch, and it has the attributes that frameworks
+read of a `DataLoader` (`dataset`, `sampler`, `batch_sampler`, ...). It is not a subclass: frameworks would rebuild it and distribute
+its samples to ranks a second time. State and resumption are those of torchdata's `StatefulDataLoader` (`cursor`).
 
-The position loaded ahead and the position delivered are two positions in the same stream. Only the second one is state:
-a checkpoint taken after any batch resumes with the next one, and samples loaded ahead are loaded again.
+Loaded and delivered batches are two positions in the same stream. Only the second one is state: a checkpoint taken after any batch
+resumes with the next one, and batches that had been loaded ahead are loaded again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -25,7 +25,6 @@ from ephemeron.data.flow.counters import FlowCounters
 from ephemeron.data.flow.cursor import Cursor
 from ephemeron.data.flow.epoch import Epoch, LoaderOptions
 from ephemeron.data.flow.epoch_index import EpochIndex, SeededCollate
-from ephemeron.data.flow.fingerprint import check_state
 from ephemeron.data.flow.local import process_group
 from ephemeron.data.flow.sample_view import FlowDataset, SampleView
 from ephemeron.data.flow.samplers import FlowBatchSampler, FlowSampler
@@ -34,6 +33,7 @@ from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import JobError, LoadersLost
 from ephemeron.units import MB
 
+_log = logging.getLogger(__name__)
 _POLICY = re.compile(r"fail|skip|retry:(\d+)")
 
 
@@ -81,7 +81,7 @@ class FlowLoader:
 
     @property
     def batches_left(self) -> int:
-        """Batches of its epoch that the state leaves to this rank."""
+        """Batches of the state's epoch that are left to this rank."""
         return self._cursor.saved().steps_left()
 
     @property
@@ -90,38 +90,39 @@ class FlowLoader:
         return self._cursor.saved().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration, from its beginning or the position of a loaded state of this epoch.
+        """Makes the next iteration this epoch, from its beginning or from a loaded state of this epoch.
 
         Raises:
-            JobError: the epoch is not a whole number from 0.
+            JobError: not a whole number from 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise JobError(f"epoch = {epoch!r} should be a whole number from 0")
         self._cursor.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Position and identity of the next batch. JSON-able, and the same for all ranks that have had as many batches.
+    def state_dict(self) -> dict[str, object]:
+        """Position of the next batch and identity of the samples, as JSON; equal for all ranks with equally many batches.
 
         Raises:
-            JobError: another loader reads this one's batches with processes of its own, so the position is unknown.
+            JobError: another loader takes this one's batches with processes of its own, so the position is unknown.
         """
         if self._driven_from_outside and self.num_workers:
             raise JobError(
                 "the epoch is read by a DataLoader that was made of this loader's batch_sampler, so its position is not known",
                 remedy="resume with load_state_dict instead of skip_first_batches, or read with workers=0",
             )
-        return {**self.read.fingerprint, **self._cursor.saved().state_dict()}
+        return {**self.read.fingerprint.to_json(), **self._cursor.saved().state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Sets the next iteration to the position of a state; batch size and number of loaders and ranks may differ.
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Makes the next iteration continue at a state, with any number of loaders and ranks and any batch size.
 
         Raises:
             JobError: the state is of another flow, version, dataset, subset or split, seed or order.
         """
-        check_state(state, self.read.fingerprint)
+        self.read.fingerprint.check(state)
         stream = self._cursor.stream.copy()
         stream.load_state_dict(state)
         self._cursor.load(stream)
+        _log.info("flow %s resumes in epoch %d", self.read.loading.flow.name, stream.epoch)
         self._driven_from_outside = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -148,13 +149,16 @@ class FlowLoader:
         finally:
             if iteration is not None:
                 self._cursor.ended(iteration, whole=whole)
+                _log.debug(
+                    "an iteration of flow %s %s", self.read.loading.flow.name, "is over" if whole else "was left"
+                )
             if pool is not None:
                 self._pools.take_back(pool)
             if shown is not None:
                 shown.stop()
 
     def close(self) -> None:
-        """Ends the loader processes; another iteration starts new ones."""
+        """Ends the loader processes; the next iteration starts new ones."""
         self._pools.close()
 
     def __enter__(self) -> FlowLoader:
@@ -182,7 +186,7 @@ class FlowLoader:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Batches that a `DataLoader` made from this one would load ahead for each of its workers."""
+        """Batches that a `DataLoader` made of this one would load ahead for each of its workers."""
         return 2 if self.num_workers else None
 
     @property
@@ -192,7 +196,7 @@ class FlowLoader:
 
     @cached_property
     def collate_fn(self) -> Callable[[list[Any]], Any]:
-        """From a list of samples to a batch, with the batch's random numbers if the samples are those of `dataset`."""
+        """Makes a batch of a list of samples, with the batch's random numbers if the samples are those of `dataset`."""
         return SeededCollate(self._collator)
 
     @cached_property
@@ -211,7 +215,7 @@ class FlowLoader:
         return FlowBatchSampler(self, self.sampler)
 
     def begin_epoch(self) -> Iterator[list[EpochIndex]]:
-        """The loader's next epoch as lists of indices, for a framework that loads the samples itself."""
+        """The loader's next epoch as lists of samples, for another loader that loads them."""
         iteration, stream = self._begin()
         stream = stream.begin(stream.epoch)
         self._driven_from_outside = True
@@ -248,7 +252,7 @@ class FlowLoader:
 
 
 class _Pools:
-    """Loader processes of one loader: idle ones, for the next iteration, and those of iterations under way."""
+    """Backends of one loader: an idle one, which the next iteration takes over, and those of iterations under way."""
 
     def __init__(self) -> None:
         self._idle: LoaderBackend | None = None
@@ -271,7 +275,7 @@ class _Pools:
         return pool in self._lent
 
     def take_back(self, pool: LoaderBackend) -> None:
-        """Returns the pool of a finished iteration. Closes it if its chunks under way are useless to the next one."""
+        """Takes a backend back from an iteration that is over. Closes it if it still has chunks under way."""
         if not self.lends(pool):
             return  # closed in the meantime
         self._lent.remove(pool)
@@ -281,7 +285,7 @@ class _Pools:
             self._idle = pool
 
     def close(self) -> None:
-        """Closes all pools. Without effect in a process forked from their owner."""
+        """Ends all of them, unless this process was forked from the one that started them."""
         if os.getpid() == self._pid:
             for pool in self._all():
                 self._end(pool)

@@ -1,4 +1,4 @@
-"""Properties of the reading process: functions that map samples there, and its rank."""
+"""Functions that map samples in the reading process, and its rank in PyTorch's process group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ephemeron.data.flow.sample_loader import SampleRequest
-from ephemeron.data.randomness import generators_in, handed, kept, seed_everything, wanted_generator
+from ephemeron.data.randomness import generator_argument, generator_parameter, generators_in, kept, seed_everything
 
 
 class LocalMap:
@@ -21,7 +21,7 @@ class LocalMap:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
         self._held = generators_in(function)
-        self._asks = wanted_generator(function)
+        self._asks = generator_parameter(function)
 
     def __call__(self, sample: Any, item: SampleRequest, stage: int) -> Any:
         """The sample after the function; the process's own generators stay as they were.
@@ -41,7 +41,9 @@ class LocalMap:
     def _call(self, sample: Any, seed: int | None) -> Any:
         if self._asks is None:
             return self._function(sample)
-        return self._function(sample, **handed(self._asks, random.getrandbits(64) if seed is None else seed))
+        return self._function(
+            sample, **generator_argument(self._asks, random.getrandbits(64) if seed is None else seed)
+        )
 
 
 def process_group() -> tuple[int, int] | None:

@@ -7,7 +7,7 @@
 | mapping | only with `key` | only with `key` | a key |
 | anything else (array, tensor, text, image) | all of it | none | none |
 
-Everything else of a sample passes through as it is, and the sample keeps its type.
+The other parts of a sample are unchanged, and the sample keeps its type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Messages between loaders and trainer: pickle protocol 5, with arrays and tensors out of band.
+"""Messages between loader processes and trainer: pickle protocol 5, with arrays and tensors out of band.
 
-Large arrays go through anonymous memory that both sides map (Linux): it has no name, so nothing is left behind
-when either side is killed. A batch that is collated in such an `Arena` is not copied on its way. A received array is
-writable, belongs to the receiver, and exists as long as a part of it is referenced; then the sender reuses the memory.
+Large arrays go through anonymous memory that both sides map (Linux): it has no name, so nothing is left behind when either side is
+killed. A batch that is collated in such an `Arena` is not copied at all on its way. Received arrays are writable and belong to the
+receiver; when the last reference to them is gone, the sender uses the memory again.
 
 Only for processes that were forked from one another: there is no authentication.
 """
@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 SHARED = 1 << 20
-"""Bytes from which arrays go through shared memory."""
+"""Bytes from which on arrays go through shared memory."""
 KEPT_BYTES = 1 << 30
-"""Bytes of shared memory that a sender keeps for reuse."""
+"""Bytes of shared memory that a sender keeps for later messages."""
 _MOST = 64
 _DATA_AT = 64
 _HEAD = struct.Struct("!IQIB")
-"""Number of parts; bytes of the arena (0: none), its number (0: not reused), whether it is new."""
+"""Number of parts; bytes of the arena (0: there is none), its number (0: it is not reused), whether it is new."""
 _PART = struct.Struct("!QQ")
 """Bytes of a part and its offset in the arena."""
 _HERE = 2**64 - 1
@@ -37,21 +37,21 @@ _HERE = 2**64 - 1
 
 
 class Arena:
-    """Anonymous memory for some arrays, mapped by two processes. Its first byte is nonzero while it is in use.
+    """Anonymous memory for some arrays, mapped by two processes. Its first byte is 1 while it is in use.
 
     Args:
-        nbytes: total bytes of the arrays, each rounded up by `aligned`.
+        nbytes: of the arrays together, each rounded up by `aligned`.
         number: identifies it to the receiver; 0: it is used once.
 
     Raises:
-        OSError: there is no memory left, or this system has no anonymous files.
+        OSError: there is no memory, or this system has no anonymous files.
     """
 
     def __init__(self, nbytes: int, number: int = 0) -> None:
         self.nbytes, self.number = nbytes, number
         self._used = _DATA_AT
         self.fd: int | None = os.memfd_create("ephemeron-batch")
-        """File descriptor; None once the receiver has it."""
+        """Its file; None once the receiver has it."""
         try:
             os.ftruncate(self.fd, _DATA_AT + nbytes)
             self.memory = memoryview(mmap.mmap(self.fd, _DATA_AT + nbytes))
@@ -62,11 +62,11 @@ class Arena:
 
     @property
     def in_use(self) -> bool:
-        """True while the receiver refers to it, or it is being filled."""
+        """Whether the receiver refers to it, or it is being filled."""
         return bool(self.memory[0])
 
     def begin(self) -> None:
-        """Starts filling it anew."""
+        """Marks it as in use, and empty."""
         self.memory[0], self._used = 1, _DATA_AT
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -83,14 +83,14 @@ class Arena:
         return int(at) if at >= 0 and at + part.nbytes <= len(self.memory) else None
 
     def close(self) -> None:
-        """Closes the file. The memory exists as long as it is mapped."""
+        """Closes the file. The memory stays as long as it is mapped."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes occupied by a part of `nbytes` bytes."""
+    """Space that a part of so many bytes takes."""
     return -(-nbytes // 64) * 64
 
 
@@ -158,12 +158,12 @@ class PickleSocket:
         """Sends a value.
 
         Args:
-            value: any picklable value.
-            arena: memory of some of its arrays, from `arena`.
+            value: anything that can be pickled.
+            arena: holds some of its arrays; from `arena`.
 
         Raises:
             PicklingError, TypeError, AttributeError: the value cannot be pickled; nothing was sent.
-            OSError: the other side closed the connection.
+            OSError: the other side is gone.
         """
         buffers: list[pickle.PickleBuffer] = []
         head = io.BytesIO()
@@ -201,7 +201,7 @@ class PickleSocket:
         return arena, places
 
     def receive(self) -> tuple[Any, int]:
-        """A message and its size in bytes.
+        """The next value, and its size in bytes.
 
         Raises:
             EOFError, OSError: the other side closed the connection.

@@ -1,18 +1,17 @@
-"""Prefetching of batches with given samples, bounded in bytes: the next ones are loaded while the current one is used.
+"""Batches of given samples: the next ones are loaded while the present one is used, bounded in bytes.
 
-`FlowLoader` determines itself which samples come next. Here another component does (a job's sampler, which assigns
-samples by role) and may change the order: back after a failure, or to other batch sizes.
-Three strategies with one interface:
+`FlowLoader` chooses its samples itself. Here the caller does (a job's sampler), and may go anywhere: back after a failure, or on to
+other batch sizes. Three load strategies:
 
-Forked     loaders forked from this process (`LoaderPool`); steps run there, with random numbers of their own
-Threaded   samples are fetched in a thread, steps run in the thread that requests the batch: for object stores, for
-           which loaders would need one more process. Steps may not run in a thread: they draw from the process's global
-           generators, and so does the model
-Inline     samples are loaded on request: under virtual time, or where processes are not wanted
+Forked    loaders are forked from this process (`LoaderPool`); steps run there, with random numbers of their own
+Threaded  samples are fetched in a thread, steps run in the calling thread: for object stores, where loaders would need one more
+          process to read for them. Steps may not run in a thread: they draw from the process's global generators, as the model does
+Inline    everything on request: where time is virtual, or processes are not wanted
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections import deque
@@ -32,13 +31,14 @@ from ephemeron.errors import SampleFailed
 from ephemeron.units import MB
 
 _RETRY = re.compile(r"retry:(\d+)")
+_log = logging.getLogger(__name__)
 
 
 class LoadStrategy(ABC):
-    """A strategy of loading. Each submitted number has one result, in any order."""
+    """The port of load strategies. Each number that was submitted comes back once, in any order."""
 
     ahead: int = 0
-    """Batches worth submitting beyond the requested one."""
+    """Batches to submit beyond the one that is waited for."""
 
     @abstractmethod
     def submit(self, number: int, items: Sequence[SampleRequest]) -> None:
@@ -53,11 +53,11 @@ class LoadStrategy(ABC):
         """
 
     def close(self) -> None:
-        """Cancels batches under way. Idempotent."""
+        """Cancels the batches under way. Idempotent."""
 
 
 class Inline(LoadStrategy):
-    """Loads in the requesting thread, on request."""
+    """Loads in the calling thread, on request."""
 
     def __init__(self, loading: SampleLoader) -> None:
         self._loading = loading
@@ -72,7 +72,7 @@ class Inline(LoadStrategy):
 
 
 class Threaded(LoadStrategy):
-    """Fetches in a thread; the steps run in the requesting thread."""
+    """Fetches in a thread; the steps run in the calling thread."""
 
     ahead = 1
 
@@ -94,7 +94,7 @@ class Threaded(LoadStrategy):
 
 
 class Forked(LoadStrategy):
-    """Loader processes. Create it before this process computes in threads."""
+    """Loads in loader processes. Make it before this process computes anything in threads."""
 
     def __init__(self, loading: SampleLoader, loaders: int, collate: Collate) -> None:
         self._pool = LoaderPool(loading, loaders, collate=collate)
@@ -125,14 +125,14 @@ class Prefetcher:
 
     Args:
         loading: the flow with its dataset.
-        way: strategy of loading.
-        collate: makes a batch of samples; the same as that of the strategy, if it collates.
+        strategy: the load strategy.
+        collate: makes a batch of samples; the same as in the strategy, if that collates.
         on_error: `fail`, `skip`, or `retry:N` and then fail.
-        prefetch_bytes: maximum bytes loaded ahead; the next batch is loaded in any case.
+        prefetch_bytes: limit of what is loaded ahead; the next batch is loaded in any case.
     """
 
     loading: SampleLoader
-    way: LoadStrategy
+    strategy: LoadStrategy
     collate: Collate = field(default_factory=Stacking)
     on_error: str = "fail"
     prefetch_bytes: float = 64 * MB
@@ -143,37 +143,37 @@ class Prefetcher:
     _window: PrefetchWindow = field(init=False)
 
     def __post_init__(self) -> None:
-        self._window = PrefetchWindow(batches=self.way.ahead, limit_bytes=self.prefetch_bytes, unmeasured=1)
+        self._window = PrefetchWindow(batches=self.strategy.ahead, limit_bytes=self.prefetch_bytes, unmeasured=1)
 
     def get(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> TrainingBatch:
         """The batch of an iteration; starts loading the following ones.
 
         Args:
-            iteration: any iteration of the run.
-            wanted: samples of an iteration; None: the iteration does not exist and is not loaded ahead.
+            iteration: any.
+            wanted: the samples of an iteration; None: there is no such iteration, so that it is not loaded ahead.
 
         Raises:
             SampleFailed: a sample cannot be loaded, and may not be skipped; or samples cannot be collated.
-            LoadersLost: loader processes die repeatedly.
+            LoadersLost: loader processes keep dying.
         """
         self._forget(iteration, wanted)
         self._submit(iteration, wanted)
         self._plan(iteration, wanted)
         coming = self._coming[iteration]
         while coming.done is None:
-            self._take(self.way.result())
+            self._take(self.strategy.result())
             self._plan(iteration, wanted)
         del self._coming[iteration]
         return self._settle(coming.items, coming.done)
 
     def close(self) -> None:
-        """Cancels batches under way."""
-        self.way.close()
+        """Cancels the batches under way."""
+        self.strategy.close()
 
     def _forget(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
-        """Drops batches loaded ahead that differ from those now requested."""
+        """Drops batches that the caller does not need any more."""
         for i, coming in list(self._coming.items()):
-            if not iteration <= i <= iteration + self.way.ahead or coming.items != wanted(i):
+            if not iteration <= i <= iteration + self.strategy.ahead or coming.items != wanted(i):
                 del self._coming[i]
                 if coming.done is None:
                     self._dropped.add(coming.number)
@@ -187,10 +187,10 @@ class Prefetcher:
             coming.done = ChunkDone(self._following, [], StageTimings(), 0)
             return
         self._following += 1
-        self.way.submit(coming.number, items)
+        self.strategy.submit(coming.number, items)
 
     def _plan(self, iteration: int, wanted: Callable[[int], Sequence[SampleRequest] | None]) -> None:
-        for later in range(1, self.way.ahead + 1):
+        for later in range(1, self.strategy.ahead + 1):
             if iteration + later not in self._coming and self._has_room(iteration):
                 self._submit(iteration + later, wanted)
 
@@ -217,11 +217,13 @@ class Prefetcher:
             tries = int(retry[1]) if retry else 0
             while isinstance(result, SampleFailed) and tries:
                 tries -= 1
+                _log.debug("sample %d is loaded again: %s", item.index, result)
                 (result,) = self.loading.load([item])
             if not isinstance(result, SampleFailed):
                 samples.append(result)
             elif self.on_error == "skip":
                 skipped, failure = skipped + 1, str(result)
+                _log.debug("sample %d is skipped: %s", item.index, result)
             else:
                 raise result
         if not samples:
@@ -238,13 +240,13 @@ def paired(
     """A batch of these samples, as a pair of inputs and targets.
 
     Args:
-        samples: the samples, in order.
-        collator: collates them.
-        loading: loader of the samples.
-        items: all requested items, including those that failed.
+        samples: in order.
+        collator: makes the batch.
+        loading: the flow that they are from.
+        items: requests of the whole batch, also of samples that failed.
 
     Raises:
-        SampleFailed: the samples cannot be collated, or the result is not a pair of inputs and targets.
+        SampleFailed: they cannot be collated, or the batch is no pair of inputs and targets.
     """
     try:
         inputs, targets = _pair(collator(samples, items))
@@ -261,10 +263,10 @@ def paired(
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
-    """A batch as the pair of the model's inputs and the loss's targets.
+    """A batch as a pair: input of the model, and target of the loss.
 
     Raises:
-        TypeError: the batch has other parts; the message lists them.
+        TypeError: it has other parts; the message names them.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
@@ -277,12 +279,12 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     raise TypeError(f"the batch is {what}, not a pair of inputs and targets: make one in a step or a collate function")
 
 
-def way_of(loading: SampleLoader, *, loaders: int, own_process: bool, collate: Collate) -> LoadStrategy:
-    """Strategy of loading for this process.
+def load_strategy(loading: SampleLoader, *, loaders: int, own_process: bool, collate: Collate) -> LoadStrategy:
+    """The load strategy for this process.
 
     Args:
-        loaders: number of processes; 0: none.
-        own_process: True if this process may fork and start threads.
+        loaders: processes; 0: none.
+        own_process: whether this process may fork and start threads.
         collate: makes batches, in loaders.
     """
     if not own_process or loaders == 0:
@@ -296,7 +298,7 @@ def way_of(loading: SampleLoader, *, loaders: int, own_process: bool, collate: C
 
 
 def _nbytes(sample: Any) -> int:
-    """Approximate bytes of the arrays and texts in a sample."""
+    """Bytes of the arrays and texts in a sample, about."""
     if isinstance(sample, (tuple, list)):
         return sum(map(_nbytes, sample))
     if isinstance(sample, dict):

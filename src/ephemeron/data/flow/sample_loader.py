@@ -1,9 +1,9 @@
-"""One sample through the steps: with random numbers of its own, timed by step, and with errors that name the step.
+"""One sample through the steps: with random numbers of its own, timed by step, and with errors that name the place.
 
-A sample must not depend on the process that computes it, on the order, or on the number of samples before it. So before
-it is read, and before each step, all generators that user code may draw from are seeded (`ephemeron.data.randomness`)
-from the job's seed, the epoch, the sample's index and the step's number. Steps whose result may be cached are seeded
-from the flow and the index alone, since they have to give the same in every epoch and for every job.
+A sample must not depend on the process that computes it, on the order, or on the samples before it. So before it is read, and
+before each step, all generators that user code may draw from are seeded (`ephemeron.data.randomness`) from the job's seed, the
+epoch, the sample's index and the step's number. Steps whose result may be cached are seeded from the flow and the index alone, since
+they have to give the same in every epoch and for every job.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ import xxhash
 from ephemeron.data.flow.description import FlowDescription, FlowSource, MapStep
 from ephemeron.data.randomness import (
     Watch,
+    generator_argument,
+    generator_parameter,
     generators_in,
-    handed,
     kept,
+    reseed_from_system,
     sample_seed,
-    scatter,
     seed_everything,
     stage_seed,
-    wanted_generator,
 )
 from ephemeron.errors import EphemeronError, JobError, SampleFailed
 
 READ, NETWORK, COLLATE = "read", "network", "collate"
-"""Names of the stages before and after the steps: from the store, from loader to trainer, from samples to a batch."""
+"""Names of the stages beside the steps: from the store, from loader to trainer, from samples to a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """Request of one sample."""
+    """A sample to load."""
 
     index: int
     """Index of the sample in the dataset."""
     epoch: int = 0
     seed: int | None = None
-    """Seed of the job; None: random generators are not touched."""
+    """Seed of the job; None: generators are not seeded."""
 
     def stage_seed(self, stage: int) -> int:
-        """Seed of a stage: 0 is reading, n + 1 is step n."""
+        """Seed of a stage: 0 is reading, step n is stage n + 1."""
         assert self.seed is not None
         return stage_seed(sample_seed(self.seed, self.epoch, self.index), stage)
 
 
 @dataclass(slots=True)
 class StageTimings:
-    """Time of loading by stage, and number of calls."""
+    """Time of loading by stage, and the number of samples."""
 
     by_stage: dict[str, float] = field(default_factory=dict)
     samples: int = 0
@@ -63,17 +63,17 @@ class StageTimings:
         self.by_stage[stage] = self.by_stage.get(stage, 0.0) + seconds
 
     def merge(self, other: StageTimings) -> None:
-        """Adds the counts of another process."""
+        """Adds the timings of another process."""
         for stage, seconds in other.by_stage.items():
             self.add(stage, seconds)
         self.samples += other.samples
 
 
 def open_source(source: FlowSource) -> Any:
-    """A dataset with `__len__`, `__getitem__` and, where it can fetch many at once, `__getitems__`.
+    """A dataset with `__len__`, `__getitem__` and, if it can fetch many at once, `__getitems__`.
 
     Raises:
-        DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
+        DatasetNotFound, DatasetError: it does not exist, or cannot be read.
     """
     if source.dataset is not None:
         return source.dataset
@@ -85,10 +85,10 @@ def open_source(source: FlowSource) -> Any:
 
 
 def pinned(source: FlowSource) -> FlowSource:
-    """The source with resolved version and store, so that other processes open the same dataset.
+    """The source with its version resolved and its store's URL absolute, so that other processes open the same.
 
     Raises:
-        DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
+        DatasetNotFound, DatasetError: it does not exist, or cannot be read.
     """
     if source.dataset is not None:
         return source
@@ -121,24 +121,24 @@ class SampleLoader:
 
     @cached_property
     def reads_are_pure(self) -> bool:
-        """True if reading never draws random numbers: then any thread may read, and several at once."""
+        """Whether reading draws no random numbers for any sample: then any thread may read, and many at once."""
         from ephemeron.data.catalog import DatasetReader
 
         return isinstance(self.dataset, DatasetReader) and not self.dataset.has_own_decoders
 
     @cached_property
     def held(self) -> tuple[Any, ...]:
-        """Generators held by the dataset and the steps."""
+        """Generators that the dataset and the steps hold."""
         kept_by = [] if self.reads_are_pure else [self.dataset]
         return generators_in(*kept_by, *((s.function, s.transform) for s in self.flow.steps))
 
     def load(self, items: Sequence[SampleRequest]) -> list[Any | SampleFailed]:
-        """The samples of these items, in this order; an item that raises gives its error instead."""
+        """The samples of these items, in this order; the error in place of a sample that fails."""
         with self._kept(items):
             return self.map(items, self.fetch(items))
 
     def map(self, items: Sequence[SampleRequest], raws: Sequence[Any | SampleFailed]) -> list[Any | SampleFailed]:
-        """Results of `fetch` after the steps."""
+        """The samples of `fetch` after the steps."""
         out: list[Any | SampleFailed] = []
         with self._kept(items):
             for item, raw in zip(items, raws, strict=True):
@@ -149,7 +149,7 @@ class SampleLoader:
     def fetch(self, items: Sequence[SampleRequest]) -> list[Any | SampleFailed]:
         """The samples as the dataset returns them, each as if it were read alone.
 
-        Seeds the generators of this process unless `reads_are_pure`; then any thread may do it.
+        Seeds the generators of this process unless `reads_are_pure`; then any thread may call it.
         """
         pure = self.reads_are_pure
         with nullcontext() if pure else self._kept(items):
@@ -157,7 +157,7 @@ class SampleLoader:
             return [self._alone(item, seeded=not pure) for item in items] if together is None else together
 
     def _together(self, items: Sequence[SampleRequest], *, seeded: bool) -> list[Any] | None:
-        """Samples fetched in one call; None if the dataset cannot, or one of them fails, or draws."""
+        """The samples in one request; None where the dataset cannot, or a sample fails or draws."""
         many = getattr(self.dataset, "__getitems__", None)
         if many is None or len(items) < 2 or self._one_by_one:
             return None
@@ -168,12 +168,12 @@ class SampleLoader:
         began = time.perf_counter()
         try:
             found = list(many([item.index for item in items]))
-        except Exception:  # noqa: BLE001 - reading one by one finds the sample
+        except Exception:  # noqa: BLE001 - the sample that failed is found when each is read alone
             return None
         finally:
             self.seconds.add(READ, time.perf_counter() - began)
         if len(found) != len(items) or (watch is not None and watch.drew()):
-            self._one_by_one = True  # a sample's draws must not depend on the samples read before it
+            self._one_by_one = True  # the draws of a sample must not depend on samples that are read before it
             return None
         return found
 
@@ -183,7 +183,7 @@ class SampleLoader:
         began = time.perf_counter()
         try:
             return self.dataset[item.index]
-        except Exception as e:  # noqa: BLE001 - any error of a dataset is attributed to a sample
+        except Exception as e:  # noqa: BLE001 - any error of a dataset belongs to a sample
             return self._failed(item, READ, e)
         finally:
             self.seconds.add(READ, time.perf_counter() - began)
@@ -209,10 +209,10 @@ class SampleLoader:
     def seed(self, item: SampleRequest, stage: int) -> int | None:
         """Seeds the generators for a stage of an item (0: reading, n + 1: step n), and returns the seed.
 
-        None: the item has no seed. Then generators continue, or, in loader processes, start from a fresh seed.
+        None: the item has no seed. Then generators continue, or, in loader processes, get a new seed from the system.
         """
         if item.seed is None:
-            scatter(self.held)
+            reseed_from_system(self.held)
             return None
         if 0 < stage <= self.flow.cached_steps:
             item = replace(item, seed=self._same, epoch=0)
@@ -223,7 +223,7 @@ class SampleLoader:
     def asks(self, number: int) -> str | None:
         """Name of the parameter by which a step takes a generator; None: it takes none."""
         if number not in self._asking:
-            self._asking[number] = wanted_generator(self.flow.steps[number].function)
+            self._asking[number] = generator_parameter(self.flow.steps[number].function)
         return self._asking[number]
 
     def _handed(self, number: int, step: MapStep, seed: int | None) -> MapStep:
@@ -232,7 +232,7 @@ class SampleLoader:
         if name is None:
             return step
         own = random.getrandbits(64) if seed is None else seed
-        return replace(step, function=partial(step.function, **handed(name, own)))
+        return replace(step, function=partial(step.function, **generator_argument(name, own)))
 
     def _failed(self, item: SampleRequest, stage: str, e: Exception) -> SampleFailed:
         file = getattr(e, "file", "") or self._file_of(item.index)

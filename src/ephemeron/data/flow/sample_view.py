@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 from ephemeron.data.flow.backend import AnyLoading, Loaders, LocalLoaders
 from ephemeron.data.flow.epoch_index import EpochIndex, LoadedSamples
-from ephemeron.data.flow.fingerprint import fingerprint
+from ephemeron.data.flow.fingerprint import Fingerprint
 from ephemeron.data.flow.local import LocalMap
 from ephemeron.data.flow.sample_loader import SampleRequest
 from ephemeron.data.shuffle import Indices
@@ -42,9 +42,9 @@ class SampleView:
         return f"{type(self).__name__}({self.loading.flow!r}, {len(self)} samples)"
 
     @cached_property
-    def fingerprint(self) -> dict[str, Any]:
-        """Identity of this view; see `ephemeron.data.flow.fingerprint`."""
-        return fingerprint(self.loading.flow, self._chosen)
+    def fingerprint(self) -> Fingerprint:
+        """Identity of the samples of this view."""
+        return Fingerprint.of(self.loading.flow, self._chosen)
 
     def indices(self, positions: Indices) -> Indices:
         """Indices in the dataset of samples of this view."""
@@ -73,8 +73,8 @@ class SampleView:
         """Samples by index, for example as the dataset of `torch.utils.data.DataLoader`.
 
         Args:
-            seed: None: random steps draw as usual. A number: their draws depend only on this seed, the epoch and the
-                sample.
+            seed: None: random steps draw from the generators as they are. A number: a sample is the same in every process
+                that requests it in an epoch.
             epoch: see `FlowDataset.set_epoch`.
         """
         return FlowDataset(self, seed=seed, epoch=epoch)

@@ -1,16 +1,14 @@
 """Positions of an epoch for each rank and batch. Pure, and O(1) to resume.
 
 An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front, as
-`ephemeron.data.scheduler.EpochPartition` distributes them: step by step, a batch for every rank. The consumed part is
-therefore one number, for any number of ranks or loaders, and on resumption the rest is distributed among the current
-ranks.
+`ephemeron.data.scheduler.EpochPartition` assigns them: step by step, a batch for every rank. The consumed positions are therefore
+one number, for any number of ranks and loaders, and a resumed stream divides the rest among the ranks that there are then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +34,7 @@ class BatchStream:
     remainder: Remainder = "even"
     epoch: int = 0
     begun_at: int = 0
-    """Positions of this epoch that had been consumed when these ranks started."""
+    """Positions of this epoch that had been taken when these ranks began."""
     steps: int = 0
     """Steps of this rank since then."""
     _order: tuple[int, Indices] | None = field(default=None, repr=False)
@@ -61,7 +59,7 @@ class BatchStream:
 
     @property
     def length(self) -> int:
-        """Batches of a whole epoch; the same for every rank, and at every position of this stream."""
+        """Batches of a whole epoch; the same for every rank, and at every position."""
         return self._deal_of(self.samples).batches
 
     @property
@@ -73,7 +71,7 @@ class BatchStream:
 
     @property
     def consumed(self) -> int:
-        """Positions of this epoch that all ranks together have consumed, if they are in step."""
+        """Positions of this epoch that all ranks together have taken, if all have taken equally many batches."""
         if self.steps == 0:
             return self.begun_at
         return min(self.begun_at + self._deal().step(self.steps - 1).stop, self.samples)
@@ -101,11 +99,11 @@ class BatchStream:
         return True
 
     def copy(self) -> BatchStream:
-        """Another stream at the same position."""
+        """A copy at the same position."""
         return replace(self)
 
     def begin(self, epoch: int) -> BatchStream:
-        """Another stream at the beginning of an epoch, regardless of this one's position."""
+        """A stream at the beginning of an epoch, also if this one is not at its end."""
         return replace(self, epoch=epoch, begun_at=0, steps=0)
 
     def rest(self) -> Indices:
@@ -127,15 +125,15 @@ class BatchStream:
             self._order = (self.epoch, order)
         return self._order[1]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position, JSON-able; the same for every rank that has taken as many batches."""
+    def state_dict(self) -> dict[str, object]:
+        """The position as JSON; the same for every rank that has taken as many batches."""
         return {
             "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "epoch": self.epoch,
             "consumed": self.consumed,
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state_dict` was called, also with another batch size or number of ranks.
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continues at a position of `state_dict`, also with another batch size or number of ranks.
 
         Raises:
             JobError: the state has other samples, another seed, or another order.

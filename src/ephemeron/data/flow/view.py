@@ -22,11 +22,11 @@ from ephemeron.errors import JobError
 
 
 class FlowReader(ABC):
-    """Turns a description into a readable view."""
+    """Makes views of flows."""
 
     @abstractmethod
     def read(self, flow: FlowDescription) -> FlowView:
-        """The flow, bound to the current version of its dataset.
+        """A view of a flow, bound to the present version of its dataset.
 
         Raises:
             JobError: the flow has no dataset.
@@ -39,7 +39,7 @@ class LocalReader(FlowReader):
 
     Args:
         workers: loader processes of an iteration over `to_shuffled`; 0: samples are loaded on request.
-        lease_s: time after which a silent loader is considered lost; None: twenty times the usual time.
+        lease_s: time after which a loader that does not answer counts as lost; None: twenty times the usual time.
 
     Raises:
         JobError: the number of workers is negative.
@@ -62,10 +62,10 @@ class FlowView(SampleView):
     """A view of a flow that can be read: by index, or as shuffled batches; whole, or a part of it."""
 
     def local_map(self, function: Callable[[Any], Any]) -> FlowView:
-        """The same view, with a function that maps whole samples in the reading process, not in loaders.
+        """The view with a function that maps whole samples in the reading process, not in loaders.
 
-        Its random numbers are fixed by seed, epoch and sample, as those of a step are; the process's own generators are
-        not affected.
+        Its random numbers are determined by seed, epoch and sample, as those of a step; the process's own generators are
+        restored.
         """
         return self._with(here=(*self._here, LocalMap(function)))
 
@@ -111,18 +111,17 @@ class FlowView(SampleView):
             batch_size: samples per batch and rank.
             collate_fn: from a list of samples to a batch; None: PyTorch's default, or stacked arrays without PyTorch.
             prefetch: batches loaded ahead (only with loader processes).
-            seed: with the epoch it fixes the order and every random step, for any number of loaders.
+            seed: with the epoch it determines the order and every random step, for any number of loaders.
             shuffle: False: in the view's order.
-            rank: rank of this process among those that share the samples; None: as in PyTorch's process group, 0
-                without one.
-            world_size: number of processes that share them; all get the same number of batches. None: as in PyTorch's
-                process group, 1 without one. With neither number, a group that is created afterwards is an error when
-                batches are read, since all its ranks would read the same ones: give both, or create the loader later.
-            remainder: treatment of an epoch's remainder, which is smaller than a batch for every rank. `even`: a
-                smaller last batch, equally large for all ranks; a remainder that is not divisible is filled up with
-                fewer than `world_size` samples from the epoch's beginning (for one rank: none). `drop`: left out.
-                `pad`: filled up to a whole batch for every rank. `keep`: no sample is repeated; sizes differ by one,
-                and a rank without a sample gets None, which the loop has to expect.
+            rank: this process among those that share the samples; None: as in PyTorch's process group, 0 without one.
+            world_size: how many share them; all of them get the same number of batches. None: as in PyTorch's process
+                group, 1 without one. With neither number, a group that begins only afterwards is an error when batches are
+                read, since all its ranks would read the same ones: give both, or make the loader later.
+            remainder: treatment of an epoch's rest, which is smaller than a batch for every rank. `even`: a smaller last
+                batch, equally large for all ranks; where the rest cannot be shared out evenly, it is filled up with fewer
+                than `world_size` samples from the epoch's beginning (for one rank: none). `drop`: left out. `pad`: filled
+                up to a whole batch for every rank. `keep`: nothing comes twice; sizes differ by one, and a rank for which
+                there is nothing gets None, which the loop has to expect.
             on_error: `fail`, `skip` (counted), or `retry:N` and then fail.
             prefetch_mb: limit of the memory loaded ahead, in MB; the next batch is loaded in any case.
             progress: a bar on standard error.
@@ -185,7 +184,7 @@ def random_split(flows: FlowView | Sequence[FlowView], lengths: Sequence[float],
 
 
 def _is_truth(value: Any) -> bool:
-    """Whether it is True or False of Python, NumPy or PyTorch."""
+    """Whether a value is True or False, of Python, NumPy or PyTorch."""
     return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 

@@ -50,7 +50,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class CifarLabels:
-    """Which labels to take: their key in the pickles, their byte in the records, and how many classes there are."""
+    """A kind of label: its key in the pickles, its byte in the records, and the number of classes."""
 
     key: str
     position: int
@@ -99,10 +99,10 @@ def read_batch(where: Path | str, data: bytes, form: Form, labels: CifarLabels) 
     """One file: inputs uint8 (N, 3, 32, 32), targets int64.
 
     Args:
-        where: what to call it in messages.
+        where: its name in messages.
         data: its bytes.
-        form: which form it is in.
-        labels: which to take.
+        form: its form.
+        labels: to read.
 
     Raises:
         JobError: it is damaged, or its labels are out of range.
@@ -129,7 +129,7 @@ def pickled_pixels(data: bytes) -> Array:
     """The pixels of a pickled batch, uint8 (N, 3072).
 
     Raises:
-        Refused: it is damaged, asks for more than arrays, or has none of that kind.
+        PickleRefused: it is damaged, asks for more than arrays, or has no array of that kind.
     """
     pixels = _table(data).get("data")
     array = pixels.array if isinstance(pixels, PickledArray) else None

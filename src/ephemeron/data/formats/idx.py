@@ -35,7 +35,7 @@ def parse_idx(data: bytes, path: Path | str) -> tuple[Array, int]:
 
     Args:
         data: unpacked.
-        path: what to call it in messages.
+        path: its name in messages.
 
     Raises:
         JobError: its magic number is unknown, or it is shorter or longer than its header says.

@@ -1,9 +1,9 @@
 """Reads the pickles in which CIFAR's "python version" is published, and runs nothing that they say.
 
-A pickle is a program; numpy's own classes are enough to hurt (`numpy.ndarray` accepts shapes, buffers and object
-dtypes). So no name in the pickle is ever looked up. The five names by which NumPy has written arrays since
-Python 2 are answered by the stand-ins below, which take plain values only, check them, and build an array
-of numbers; every other name is refused. Numbers, text, lists and dictionaries need no names.
+A pickle is a program; NumPy's own classes are enough to do damage (`numpy.ndarray` accepts shapes, buffers and object dtypes). So
+no name in the pickle is ever looked up. The five names by which NumPy has written arrays since Python 2 are resolved to the
+substitutes below, which take plain values only, check them, and build an array of numbers; every other name is refused. Numbers,
+text, lists and dictionaries need no names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"(b1|[iu][1248]|f[248])")
 
 
 class PickledArray:
-    """Stands in for `numpy.ndarray` while the pickle is read; `array` holds the result."""
+    """Substitute for `numpy.ndarray` while the pickle is read; `array` is the result."""
 
     def __init__(self) -> None:
         self.array: Array | None = None
@@ -38,7 +38,7 @@ class PickledArray:
 
 
 class _PickledDtype:
-    """Stands in for `numpy.dtype`: a kind, a size and a byte order, of numbers only."""
+    """Substitute for `numpy.dtype`: a kind, a size and a byte order, of numbers only."""
 
     def __init__(self, name: Any = None, *_flags: Any) -> None:
         text = _text(name)
@@ -69,7 +69,7 @@ def load_plain(data: bytes) -> Any:
         return _Plain(io.BytesIO(data), encoding="bytes").load()
     except PickleRefused:
         raise
-    except Exception as e:  # noqa: BLE001 - damaged pickles raise nearly anything, and all of it means this
+    except Exception as e:  # noqa: BLE001 - damaged pickles raise nearly any error
         raise PickleRefused(f"{type(e).__name__}: {e}") from None
 
 
@@ -81,7 +81,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _ndarray(*_arguments: Any) -> None:
-    """Stands in for the class `numpy.ndarray`, which is only ever named, never called."""
+    """Substitute for the class `numpy.ndarray`, which is only named, never called."""
     raise PickleRefused("it calls numpy.ndarray")
 
 
@@ -98,7 +98,7 @@ def _from_buffer(raw: Any, dtype: Any, shape: Any, order: Any, *_axes: Any) -> P
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    """Stands in for `_codecs.encode`, by which Python 3 writes bytes into pickles for Python 2."""
+    """Substitute for `_codecs.encode`, by which Python 3 writes bytes into pickles for Python 2."""
     if not isinstance(text, str) or _text(encoding) != "latin1":
         raise PickleRefused("it calls _codecs.encode on something other than latin1 text")
     return text.encode("latin1")

@@ -1,28 +1,26 @@
-"""Coupled sampling: as much sharing as exact uniformity permits; DynaGCS without its bias.
+"""Coupled sampling: as much sharing as exact uniformity permits. What DynaGCS becomes when its bias is mended.
 
-**Guarantee.** In every epoch each job's order is uniform over all permutations of its dataset, and from its second
-epoch on (or from `free_epochs`) also independent of all orders that it has seen before, for any datasets, phases and
-speeds of the other jobs. Only the dependence *between* jobs is designed. Two kinds of draws keep the guarantee:
+**The promise.** In every epoch each job's order is uniform over all permutations of its dataset, and from its second epoch
+on (or from `free_epochs`) also independent of all orders that it has seen before; for any datasets, phases and speeds of the other
+jobs. Only the dependence *between* jobs is designed. Two ways of drawing keep it:
 
-**Fair draws.** In a round every sample gets one random number u from [0, 1), and each job with room in its buffer takes
-those of its |R| remaining samples with u < k/|R|, in the order of u: k on average, more for faster jobs. For each job
-alone that is a uniform subset of its remaining samples, in uniform order, given everything that happened before. Jointly
-it is optimal among such draws: of the samples that two jobs have left, the less eager job takes only those that the
-more eager one takes too, so min(k/|R|, l/|S|) · |R ∩ S| samples are shared on average, and two draws with these
-probabilities cannot share more. This is Joader's coupling, for groups, for any number of jobs at once, and in
-proportion to their speeds.
+**Fair draws.** In a round every sample gets one random number u from [0, 1), and each job with room in its buffer takes those that
+it has left with u < k/|R|, in the order of u: k on average, more for faster jobs, out of the |R| that it has left. For each
+job alone that is a uniform subset of what it has left, in uniform order, given everything that happened before. Together it is
+the best that such draws can do: a sample that two jobs have left is taken by the less eager one only if the more eager one
+takes it too, so min(k/|R|, l/|S|) · |R ∩ S| samples are shared on average, and two draws with these chances cannot share more.
+This is Joader's coupling, for groups, for any number of jobs at once, and in proportion to their speeds.
 
-**Free draws.** In its first epoch a job has seen nothing that would distinguish its samples, so any rule that ignores
-the indices of samples gives a uniform order. Then it first takes samples that others have loaded recently and it still
-needs, then those that most other jobs need too. That doubles the overlap when jobs start at different times. In later
-epochs it would introduce a bias: the remaining samples of a job are those that the other was not given, and two jobs
-half an epoch apart would give each other the same halves in the same order for ever (measured: rank correlation 0.9
-between epochs). `free_epochs=None` accepts that in exchange for overlap, 0 avoids it altogether.
+**Free draws.** In its first epoch a job has seen nothing that would tell its samples apart, so any rule that does not look at
+the numbers of samples gives a uniform order. Then it takes first what others have loaded lately and it still needs, and for the
+rest what most others need too. That is worth twice the overlap when jobs start at different times. Later it would not be
+harmless: what a job has left is what the other was not given, and two jobs half an epoch apart would give each other the same
+halves in the same order for ever (measured: rank correlation 0.9 between epochs). `free_epochs=None` accepts
+that for the sake of overlap, 0 forgoes it.
 
-Where datasets overlap partly, samples can be distinguished by the jobs that have them. So the union of all datasets is
-cut into parts that belong to the same jobs, and the number of samples that a free draw takes from each part is drawn
-fairly. Parts are only ever cut finer: otherwise samples loaded by a job that has left would be preferred by the
-remaining jobs.
+Where datasets overlap partly, samples can be distinguished by the jobs that use them. So the union of all datasets is cut into parts
+that belong to the same jobs, and how many samples a free draw takes from each part is drawn fairly. Parts are only ever cut
+finer: what was loaded by a job that has left would otherwise be preferred by those that stay.
 
 A job that leaves and joins again under any name counts as new. Costs: a round of fair draws O(N) (8 ms for a million samples
 and four jobs, for half of a batch each), a free draw O(window + 1024). Four jobs of 1,000 samples: 2 to 4 µs per sample.
@@ -31,7 +29,7 @@ and four jobs, for half of a batch each), a free draw O(window + 1024). Four job
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,21 +37,32 @@ import numpy.typing as npt
 from ephemeron.data.sampling.job_state import JobState
 from ephemeron.data.sampling.sampler import CollaborativeSampler
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.stored import document, restore
 from ephemeron.errors import JobError
 
 CHOICE = 1024
-"""Number of samples among which a free draw looks for the most wanted ones."""
+"""Samples among which a free draw looks for the most wanted ones, if there are many more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoupledState:
+    """State of `Coupled` beside its jobs, as it is stored."""
+
+    window: int
+    free_epochs: int | None
+    recent: Sequence[int]
+    parts: Sequence[int]
 
 
 class Coupled(CollaborativeSampler):
-    """Draws that are uniform for every job and coincide among jobs as often as possible.
+    """Draws that are uniform for every job and as common to all as they can be.
 
     Args:
         seed: any integer.
-        window: capacity of the cache in samples: that many loaded samples can be assumed to be still cached.
-            It bounds how far ahead jobs draw, and the choice of free draws.
-        free_epochs: number of first epochs of a job that are drawn freely, usually 1; None for all of them: more
-            overlap, and orders that repeat.
+        window: samples that can be counted on to be still cached after they were loaded: the cache's capacity in
+            samples. It bounds how far ahead jobs draw, and what free draws choose from.
+        free_epochs: epochs of a job that are drawn freely, usually 1; None for all of them: more overlap, and orders
+            that repeat themselves.
 
     Raises:
         JobError: the window is below 1, or `free_epochs` below 0.
@@ -74,11 +83,11 @@ class Coupled(CollaborativeSampler):
         self._parted: Indices = np.zeros(0, dtype=np.intp)  # the samples that have parts, ascending
 
     def draws_freely(self, member: JobState) -> bool:
-        """True if the epoch that is being drawn for a job is drawn freely."""
+        """Whether the epoch that is being drawn for a job is one of its free ones."""
         return self.free_epochs is None or member.drawn_epoch < self.free_epochs
 
     def entered(self, member: JobState) -> None:
-        """Cuts every part in two: the new job's samples, and the rest. Samples that no job had are parts 0 and 1."""
+        """Divides every part: samples of the new job, and the rest. Samples that no job had before are parts 0 and 1."""
         parts = np.zeros(self.jobs.slots, dtype=np.intp)
         known = np.isin(self.jobs.indices, self._parted, assume_unique=True)
         parts[known] = 1 + self._parts[np.searchsorted(self._parted, self.jobs.indices[known])]
@@ -98,7 +107,7 @@ class Coupled(CollaborativeSampler):
                 self._draw_fairly(member, wanted - len(member.queue))
 
     def room(self, member: JobState) -> int:
-        """Number of samples that may be drawn ahead for a job that does not need them yet."""
+        """Samples that may be drawn ahead for a job that does not need them yet."""
         return max(member.batch, self.window // 4) - len(member.queue)
 
     # -- fair -----------------------------------------------------------------------------------------------------
@@ -113,7 +122,7 @@ class Coupled(CollaborativeSampler):
                 member.deal(slots[np.argsort(words[slots], kind="stable")])
 
     def _group_sizes(self, main: JobState, wanted: int) -> dict[JobState, float]:
-        """Mean draw of each job: half of the smallest batch (3-8) for the main one, proportional to speed for others."""
+        """Samples that each job draws on average: half of the smallest batch (3-8) for the main one, others by their speeds."""
         others = [
             m for m in self.jobs
             if m is not main and m.open_count and not self.draws_freely(m) and self.room(m) > 0
@@ -137,7 +146,7 @@ class Coupled(CollaborativeSampler):
         member.deal(self.stream.shuffled(chosen))
 
     def _quotas(self, member: JobState, wanted: int) -> dict[int, int]:
-        """Number of samples to draw from each part of the job's dataset, distributed as in a fair draw."""
+        """Number of samples to draw from each part of the dataset that belongs to the same jobs, as in a fair draw."""
         parts = self._parts[member.open]
         if (parts == parts[0]).all():
             return {int(parts[0]): wanted}
@@ -146,7 +155,7 @@ class Coupled(CollaborativeSampler):
         return dict(zip(kinds.tolist(), counts.tolist(), strict=True))
 
     def _best(self, candidates: Indices, quotas: dict[int, int]) -> Indices:
-        """The first candidates within the quotas; reduces the quotas by them."""
+        """The first candidates that the quotas have room for; reduces the quotas by them."""
         found: list[int] = []
         for slot, part in zip(candidates.tolist(), self._parts[candidates].tolist(), strict=True):
             if quotas.get(part, 0):
@@ -155,7 +164,7 @@ class Coupled(CollaborativeSampler):
         return np.array(found, dtype=np.intp)
 
     def _fresh(self, member: JobState, chosen: Indices, quotas: dict[int, int]) -> Indices:
-        """Samples not loaded recently, those that most other jobs need first; random order among equals."""
+        """Samples that were not loaded lately, those first that most other jobs need too; among equals in random order."""
         wanted = sum(quotas.values())
         taken = np.zeros(self.jobs.slots, dtype=bool)
         taken[chosen] = True
@@ -177,10 +186,10 @@ class Coupled(CollaborativeSampler):
                 wanted += other.open[slots]
         return wanted
 
-    # -- recently loaded samples --------------------------------------------------------------------------------------
+    # -- what was loaded lately ---------------------------------------------------------------------------------------
 
     def handed_out(self, member: JobState, slots: Sequence[int]) -> None:
-        """Remembers loaded samples for free draws, also of jobs that join later. The least needed go first."""
+        """Stores the samples that a free draw may take next, also for jobs that join later. Those that fewest need go first."""
         for index in self.jobs.indices[slots].tolist():
             self._recent.setdefault(index)
         excess = len(self._recent) - self.window
@@ -197,21 +206,23 @@ class Coupled(CollaborativeSampler):
         self._recent = dict.fromkeys(recent[keep].tolist())
 
     def likely(self, member: JobState) -> Mapping[int, float]:
-        """For a job that draws freely: recently loaded samples that it still needs. Fair draws give no hints."""
+        """For a job that draws freely: samples that were loaded lately and that it still needs. Fair draws have none."""
         if not self.draws_freely(member) or not self._recent:
             return {}
         recent = np.fromiter(self._recent, dtype=np.intp, count=len(self._recent))
         still = member.open[np.searchsorted(self.jobs.indices, recent)]
         return dict.fromkeys(recent[still].tolist(), 1.0)
 
-    def extra_state(self) -> dict[str, Any]:
-        return {
-            "window": self.window, "free_epochs": self.free_epochs, "recent": list(self._recent),
-            "parts": self._parts.tolist(),
-        }  # fmt: skip
+    def extra_state(self) -> dict[str, object]:
+        return document(
+            CoupledState(
+                window=self.window, free_epochs=self.free_epochs, recent=list(self._recent), parts=self._parts.tolist()
+            )
+        )
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self.window, self.free_epochs = state["window"], state["free_epochs"]
-        self._recent = dict.fromkeys(state["recent"])
-        self._parts = np.array(state["parts"], dtype=np.intp)
+    def load_extra_state(self, state: object) -> None:
+        found = restore(CoupledState, state, where="sampler state: extra")
+        self.window, self.free_epochs = found.window, found.free_epochs
+        self._recent = dict.fromkeys(found.recent)
+        self._parts = np.array(found.parts, dtype=np.intp)
         self._parted = self.jobs.indices

@@ -1,27 +1,28 @@
-"""State of one job of a sampler, and of all jobs together: the samples that each still needs.
+"""One job of a sampler, and the set of them: the samples that each job still needs.
 
-Samples are numbered densely over the union of the jobs' datasets (slots), so that the remaining samples of a job are an
-array of booleans and an intersection is an `&`. A job that joins with new samples causes renumbering, once per join.
+Samples are numbered densely over the union of the jobs' datasets (slots), so that what a job has left is one array of
+booleans and an intersection is an `&`. A job that joins with new samples renumbers; that happens once per join.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ephemeron.data.cache.rate_estimator import RateEstimator, assumed_rate
+from ephemeron.data.cache.rate_estimator import RateEstimator, RateState, assumed_rate
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.stored import restore
 from ephemeron.errors import JobError
 
 Mask = npt.NDArray[np.bool_]
 
 
 class JobState:
-    """A job: its dataset, the samples left in its epoch, and the samples drawn for it but not taken yet."""
+    """A job: its samples, those that are not drawn yet, and those that are drawn and not taken yet."""
 
     __slots__ = (
         "batch",
@@ -43,21 +44,21 @@ class JobState:
         self.number = number
         """Number of jobs that joined before."""
         self.indices = indices
-        """Indices of its dataset, ascending."""
+        """Its dataset, ascending."""
         self.batch = batch
         self.epochs = epochs
-        """Number of epochs; None: until it leaves."""
+        """Number of its epochs; None: until it leaves."""
         self.taken = 0
         """Samples handed out over all epochs."""
         self.drawn = 0
         """Samples drawn over all epochs."""
         self.queue: deque[int] = deque()
-        """Slots drawn and not taken, in order: its certain future."""
+        """Slots that are drawn and not taken, in order: its certain future."""
         self.rate_estimator = RateEstimator()
         self.owns: Mask = np.zeros(0, dtype=bool)
-        """Mask of its dataset, over slots."""
+        """Its dataset, over slots."""
         self.open: Mask = np.zeros(0, dtype=bool)
-        """Mask of the samples not drawn yet in the epoch that is being drawn, over slots."""
+        """Samples that are not drawn yet in the epoch that is being drawn, over slots."""
         self.open_count = 0
 
     @property
@@ -77,7 +78,7 @@ class JobState:
 
     @property
     def left_to_take(self) -> int:
-        """Samples of its current epoch that it has not taken; 0 after its last epoch."""
+        """Samples of its present epoch that it has not taken; 0 after its last epoch."""
         if self.epochs is not None and self.epoch >= self.epochs:
             return 0
         return self.size - self.taken % self.size
@@ -86,7 +87,7 @@ class JobState:
         """Appends drawn slots to the queue.
 
         Returns:
-            True if the epoch is drawn completely; if another one follows, all samples are open again.
+            Whether the epoch is drawn completely; if there is a next one, everything is open again.
         """
         assert self.open[slots].all(), "each sample once per epoch"
         self.open[slots] = False
@@ -131,7 +132,7 @@ class JobSet:
         return len(self.indices)
 
     def add(self, member: JobState) -> None:
-        """A job joins; slots are renumbered if it has samples that no other job has."""
+        """Adds a job; slots are renumbered if it has samples that no other job has."""
         self._members[member.job] = member
         self.joined = max(self.joined, member.number + 1)
         if not np.isin(member.indices, self.indices, assume_unique=True).all():
@@ -141,7 +142,7 @@ class JobSet:
         member.open_count = member.size
 
     def remove(self, job: str) -> JobState:
-        """A job leaves. The numbering is kept until the last one leaves: keeping it is cheaper than changing it."""
+        """Removes a job. The numbering stays until no job is left: it costs less to keep than to change."""
         member = self[job]
         del self._members[job]
         if not self._members:
@@ -149,7 +150,7 @@ class JobSet:
         return member
 
     def rate(self, member: JobState) -> float:
-        """Samples per second, or the mean of the others while it is unknown (DPFlow section 3.4.4)."""
+        """Samples per second, or the others' mean while the job has none (DPFlow section 3.4.4)."""
         return assumed_rate(member.rate_estimator, (other.rate_estimator for other in self))
 
     def _mask(self, indices: Indices) -> Mask:
@@ -165,36 +166,77 @@ class JobSet:
                 member.owns = self._mask(member.indices)
                 member.queue = deque(np.searchsorted(indices, old[list(member.queue)]).tolist())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, as numbers, strings and lists."""
-        return {
-            "joined": self.joined,
-            "indices": self.indices.tolist(),
-            "members": [
-                {
-                    "job": m.job, "number": m.number, "indices": m.indices.tolist(), "batch": m.batch, "epochs": m.epochs,
-                    "taken": m.taken, "drawn": m.drawn, "queue": list(m.queue), "open": np.flatnonzero(m.open).tolist(),
-                    "pace": m.rate_estimator.state_dict(),
-                }
+    def state(self) -> JobSetState:
+        """The whole state."""
+        return JobSetState(
+            joined=self.joined,
+            indices=self.indices.tolist(),
+            members=[
+                SavedJob(
+                    job=m.job, number=m.number, indices=m.indices.tolist(), batch=m.batch, epochs=m.epochs,
+                    taken=m.taken, drawn=m.drawn, queue=list(m.queue), open=np.flatnonzero(m.open).tolist(),
+                    pace=m.rate_estimator.state(),
+                )
                 for m in self
             ],
-        }  # fmt: skip
+        )  # fmt: skip
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> JobSet:
-        """The job set of a state from `state_dict`."""
-        roster = cls()
-        roster.joined = int(state["joined"])
-        roster.indices = np.array(state["indices"], dtype=np.intp)
-        for saved in state["members"]:
-            indices = np.array(saved["indices"], dtype=np.intp)
-            member = JobState(saved["job"], saved["number"], indices, batch=saved["batch"], epochs=saved["epochs"])
-            member.taken, member.drawn = saved["taken"], saved["drawn"]
-            member.queue = deque(saved["queue"])
-            member.rate_estimator = RateEstimator.from_state(saved["pace"])
-            member.owns = roster._mask(indices)
-            member.open = np.zeros(roster.slots, dtype=bool)
-            member.open[np.array(saved["open"], dtype=np.intp)] = True
-            member.open_count = len(saved["open"])
-            roster._members[member.job] = member
-        return roster
+    def from_state(cls, state: JobSetState) -> JobSet:
+        """The inverse of `state`."""
+        jobs = cls()
+        jobs.joined = state.joined
+        jobs.indices = np.array(state.indices, dtype=np.intp)
+        for saved in state.members:
+            indices = np.array(saved.indices, dtype=np.intp)
+            member = JobState(saved.job, saved.number, indices, batch=saved.batch, epochs=saved.epochs)
+            member.taken, member.drawn = saved.taken, saved.drawn
+            member.queue = deque(saved.queue)
+            member.rate_estimator = RateEstimator.from_state(saved.pace)
+            member.owns = jobs._mask(indices)
+            member.open = np.zeros(jobs.slots, dtype=bool)
+            member.open[np.array(saved.open, dtype=np.intp)] = True
+            member.open_count = len(saved.open)
+            jobs._members[member.job] = member
+        return jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedJob:
+    """State of one job, as it is stored."""
+
+    job: str
+    number: int
+    indices: Sequence[int]
+    batch: int
+    epochs: int | None
+    taken: int
+    drawn: int
+    queue: Sequence[int]
+    open: Sequence[int]
+    """Slots that have not been drawn in the present epoch."""
+    pace: RateState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSetState:
+    """State of a `JobSet`, as it is stored."""
+
+    joined: int
+    indices: Sequence[int]
+    members: Sequence[SavedJob]
+
+    @classmethod
+    def read(cls, raw: object) -> JobSetState:
+        """The inverse of `dataclasses.asdict`.
+
+        Raises:
+            JobError: a key is unknown or missing.
+        """
+        found = restore(cls, raw, where="sampler state: jobs")
+        members = []
+        for each in found.members:
+            saved = restore(SavedJob, each, where="sampler state: job")
+            pace = restore(RateState, saved.pace, where=f"sampler state: job {saved.job}: pace")
+            members.append(replace(saved, pace=pace))
+        return replace(found, members=members)

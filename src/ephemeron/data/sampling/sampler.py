@@ -1,20 +1,19 @@
-"""Interface and guarantees of a sampler for many jobs, and the bookkeeping that ensures them for any algorithm.
+"""The port of samplers for several jobs, and the bookkeeping that guarantees its promises for every algorithm.
 
     sampler.add_job("lr=0.1", range(50_000), batch=128, epochs=20)
     batch = sampler.take("lr=0.1", now_s=clock())          # never crosses the end of an epoch
     certain, likely = sampler.future("lr=0.1")             # for a cache
 
-**Guarantees**, ensured here and not by each algorithm:
+**Guarantees**, implemented here and not by each algorithm:
 
-- In every epoch a job gets each sample of its dataset exactly once, even if jobs join, leave or differ in speed.
-- No job waits for another: `take` always returns immediately with the requested number of samples, or the rest of the
-  epoch. There is no barrier, so no job can starve.
+- In every epoch a job gets each sample of its dataset exactly once, whichever jobs join, leave, are fast or slow.
+- No job waits for another: `take` returns at once as many samples as were requested, or the rest of the epoch. There is no
+  barrier, so no job can starve.
 - The same seed and the same calls in the same order give the same samples, on any machine. Clocks are arguments;
-  they are part of the calls, because speeds affect what is shared.
-- `state_dict` contains the whole state as plain numbers, strings and lists; a sampler that loads it continues exactly
-there.
+  they are part of the calls, because speeds steer what is shared.
+- `state_dict` is the whole state as plain numbers, strings and lists; a sampler that loads it continues exactly there.
 
-A sampler is free to choose the order within an epoch. `coupled` states how random its orders are.
+A sampler chooses the order within an epoch. How random that order is, each algorithm documents; see `coupled`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ephemeron.data.sampling.job_state import JobSet, JobState
+from ephemeron.data.sampling.job_state import JobSet, JobSetState, JobState
 from ephemeron.data.sampling.stream import CountedRandom
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.stored import document, restore
 from ephemeron.errors import JobError
 
 
@@ -44,21 +44,34 @@ class SharedBatch:
 
 
 class Future(NamedTuple):
-    """Known future samples of a job."""
+    """Forecast of the samples that a job will get."""
 
     certain: Indices
     """Drawn and not taken yet, in order; may reach into the next epoch."""
     likely: Mapping[int, float]
-    """Weights of samples that are not drawn yet, but may be soon: heavier ones are expected sooner."""
+    """Weights of samples that are not drawn, but may be soon: the heavier, the sooner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerState:
+    """State of a sampler, as it is stored."""
+
+    sampler: str
+    """Name of its class."""
+    seed: int
+    calls: int
+    jobs: JobSetState
+    extra: object
+    """State of the algorithm."""
 
 
 class CollaborativeSampler(ABC):
-    """Draws samples for several jobs so that they can share what one of them has loaded.
+    """Draws samples for several jobs so that they can share loaded samples.
 
-    Subclasses define the draws. They may deal samples to any job at any time, as long as the requesting job has enough.
+    Subclasses implement the draw. They may give samples to any job at any time, as long as the calling job has enough.
 
     Args:
-        seed: any integer; with the order of calls it determines everything.
+        seed: any integer; with the order of calls it determines all draws.
     """
 
     def __init__(self, *, seed: int) -> None:
@@ -67,40 +80,40 @@ class CollaborativeSampler(ABC):
 
     @abstractmethod
     def draw(self, member: JobState, wanted: int) -> None:
-        """Deals samples until the job's queue holds `wanted`, which never exceeds what is left to it."""
+        """Draws samples until the job's queue holds `wanted`, which is at most the rest of its epoch."""
 
     def entered(self, member: JobState) -> None:
-        """A job has joined."""
+        """Called after a job has joined."""
 
     def departed(self, member: JobState) -> None:
-        """A job has left."""
+        """Called after a job has left."""
 
     def handed_out(self, member: JobState, slots: Sequence[int]) -> None:
-        """A job has taken these slots."""
+        """Called after a job has taken these slots."""
 
     def likely(self, member: JobState) -> Mapping[int, float]:
         """Weights of samples (not slots) that are not drawn yet."""
         return {}
 
-    def extra_state(self) -> dict[str, Any]:
-        """State of the algorithm besides jobs and stream."""
+    def extra_state(self) -> dict[str, object]:
+        """State of the algorithm beside jobs and stream, as JSON."""
         return {}
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `extra_state`, after jobs and stream were loaded."""
+    def load_extra_state(self, state: object) -> None:
+        """The inverse of `extra_state`; called after jobs and stream were loaded."""
 
     def add_job(self, job: str, indices: Sequence[int] | Indices, *, batch: int, epochs: int | None = None) -> None:
-        """A job joins.
+        """Adds a job.
 
         Args:
             job: its name.
-            indices: its dataset; indices of samples, which are common to all jobs that share samples.
-            batch: usual number of samples per `take`.
-            epochs: number of epochs; None: until it leaves. A sampler that knows that another epoch
+            indices: its dataset; numbers of samples, which jobs that share samples have in common.
+            batch: samples that it usually takes at a time.
+            epochs: how many epochs it will go through; None: until it leaves. A sampler that knows that another epoch
                 follows can draw across its beginning.
 
         Raises:
-            JobError: it has joined already, the dataset is empty or has an index twice or below 0, or a number is
+            JobError: it takes part already, the dataset is empty or names a sample twice or below 0, or a number is
                 below 1.
         """
         own = np.sort(np.asarray(indices, dtype=np.intp))
@@ -119,7 +132,7 @@ class CollaborativeSampler(ABC):
         self.entered(member)
 
     def remove_job(self, job: str) -> None:
-        """A job leaves, in the middle of an epoch or not.
+        """Removes a job, also in the middle of an epoch.
 
         Raises:
             JobError: there is no such job.
@@ -130,15 +143,15 @@ class CollaborativeSampler(ABC):
         """The next samples of a job.
 
         Args:
-            job: name of the job.
-            count: number of samples; None: its batch size. At the end of an epoch there may be fewer.
-            now_s: the caller's clock in seconds, from which the job's speed is estimated.
+            job: its name.
+            count: samples; None: its batch size. At the end of an epoch there may be fewer.
+            now_s: time on the caller's clock, from which the job's speed is estimated.
 
         Returns:
             At least one sample, all of one epoch.
 
         Raises:
-            JobError: there is no such job, its last epoch is over, or `count` is below 1.
+            JobError: there is no such job, it has gone through all its epochs, or `count` is below 1.
         """
         member = self.jobs[job]
         if count is not None and count < 1:
@@ -157,7 +170,7 @@ class CollaborativeSampler(ABC):
         return SharedBatch(job=job, epoch=epoch, indices=self.jobs.indices[slots])
 
     def future(self, job: str) -> Future:
-        """Known future samples of a job, for a cache or a prefetcher.
+        """Forecast of the samples that a job will get, for a cache or a prefetcher.
 
         Raises:
             JobError: there is no such job.
@@ -165,27 +178,30 @@ class CollaborativeSampler(ABC):
         member = self.jobs[job]
         return Future(self.jobs.indices[list(member.queue)], self.likely(member))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The whole state, as plain numbers, strings, lists and dicts."""
-        return {
-            "sampler": type(self).__name__,
-            "seed": self.stream.seed,
-            "calls": self.stream.calls,
-            "jobs": self.jobs.state_dict(),
-            "extra": self.extra_state(),
-        }
+        return document(
+            SamplerState(
+                sampler=type(self).__name__,
+                seed=self.stream.seed,
+                calls=self.stream.calls,
+                jobs=self.jobs.state(),
+                extra=self.extra_state(),
+            )
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state of `state_dict`. The previous state is discarded.
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continues from a state of `state_dict`. The present state is discarded.
 
         Raises:
-            JobError: the state is that of another kind of sampler.
+            JobError: the state is of another kind of sampler, or damaged.
         """
         if state.get("sampler") != type(self).__name__:
             raise JobError(
                 f"state of sampler {state.get('sampler')!r} cannot be loaded by {type(self).__name__}",
                 remedy="resume with the sampler that the run began with",
             )
-        self.stream = CountedRandom(state["seed"], state["calls"])
-        self.jobs = JobSet.from_state(state["jobs"])
-        self.load_extra_state(state["extra"])
+        found = restore(SamplerState, state, where="sampler state")
+        self.stream = CountedRandom(found.seed, found.calls)
+        self.jobs = JobSet.from_state(JobSetState.read(found.jobs))
+        self.load_extra_state(found.extra)

@@ -1,7 +1,7 @@
-"""Counter-based random numbers: the n-th call gives the same on every machine and with every version of NumPy.
+"""Random numbers that are counted, not carried: the n-th call gives the same on every machine and NumPy.
 
 As in `ephemeron.data.shuffle`, numbers are Philox's raw words (`Generator` may change between versions, NEP 19), the key
-is seed and purpose, and the counter is the number of the call. A stream's whole state is the number of calls so far.
+is seed and purpose, and the counter says which call. A stream's whole state is the number of calls so far.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Words = npt.NDArray[np.uint64]
 
 _WORD = 2**64
 _PURPOSE = 64
-"""Differs from the purposes of `ephemeron.data.shuffle`. Part of the results: never change it."""
+"""Apart from the purposes of `ephemeron.data.shuffle`. Part of the results: never change it."""
 _ROUNDS, _EPOCHS = 0, 1
 
 
@@ -26,7 +26,7 @@ class CountedRandom:
 
     Args:
         seed: any integer.
-        calls: number of previous draws.
+        calls: how many draws were made before.
     """
 
     __slots__ = ("calls", "seed")
@@ -36,7 +36,7 @@ class CountedRandom:
         self.calls = calls
 
     def words(self, count: int) -> Words:
-        """Fresh 64-bit words. A longer result of the same call would begin with the same words."""
+        """Fresh 64-bit words. A longer answer to the same call would begin with the same words."""
         self.calls += 1
         return self._words(count, self.calls)
 
@@ -45,14 +45,14 @@ class CountedRandom:
         return values[np.argsort(self.words(len(values)), kind="stable")]
 
     def prefixes(self, count: int, first: int) -> Iterator[Indices]:
-        """Increasing prefixes of one uniformly random order of 0 … count-1, the last one complete.
+        """Ever longer beginnings of one uniformly random order of 0 … count-1, the last one whole.
 
-        A caller that needs only the first few of a million pays for a few. It may stop at any time for any reason:
-        all prefixes belong to the same order.
+        The first few of a million cost as much as a few. The reader may stop at any time: all prefixes are of one and the
+        same order.
 
         Args:
-            count: number of values.
-            first: length of the first prefix, at least 1.
+            count: how many numbers there are.
+            first: length from which the first beginning is made, at least 1.
         """
         self.calls += 2
         rest, block = self.calls - 1, self.calls
@@ -62,7 +62,7 @@ class CountedRandom:
             _, at = np.unique(words, return_index=True)
             yield words[np.sort(at)].astype(np.intp)
             drawn *= 4
-        # A block adds values that have not come yet, in random order; before the first block, those are all.
+        # What the next block adds is what has not come yet, in random order; and before any block, that is everything.
         drawn //= 4
         if drawn < max(first, 1):
             yield np.argsort(self._words(count, rest), kind="stable").astype(np.intp, copy=False)
@@ -80,7 +80,7 @@ class CountedRandom:
 
 
 def epoch_words(count: int, *, seed: int, epoch: int, job: int) -> Words:
-    """Words for a whole epoch of one job, or of all jobs with the same number. Needs no history."""
+    """Words for a whole epoch of one job, or of all jobs that call themselves the same. Needs no history."""
     return _raw(count, seed, _EPOCHS, epoch, job)
 
 

@@ -1,13 +1,12 @@
-"""Number of loaders: more while trainers wait, none when there is no work.
+"""Autoscaling of loaders: more while trainers wait, none when there is nothing to do.
 
-A pure function of a few counters and of its own previous state. Grow: when trainers have waited for `grow_after_s`
-without a pause and no loader is idle, by half, at least by one. Shrink: after `calm_s` in which no trainer waited and
-the target did not change, by the smallest number of loaders that were idle meanwhile. To zero: once there was no task
-for `idle_s`. Limits apply immediately.
+A pure function of a few counters and of its previous state. Grow: when trainers have waited for `grow_after_s` without a pause and
+no loader is idle, by half, at least by one. Shrink: after `calm_s` in which no trainer waited and nothing changed, by the smallest
+number of loaders that were idle meanwhile. To zero: after `idle_s` without demand. Limits apply at once.
 
-Three rules prevent flapping. After a change, growth is suspended for `settle_s` (the time of a cold start). After
-any change, shrinking needs a whole calm period. A number of loaders at which trainers waited is remembered for
-`memory_s`, and shrinking stops above it, so a constant demand is overshot once and the target then stays.
+Three rules prevent flapping. A change has `settle_s` to take effect (a cold start) before the number grows again. After any change,
+shrinking needs a whole calm period. And a number of loaders at which trainers waited is remembered for `memory_s`, and shrinking
+stops above it; so a constant demand is met from above once, and then the number stays.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticLimits:
-    """Bounds and delays of the autoscaler, in seconds where the name ends in `_s`."""
+    """Bounds and time constants."""
 
     most: int
-    """Loaders at most."""
+    """Loaders, at most."""
     least: int = 0
     """Loaders while there is something to do."""
     grow_after_s: float = 0.2
@@ -43,30 +42,30 @@ class ElasticLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCounters:
-    """Snapshot of the counters that the decision needs."""
+    """Observation at one moment."""
 
     wanted: int
     """Tasks that are ready or loading: more loaders than this cannot help."""
     waiting: int
     """Trainers that wait for a batch now."""
     idle: int
-    """Loaders that have nothing to do."""
+    """Loaders without work."""
     concurrency: int
-    """Loaders that the platform would run at a time, those that run included."""
+    """Loaders that the platform can run at a time, including those that run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """State of the autoscaler: the decision and the observations behind it. Start with `Elastic()`."""
+    """The decision and its state. Start with `Elastic()`."""
 
     target: int = 0
-    """Number of loaders to run."""
+    """Target number of loaders."""
     changed_at: float = float("-inf")
     waiting_since: float | None = None
     wanted_at: float = float("-inf")
-    """Time of the last task that was ready or loading."""
+    """Time of the last demand."""
     calm_since: float | None = None
-    """Start of the current period in which no trainer waited and the target did not change."""
+    """Time since which no trainer has waited and nothing was changed."""
     idle: int = 0
     """Smallest number of idle loaders since then."""
     too_few: int = 0

@@ -1,28 +1,27 @@
-"""Exactly-once delivery: the positions of a job's sample stream that have been used, and the rank of each position.
+"""Exactly-once delivery: the positions of a job's sample stream that have been used, and the next ones of each rank.
 
-A position is a place in an epoch's order; the sampler decides which sample is at it. A batch is named by
-(generation, epoch, rank, sequence), and its contents follow from that name by arithmetic (`epoch_partition`). So a
-request that is lost, repeated, or sent to a router that has just restarted gets the same answer, and a duplicate reply
-is recognised by its name: `LocalBuffer` takes each once. No list of delivered samples is kept.
+A position is a place in an epoch's order; the sampler determines the sample at it. A batch is named by (generation, epoch, rank,
+sequence), and its contents follow from that name by arithmetic (`epoch_partition`). So a request that is lost, repeated, or sent to
+a restarted router gets the same answer, and a reply that comes twice is recognised by its name: `LocalBuffer` takes each once. No
+lists of delivered positions are kept.
 
-A position counts as delivered when it is *acknowledged*: the rank reports how many batches of the epoch it has finished
-with. Acknowledgements are cumulative and never wrong, hence the larger one is always right, also against a saved
-state that is older. On resumption the acknowledged counts are those in the trainers' checkpoint, so samples that were
-fetched and not trained on are delivered again.
+A position counts as delivered when it is *acknowledged*: the rank reports how many batches of the epoch it has used for good.
+Acknowledgements are cumulative, hence the larger one is always valid, also against a saved state that is older. To resume, the
+acknowledged counts are those in the trainers' checkpoint, so batches that were fetched and not trained on are delivered again.
 
-The state consists of the epoch and a count per rank; the generation; and for epochs that a change of the world
-size interrupted (usually one), the positions that were left, as spans. Where ranks go in step, as under BSP, that is
-a suffix, one span; a rank that is d batches behind adds at most d. So the state is O(world size + skew) and does not
-grow with samples or epochs. Save it after each `reshape`, before any rank is told of the new generation; otherwise an
-older state suffices.
+The state: per rank its epoch and a count; the generation; and for epochs that a change of the world size divided (usually one), the
+positions that were left, as spans. Where ranks advance together, as under BSP, that is a suffix, one span; a rank that is d batches
+behind adds at most d. So the state is O(world size + skew) and does not grow with samples or epochs. Save it after each `reshape`,
+before any rank learns of it; at other times it may be old.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from ephemeron.config.typed import build, plain
 from ephemeron.data.scheduler.epoch_partition import EpochPartition, Remainder, merge, pick
 from ephemeron.errors import JobError
 
@@ -39,21 +38,21 @@ class DeliveredBatch:
     positions: tuple[int, ...]
     """Places in the epoch's order. Empty where there are fewer positions than ranks."""
     padding: int = 0
-    """Number of positions at the end that are delivered for the second time."""
+    """Number of positions at the end that are delivered twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """The epoch has no such batch: the rank has had all of them."""
+    """Answer to a request after the last batch of an epoch."""
 
     epoch: int
     batches: int
-    """Batches of every rank in what this generation delivers of the epoch."""
+    """Batches of every rank in this generation's part of the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRefused:
-    """The request belongs to an earlier generation or batch: the caller drops it."""
+    """Answer to a request of an earlier generation, or for an acknowledged batch: drop it."""
 
     reason: str
 
@@ -61,8 +60,23 @@ class DeliveryRefused:
 Answer: TypeAlias = DeliveredBatch | EpochEnd | DeliveryRefused
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryState:
+    """State of a `Delivery`, as it is stored."""
+
+    version: int
+    samples: int
+    batch: int
+    remainder: Remainder
+    generation: int
+    at: tuple[tuple[int, int], ...]
+    """Epoch and acknowledged batches of each rank."""
+    left: dict[str, tuple[tuple[int, int], ...]]
+    """For epochs that a change of the world size divided: the positions that were left, as spans."""
+
+
 class Delivery:
-    """One job's stream: `samples` positions in each epoch, dealt out to `world_size` ranks.
+    """One job's stream: `samples` positions in each epoch, divided among `world_size` ranks.
 
     Invariants: an answer depends on nothing but the request and the last `reshape`; over the generations, each
     position of an epoch is acknowledged once (with `drop` at most once, with `pad` and `even` at least once).
@@ -71,7 +85,7 @@ class Delivery:
         samples: N, positions of an epoch.
         batch: positions in a rank's batch.
         world_size: ranks.
-        remainder: treatment of the remainder of N / (batch × world_size); see `epoch_partition`.
+        remainder: treatment of the rest of N / (batch × world_size); see `epoch_partition`.
 
     Raises:
         JobError: an argument is out of range.
@@ -94,7 +108,7 @@ class Delivery:
         return self._dealt(epoch).batches
 
     def request(self, *, rank: int, epoch: int, sequence: int, acked: int, generation: int) -> Answer:
-        """Answer to a rank's request for a batch; may be repeated any number of times.
+        """Answers a request of a rank for a batch. Repetitions get the same answer.
 
         Args:
             sequence: number of the batch in the epoch, from 0.
@@ -114,7 +128,7 @@ class Delivery:
         return self.batch(rank=rank, epoch=epoch, sequence=sequence)
 
     def batch(self, *, rank: int, epoch: int, sequence: int) -> DeliveredBatch:
-        """Contents of a batch without requesting it, for prefetching.
+        """The contents of a batch, without a request: for prefetching.
 
         Raises:
             IndexError: the batch does not exist.
@@ -134,7 +148,7 @@ class Delivery:
         )
 
     def acknowledge(self, *, rank: int, epoch: int, acked: int, generation: int) -> bool:
-        """Records the batches that a rank has used. False: it belongs to an earlier generation and was ignored.
+        """Records the batches that a rank has used. False: the rank is of an earlier generation, and was ignored.
 
         Raises:
             IndexError: the rank does not exist, or the epoch never had so many batches.
@@ -151,14 +165,14 @@ class Delivery:
         return True
 
     def reshape(self, *, world_size: int, batch: int | None = None, generation: int | None = None) -> None:
-        """Distributes the unacknowledged positions among new ranks. Ranks of earlier generations are refused.
+        """Divides the positions that are not acknowledged among new ranks. Earlier ranks are refused from now on.
 
-        Call it on a state that has every acknowledgement that still counts: that of the checkpoint which the
-        trainers resume from, or after `acknowledge` from each rank.
+        Call it on a state with every valid acknowledgement: that of the checkpoint which the trainers resume from, or after
+        `acknowledge` from each rank.
 
         Args:
-            generation: number of the new one, larger than the current one; by default the current one plus one. Where
-                one state is resumed more than once, give different numbers to tell the ranks of those attempts apart.
+            generation: number of the new one, larger than the present one; None: the present one plus one. If one state is
+                resumed more than once, use different numbers, to distinguish the ranks of those attempts.
 
         Raises:
             JobError: an argument is out of range.
@@ -179,20 +193,21 @@ class Delivery:
         self._deal, self.generation = deal, following
         self._at = [(first, 0)] * world_size
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, as JSON."""
-        return {
-            "version": STATE_VERSION,
-            "samples": self.samples,
-            "batch": self._deal.batch,
-            "remainder": self._deal.remainder,
-            "generation": self.generation,
-            "at": [list(at) for at in self._at],
-            "left": {str(epoch): [[span.start, span.stop] for span in spans] for epoch, spans in self._left.items()},
-        }
+    def state(self) -> DeliveryState:
+        """The whole state."""
+        return DeliveryState(
+            version=STATE_VERSION, samples=self.samples, batch=self._deal.batch, remainder=self._deal.remainder,
+            generation=self.generation, at=tuple(self._at),
+            left={str(epoch): tuple((span.start, span.stop) for span in spans) for epoch, spans in self._left.items()},
+        )  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`: world size, batch and remainder rule are the state's.
+    def state_dict(self) -> dict[str, object]:
+        """The whole state as JSON."""
+        state: dict[str, object] = plain(self.state())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """The inverse of `state_dict`: world size, batch and remainder rule are those of the state.
 
         Raises:
             JobError: the state is of another release, has another number of samples, or is damaged.
@@ -202,18 +217,27 @@ class Delivery:
         if state.get("samples") != self.samples:
             raise JobError(
                 f"the delivery state is of {state.get('samples')!r} samples, the data set has {self.samples}",
-                remedy="resume with the data set version of then",
+                remedy="resume with the data set version that the state was saved with",
             )
         try:
-            at = [(int(epoch), int(acked)) for epoch, acked in state["at"]]
-            left = {int(e): tuple(range(int(lo), int(hi)) for lo, hi in spans) for e, spans in state["left"].items()}
-            deal = EpochPartition(
-                count=self.samples, batch=state["batch"], world_size=len(at), remainder=state["remainder"]
-            )
-            generation = int(state["generation"])
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise JobError(f"the delivery state is damaged: {type(e).__name__} {e}") from e
-        self._deal, self._at, self._left, self.generation = deal, at, left, generation
+            self.load(build(DeliveryState, state, where="delivery state"))
+        except JobError as e:
+            raise JobError(f"the delivery state is damaged: {e}") from e
+
+    def load(self, state: DeliveryState) -> None:
+        """Continues from a state.
+
+        Raises:
+            JobError: its numbers are impossible.
+        """
+        deal = EpochPartition(
+            count=self.samples, batch=state.batch, world_size=len(state.at), remainder=state.remainder
+        )
+        try:
+            left = {int(e): tuple(range(start, stop) for start, stop in spans) for e, spans in state.left.items()}
+        except ValueError as e:
+            raise JobError(str(e)) from None
+        self._deal, self._at, self._left, self.generation = deal, list(state.at), left, state.generation
 
     def _spans(self, epoch: int) -> tuple[range, ...]:
         return self._left.get(epoch, (range(self.samples),))

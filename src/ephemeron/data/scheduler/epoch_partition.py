@@ -1,8 +1,8 @@
-"""Partition of an epoch's positions among ranks: pure arithmetic, without state that could be lost.
+"""Partition of the positions of an epoch among ranks, by arithmetic alone: there is no state that could be lost.
 
 Step t of an epoch is a contiguous run of positions, cut into one batch for each rank. So after all ranks have made
-t steps a *prefix* of the epoch is used up for any world size, and two world sizes with the same global batch use
-the same positions in the same steps (except in the last two, which contain the remainder).
+t steps a *prefix* of the epoch is used up, for every world size, and two worlds with the same global batch use
+the same positions in the same steps (but for the last two, where the remainder is dealt).
 
 The remainder rule. A full step is world_size × batch positions. The remainder is shorter than one step:
 
@@ -52,7 +52,7 @@ class EpochPartition:
         return whole + (rest > 0 and self.remainder != "drop")
 
     def step(self, sequence: int) -> range:
-        """Positions of all ranks in a step: numbers below `count`, or beyond it where they are padding."""
+        """The positions of all ranks in a step: below `count`, or beyond it where they are padding."""
         size = self.batch * self.world_size
         start, end = sequence * size, (sequence + 1) * size
         if self.remainder == "even":
@@ -66,7 +66,7 @@ class EpochPartition:
         return range(start, min(end, self.count))
 
     def part(self, rank: int, sequence: int) -> range:
-        """Positions of a rank in a step; sizes differ by at most one.
+        """The positions of a rank in a step; sizes differ by at most one.
 
         Raises:
             IndexError: the rank or the batch does not exist.

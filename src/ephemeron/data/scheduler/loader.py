@@ -1,9 +1,9 @@
 """The loader's side of QMOWS: its local queue (DPFlow section 3.4.1, algorithm 3.3).
 
-In the printed algorithm the loader is idle during each request, which makes a window of K > N pointless, and sends
-requests without pause when there is no work. Here a loader continues with its queue while a request is under way (with
-K >= 2 N it is never idle), and the service answers the request of a loader without work when there is some.
-Results that were not acknowledged are at most 2 N: N in the request, N made meanwhile.
+As printed, the algorithm pauses during each request, which makes a window of K > N useless, and repeats requests without pause when
+there is no work. Here a loader continues with its queue while a request is under way (with K >= 2 N it never pauses), and the service
+answers a request of a loader without work when there is some. Results that were not acknowledged are at most 2 N: N in the request,
+N made meanwhile.
 
 A reply holds the *whole* queue of the loader, so a lost, repeated or late reply is harmless: only the answer to the
 request under way counts, and it replaces the queue.
@@ -15,25 +15,26 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Generic
 
-from ephemeron.data.scheduler.tasks import Key
+from ephemeron.data.scheduler.tasks import K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderReport:
-    """One request: the outcome of tasks, and implicitly a request for more."""
+class LoaderReport(Generic[K]):
+    """One request of a loader: finished and failed tasks; it asks for more."""
 
     request: int
     """Counted from 1 by each loader; a repeated request keeps its number."""
-    done: tuple[Key, ...] = ()
+    done: tuple[K, ...] = ()
     """Tasks whose results come with the request."""
-    failed: Mapping[Key, str] = field(default_factory=dict)
-    """Reason of each task that raised."""
-    running: Key | None = None
-    """The task that the loader was working on when it wrote this."""
+    failed: Mapping[K, str] = field(default_factory=dict)
+    """Tasks that raised, and their errors."""
+    running: K | None = None
+    """The task that was running when the request was made."""
 
 
-class LoaderQueue:
+class LoaderQueue(Generic[K]):
     """Local queue, results not yet reported, and at most one request under way.
 
     Loop of the caller: `take` and work; `finish` or `fail`; send the result of `report`; `sync` with the answer.
@@ -44,37 +45,35 @@ class LoaderQueue:
 
     def __init__(self, *, batch: int) -> None:
         self.batch = batch
-        self.running: Key | None = None
-        self.under_way: LoaderReport | None = None
-        """The request whose answer is awaited; repeat it unchanged if no answer comes."""
-        self._queue: deque[Key] = deque()
-        self._done: list[Key] = []
-        self._failed: dict[Key, str] = {}
+        self.running: K | None = None
+        self.under_way: LoaderReport[K] | None = None
+        """The request whose answer is awaited; repeat it as it is if none comes."""
+        self._queue: deque[K] = deque()
+        self._done: list[K] = []
+        self._failed: dict[K, str] = {}
         self._requests = 0
 
-    def take(self) -> Key | None:
+    def take(self) -> K | None:
         """The next task to work on. None: wait for `sync`."""
         if self.running is None and self._queue and self._unreported < self.batch:
             self.running = self._queue.popleft()
             return self.running
         return None
 
-    def coming(self, count: int) -> tuple[Key, ...]:
-        """The next tasks to be taken, at most `count`."""
+    def coming(self, count: int) -> tuple[K, ...]:
+        """The tasks to be taken next, at most so many."""
         return tuple(islice(self._queue, count))
 
     def finish(self) -> None:
-        """The running task has a result, which the caller keeps until the request that carries it is answered."""
-        self._done.append(self.running)
-        self.running = None
+        """Records that the running task has a result, which the caller keeps until the request with it was answered."""
+        self._done.append(self._taken())
 
     def fail(self, reason: str) -> None:
-        """The running task raised."""
-        self._failed[self.running] = reason
-        self.running = None
+        """Records that the running task raised."""
+        self._failed[self._taken()] = reason
 
-    def report(self) -> LoaderReport | None:
-        """The request to send now, if one is due: after N results, or when the queue is empty."""
+    def report(self) -> LoaderReport[K] | None:
+        """The request to send now, if one is due: after N results, or when there is nothing left to do."""
         idle = self.running is None and not self._queue
         if self.under_way is not None or not (idle or self._unreported >= self.batch):
             return None
@@ -85,14 +84,20 @@ class LoaderQueue:
         self._done, self._failed = [], {}
         return self.under_way
 
-    def sync(self, request: int, tasks: Sequence[Key]) -> bool:
-        """Replaces the queue by that of a reply. False: ignored, as it does not answer the request under way."""
+    def sync(self, request: int, tasks: Sequence[K]) -> bool:
+        """Takes over the queue in a reply. False: not the answer to the request under way, and ignored."""
         if self.under_way is None or request != self.under_way.request:
             return False
         self.under_way = None
         known = {*self._done, *self._failed, self.running}
         self._queue = deque(key for key in tasks if key not in known)
         return True
+
+    def _taken(self) -> K:
+        """The running task, which runs no longer."""
+        key, self.running = self.running, None
+        assert key is not None, "`take` comes first"
+        return key
 
     @property
     def _unreported(self) -> int:

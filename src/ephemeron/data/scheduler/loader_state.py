@@ -1,10 +1,11 @@
-"""State that QMOWS keeps of a loader, its replies and its options. The decisions are in `qmows`."""
+"""State of a loader in QMOWS, replies to it, and the options. The decisions are in `qmows`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic
 
-from ephemeron.data.scheduler.tasks import Key, Task, TaskFailure
+from ephemeron.data.scheduler.tasks import K, Task, TaskFailure
 from ephemeron.errors import JobError
 
 
@@ -19,11 +20,11 @@ class QueueOptions:
     copies: int = 2
     """Loaders that may have the same task at a time."""
     lease_s: float = 10.0
-    """Time without a message after which a loader is given up."""
+    """A loader without a heartbeat or request for this long is given up."""
     stuck_s: float = 120.0
-    """Time without a request after which a loader that has work is given up, even if it sends heartbeats."""
+    """A loader that has work and makes no request for this long is given up, also if it sends heartbeats."""
     unresponsive_s: float = 1.0
-    """Time without a request after which all tasks of a loader that has work can be stolen."""
+    """All work can be stolen from a loader that has some and makes no request for this long."""
 
     def __post_init__(self) -> None:
         for name in ("window", "batch", "copies"):
@@ -35,8 +36,8 @@ class QueueOptions:
 
 
 @dataclass(slots=True, eq=False)
-class LoaderState:
-    """The scheduler's view of a loader."""
+class LoaderState(Generic[K]):
+    """The tasks of a loader, as far as the scheduler knows."""
 
     loader: str
     heard_at: float
@@ -45,36 +46,36 @@ class LoaderState:
     request: int = 0
     """The newest request that was processed."""
     holding: bool = False
-    """The answer to that request is held back until there is something to do."""
-    committed: list[Key] = field(default_factory=list)
-    """The loader's queue as of the last reply, including tasks stolen or settled since."""
-    uncommitted: dict[Key, Task] = field(default_factory=dict)
-    """Tasks reserved for this loader that it was not told of, or was told to postpone."""
-    in_hand: set[Key] = field(default_factory=set)
-    """Every task that it may be loading or have queued: a superset of `committed`, rebuilt from each report."""
+    """Whether the answer to that request is held back until there is work."""
+    committed: list[K] = field(default_factory=list)
+    """The loader's queue in the last reply, including tasks that were stolen or settled since."""
+    uncommitted: dict[K, Task[K]] = field(default_factory=dict)
+    """Tasks reserved for this loader that are not in its queue."""
+    in_hand: set[K] = field(default_factory=set)
+    """All tasks that it may be working on or have queued: a superset of `committed`, renewed by each report."""
     load: int = 0
     """Tasks owned, committed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderReply:
-    """Reply to a loader."""
+class LoaderReply(Generic[K]):
+    """The reply to a loader."""
 
     request: int
-    tasks: tuple[Key, ...] = ()
+    tasks: tuple[K, ...] = ()
     """The loader's whole new queue, in order."""
-    accepted: tuple[Key, ...] = ()
-    """Results to keep. The service drops its other results: another loader was faster, or they are no longer wanted."""
-    failures: tuple[TaskFailure, ...] = ()
+    accepted: tuple[K, ...] = ()
+    """Results to keep. All others in the request are dropped: another loader was faster, or they are not needed any more."""
+    failures: tuple[TaskFailure[K], ...] = ()
     hold: bool = False
-    """No work: the answer is due when `idle_loaders` names the loader and `assign` has a task for it."""
+    """Whether there is no work: reply when `idle_loaders` has the loader and `assign` has work for it."""
     rejoin: bool = False
-    """The loader had been given up (its results were processed all the same): it calls `add_loader` and asks again."""
+    """Whether it had been given up (its results were used all the same): add it again, and repeat its request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """Loaders that were given up, and the tasks that failed with them."""
+class Losses(Generic[K]):
+    """Loaders that were given up, and tasks that failed by that."""
 
     loaders: tuple[str, ...]
-    failures: tuple[TaskFailure, ...]
+    failures: tuple[TaskFailure[K], ...]

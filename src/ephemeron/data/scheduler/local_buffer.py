@@ -1,7 +1,7 @@
 """The trainer's prefetch buffer (DPFlow section 3.4.2, algorithm 3.7), bounded in batches and in bytes.
 
-In the printed algorithm the prefetching loop ends when the buffer is full and is never entered again. `LocalBuffer` can
-be asked at any time for the next request.
+As printed, the prefetching loop is left when the buffer is full, and not entered again. `LocalBuffer.request` can be called at any
+time.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class PrefetchWindow:
-    """Decides whether another batch may be requested."""
+    """Limits of the batches that are loaded ahead."""
 
     batches: int
     """Batches held or under way, at most."""

@@ -11,7 +11,7 @@ Deviations from the printed algorithms, where these leave a case open:
 - 3.9 gives up its reference as it reads, so a lost reply loses the data. Here reading has no side effect,
   and `release` follows once the consumer is known to have the batch.
 - Where one job's objects fill the buffer, 3.8 never ends for the others. Here each consumer (one rank of one job)
-  is entitled to its next batch even beyond the limit; prefetched objects of others make room for it.
+  is entitled to its next batch, also beyond the limit; others' prefetched objects are evicted for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import Generic
 
 from ephemeron.data.scheduler.sizes import SizeEstimate
-from ephemeron.data.scheduler.tasks import Key
+from ephemeron.data.scheduler.tasks import K
 from ephemeron.errors import JobError
 
 
 @dataclass(slots=True, eq=False)
-class _Object:
-    key: Key
+class _Object(Generic[K]):
+    key: K
     references: set[tuple[str, int]] = field(default_factory=set)
     """References: consumer and ticket. The reference count is their number."""
     entitled: int = 0
@@ -45,11 +46,11 @@ class _Object:
 
 
 @dataclass(slots=True, eq=False)
-class _Consumer:
+class _Consumer(Generic[K]):
     order: int
-    batches: dict[int, tuple[Key, ...]] = field(default_factory=dict)
+    batches: dict[int, tuple[K, ...]] = field(default_factory=dict)
     """Announced and not released, by ticket; the first is the next batch."""
-    pending: list[tuple[int, int, Key]] = field(default_factory=list)
+    pending: list[tuple[int, int, K]] = field(default_factory=list)
     """A heap of (ticket, place, key) of everything that may still have to be loaded."""
 
     @property
@@ -57,8 +58,8 @@ class _Consumer:
         return next(iter(self.batches), 0)
 
 
-class RemoteBuffer:
-    """Objects shared by the consumers of a service: references, admission to loading, eviction.
+class RemoteBuffer(Generic[K]):
+    """Objects shared by the consumers of a service: references to them, which may be loaded, which are evicted.
 
     The caller holds the bytes. Methods that return keys name objects that are *gone*: the caller drops their bytes and
     the scheduler forgets them; they are admitted again when their turn comes.
@@ -68,10 +69,10 @@ class RemoteBuffer:
         buffered            ≤ max(limit, next)
         buffered + reserved ≤ limit after a prefetched object was admitted or kept
 
-    so one sample 1,000 times as large as the rest exceeds the limit by no more than itself, only while it is in the
-    next batch of a consumer; the admission of jobs bounds the number of consumers. An object that arrives too large to
-    be prefetched is refused before its bytes are read: call `arrived` with the length in the message's header. Bytes that
-    loaders still have in hand are in their memory, not in this one; bytes shared with a cache count here all the same.
+    so one sample 1,000 times as large as the rest overshoots by no more than itself, only while it is in a consumer's
+    next batch; the number of consumers is limited by the caller. An object that is too large to be prefetched is
+    refused before its bytes are read: call `arrived` with the length in the message's header. Bytes that loaders
+    still hold are in their memory, not in this one; bytes that a cache shares count here all the same.
 
     Args:
         limit_nbytes: bytes buffered and requested.
@@ -88,11 +89,11 @@ class RemoteBuffer:
         self.buffered_nbytes = 0
         self.reserved_nbytes = 0
         self.size = SizeEstimate(guess_nbytes)
-        self._objects: dict[Key, _Object] = {}
-        self._consumers: dict[str, _Consumer] = {}
+        self._objects: dict[K, _Object[K]] = {}
+        self._consumers: dict[str, _Consumer[K]] = {}
         self._joined = 0
 
-    def announce(self, consumer: str, ticket: int, keys: Iterable[Key]) -> None:
+    def announce(self, consumer: str, ticket: int, keys: Iterable[K]) -> None:
         """Announces a consumer's batch (algorithm 3.8). Repeating it changes nothing.
 
         Args:
@@ -101,7 +102,7 @@ class RemoteBuffer:
             keys: the batch's samples, in any order; a key may come twice.
 
         Raises:
-            ValueError: a later batch was announced already.
+            ValueError: a later batch is in the buffer already.
         """
         if consumer not in self._consumers:
             self._joined += 1
@@ -121,8 +122,8 @@ class RemoteBuffer:
         if len(entry.batches) == 1:
             self._entitle(entry, 1)
 
-    def admit(self) -> tuple[Key, ...]:
-        """Objects that may be loaded now, most wanted first: all that next batches lack, then prefetched ones.
+    def admit(self) -> tuple[K, ...]:
+        """Objects that may be loaded now, most urgent first: all that next batches lack, then what the limit allows.
 
         Prefetching advances evenly: the consumer with the fewest batches ahead comes first, and one whose next
         object does not fit is skipped.
@@ -131,7 +132,7 @@ class RemoteBuffer:
         entries = [entry for entry in self._consumers.values() if entry.pending]
         waiting = [(entry.pending[0][0] - entry.head, entry.order, entry) for entry in entries]
         heapify(waiting)
-        large: list[tuple[_Consumer, tuple[int, int, Key]]] = []
+        large: list[tuple[_Consumer[K], tuple[int, int, K]]] = []
         while waiting and self._charged < self.limit_nbytes:
             _, order, entry = heappop(waiting)
             want = heappop(entry.pending)
@@ -149,11 +150,12 @@ class RemoteBuffer:
             heappush(entry.pending, want)
         return tuple(granted)
 
-    def arrived(self, key: Key, nbytes: int) -> tuple[Key, ...]:
-        """An object was loaded, or found in a cache. Returns the objects to drop, possibly including this one.
+    def arrived(self, key: K, nbytes: int) -> tuple[K, ...]:
+        """Records an object that was loaded, or found in a cache. Returns the evicted objects, possibly this one.
 
         Args:
-            nbytes: its size; 0 for one whose loading was given up for good, which counts as present.
+            key: of the object.
+            nbytes: its size; 0: it has failed for good, which counts as present.
         """
         thing = self._objects.get(key)
         if thing is None or thing.present:
@@ -169,21 +171,21 @@ class RemoteBuffer:
         self.buffered_nbytes += nbytes
         return self._make_room()
 
-    def missing(self, consumer: str, ticket: int) -> tuple[Key, ...]:
-        """Objects that a batch still lacks; empty: it can be handed out (algorithm 3.9). Reading releases nothing.
+    def missing(self, consumer: str, ticket: int) -> tuple[K, ...]:
+        """Objects that a batch still lacks; none: it can be delivered (algorithm 3.9). Reading releases nothing.
 
         Raises:
             KeyError: it was not announced, or released.
         """
         return tuple(key for key in self._consumers[consumer].batches[ticket] if not self._objects[key].present)
 
-    def release(self, consumer: str, ticket: int) -> tuple[Key, ...]:
-        """A consumer has all batches up to and including `ticket`. Returns the objects to drop."""
+    def release(self, consumer: str, ticket: int) -> tuple[K, ...]:
+        """Releases a consumer's batches up to and including `ticket`. Returns the objects that are gone."""
         entry = self._consumers.get(consumer)
         if entry is None or not entry.batches or ticket < entry.head:
             return ()
         self._entitle(entry, -1)
-        gone: list[Key] = []
+        gone: list[K] = []
         for old in [t for t in entry.batches if t <= ticket]:
             for key in entry.batches.pop(old):
                 thing = self._objects[key]
@@ -196,8 +198,8 @@ class RemoteBuffer:
         self._entitle(entry, 1)
         return (*gone, *self._make_room())
 
-    def remove_consumer(self, consumer: str) -> tuple[Key, ...]:
-        """A consumer left, or restarts its epoch: its announcements are void. Returns the objects to drop."""
+    def remove_consumer(self, consumer: str) -> tuple[K, ...]:
+        """Removes a consumer that has ended, or restarts its epoch, with its announcements. Returns the objects that are gone."""
         entry = self._consumers.get(consumer)
         gone = self.release(consumer, next(reversed(entry.batches))) if entry and entry.batches else ()
         self._consumers.pop(consumer, None)
@@ -215,7 +217,7 @@ class RemoteBuffer:
         assert self.reserved_nbytes == sum(thing.reserved or 0 for thing in things)
         following = sum(thing.nbytes or 0 for thing in things if thing.present and thing.entitled)
         assert self.buffered_nbytes <= max(self.limit_nbytes, following), "the bound on memory"
-        references: dict[Key, set[tuple[str, int]]] = {}
+        references: dict[K, set[tuple[str, int]]] = {}
         for name, entry in self._consumers.items():
             assert list(entry.batches) == sorted(entry.batches)
             for ticket, keys in entry.batches.items():
@@ -229,11 +231,11 @@ class RemoteBuffer:
             assert thing.entitled == sum(key in head for head in heads)
             assert not (thing.present and thing.reserved is not None)
 
-    def _entitle(self, entry: _Consumer, by: int) -> None:
+    def _entitle(self, entry: _Consumer[K], by: int) -> None:
         for key in entry.batches.get(entry.head, ()):
             self._objects[key].entitled += by
 
-    def _next_lacking(self, entry: _Consumer) -> list[_Object]:
+    def _next_lacking(self, entry: _Consumer[K]) -> list[_Object[K]]:
         wanted = []
         while entry.pending and entry.pending[0][0] == entry.head:
             wanted.append(self._objects[heappop(entry.pending)[2]])
@@ -243,33 +245,33 @@ class RemoteBuffer:
     def _charged(self) -> int:
         return self.buffered_nbytes + self.reserved_nbytes
 
-    def _need(self, thing: _Object) -> int:
+    def _need(self, thing: _Object[K]) -> int:
         return self.size.nbytes if thing.nbytes is None else thing.nbytes
 
-    def _reserve(self, thing: _Object) -> Key:
+    def _reserve(self, thing: _Object[K]) -> K:
         thing.reserved = self._need(thing)
         self.reserved_nbytes += thing.reserved
         return thing.key
 
-    def _unreserve(self, thing: _Object) -> None:
+    def _unreserve(self, thing: _Object[K]) -> None:
         self.reserved_nbytes -= thing.reserved or 0
         thing.reserved = None
 
-    def _drop(self, thing: _Object) -> None:
+    def _drop(self, thing: _Object[K]) -> None:
         self._unreserve(thing)
         if thing.present:
             self.buffered_nbytes -= thing.nbytes or 0
             thing.present = False
 
-    def _requeue(self, thing: _Object) -> None:
+    def _requeue(self, thing: _Object[K]) -> None:
         for consumer, ticket in thing.references:
             entry = self._consumers[consumer]
             want = (ticket, entry.batches[ticket].index(thing.key), thing.key)
             if want not in entry.pending:
                 heappush(entry.pending, want)
 
-    def _make_room(self) -> tuple[Key, ...]:
-        """Drops the objects wanted last until the bound holds. Rare: after a wrong estimate or a very large object."""
+    def _make_room(self) -> tuple[K, ...]:
+        """Evicts the objects that are needed last until the bound holds. Rare: estimates were wrong, or a large object was next."""
         if self.buffered_nbytes <= self.limit_nbytes:
             return ()
         ahead = {name: entry.head for name, entry in self._consumers.items()}

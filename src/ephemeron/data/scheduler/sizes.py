@@ -1,4 +1,4 @@
-"""Estimate of the size of the next object from the last ones: a mean that a single outlier hardly changes."""
+"""Estimate of the size of the next object from the last ones: a mean that is robust against single large objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SizeEstimate:
         self._seen: deque[int] = deque(maxlen=SEEN)
 
     def saw(self, nbytes: int) -> None:
-        """Records the actual size of an object."""
+        """Records the size of an object."""
         self._seen.append(nbytes)
         ordered = sorted(self._seen)
         highest = CLIP * ordered[(len(ordered) - 1) // 2]

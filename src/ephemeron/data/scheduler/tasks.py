@@ -1,4 +1,4 @@
-"""One sample to be loaded: its status, its failures, and the queue of the tasks that no loader has.
+"""Tasks: one sample to be loaded, its status and failures; and the queue of tasks without a loader.
 
 The status table of DPFlow (section 3.4.1) knows ready, loading, done and failed. `SKIPPED` is a failure that the
 job tolerates: the sample is left out and counted.
@@ -10,16 +10,16 @@ import heapq
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeVar
 
 from ephemeron.errors import JobError
 
-Key: TypeAlias = Hashable
+K = TypeVar("K", bound=Hashable)
 """Name of a task. Equal keys mean equal bytes: flow, version, epoch where the flow is random, and index."""
 
 
 class TaskStatus(Enum):
-    """Status of a task. Only `READY` and `LOADING` change any more."""
+    """Status of a task. Only `READY` and `LOADING` can still change."""
 
     READY = "ready"
     LOADING = "loading"
@@ -34,15 +34,15 @@ class TaskStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRetryPolicy:
-    """Retries of a failed task, and the outcome when they are used up.
+    """Treatment of a task that fails.
 
-    A retry is immediate: backing off from an overloaded store is the task of its reader.
+    A retry is immediate: back-off belongs to the code that reads from a store.
     """
 
     retries: int = 2
     """Attempts after the first one."""
     then: Literal["fail", "skip"] = "fail"
-    """Outcome when they are used up: the job fails, or the sample is left out and counted."""
+    """Treatment after the last attempt: the job fails, or the sample is skipped and counted."""
 
     def __post_init__(self) -> None:
         if self.retries < 0:
@@ -52,10 +52,10 @@ class TaskRetryPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailure:
+class TaskFailure(Generic[K]):
     """A task that will not be tried again."""
 
-    key: Key
+    key: K
     status: TaskStatus
     """`FAILED` or `SKIPPED`."""
     reason: str
@@ -63,32 +63,32 @@ class TaskFailure:
 
 
 @dataclass(slots=True, eq=False)
-class Task:
+class Task(Generic[K]):
     """An entry of the status table."""
 
-    key: Key
+    key: K
     order: int
-    """Order of submission: older tasks go first, also after a loss."""
+    """Order of submission: earlier tasks go first, also after a loss."""
     urgent: bool
-    """A trainer waits for it now."""
+    """Whether a trainer waits for it now."""
     policy: TaskRetryPolicy
     status: TaskStatus = TaskStatus.READY
     owner: str | None = None
-    """The loader in whose state it is. None: it is in the global queue, or settled."""
+    """The loader that has it. None: it is in the global queue, or settled."""
     holders: set[str] = field(default_factory=set)
-    """Loaders that were told to load it and have not been told otherwise."""
+    """Loaders that have it in their queue."""
     attempts: int = 0
     """Failures that are certainly its own."""
     suspect: bool = False
-    """True after the death of a loader that may have been loading it: from now on it is loaded alone."""
+    """Whether a loader died that may have been working on it: from now on it is loaded alone."""
 
 
-def rank(task: Task) -> tuple[bool, int]:
+def rank(task: Task[Any]) -> tuple[bool, int]:
     """Sort key: urgent before prefetched, then by order of submission."""
     return (not task.urgent, task.order)
 
 
-class ReadyQueue:
+class ReadyQueue(Generic[K]):
     """The global queue: urgent tasks before prefetched ones, then by order of submission.
 
     A heap whose void entries (removed, or raised to urgent) are skipped, and removed once they are the majority:
@@ -97,28 +97,28 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[bool, int]] = []
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, Task[K]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __contains__(self, task: Task) -> bool:
+    def __contains__(self, task: Task[K]) -> bool:
         return self._tasks.get(task.order) is task
 
-    def push(self, task: Task) -> None:
-        """Adds a task; one that was raised to urgent is added again."""
+    def push(self, task: Task[K]) -> None:
+        """Puts a task in; one that was raised to urgent is put in again."""
         self._tasks[task.order] = task
         heapq.heappush(self._heap, rank(task))
 
-    def discard(self, task: Task) -> None:
-        """Removes a task, if present."""
+    def discard(self, task: Task[K]) -> None:
+        """Takes a task out, if it is in."""
         self._tasks.pop(task.order, None)
         if len(self._heap) > 2 * len(self._tasks) + 64:
             self._heap = [rank(t) for t in self._tasks.values()]
             heapq.heapify(self._heap)
 
-    def peek(self) -> Task | None:
-        """The first task, without removing it."""
+    def peek(self) -> Task[K] | None:
+        """The first task, left where it is."""
         while self._heap:
             task = self._tasks.get(self._heap[0][1])
             if task is not None and rank(task) == self._heap[0]:
@@ -126,8 +126,8 @@ class ReadyQueue:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> Task | None:
-        """The first task, which is removed."""
+    def pop(self) -> Task[K] | None:
+        """The first task, taken out."""
         task = self.peek()
         if task is not None:
             heapq.heappop(self._heap)

@@ -1,7 +1,7 @@
-"""Where a part of the service listens, and how to reach it: one address for this machine and for others.
+"""Addresses of the parts of the service: one for this machine and for others.
 
-Every part listens on a Unix socket and on TCP. Whoever is on the same machine takes the Unix socket, and large data goes
-through shared memory; everybody else takes TCP.
+Every part listens on a Unix socket and on TCP. Clients on the same machine use the Unix socket, with large data in shared memory;
+all others use TCP.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import contextlib
 import os
 import socket
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ephemeron.communication.rpc import BlockingClient, BlockingHandler, BlockingServer, FrameLimits, Options
 from ephemeron.errors import JobError, ProtocolError, ServiceRefused, ServiceUnreachable, TokenRefused
 
 TOKEN_VARIABLE = "EPHEMERON_DATA_TOKEN"
-"""Holds the token where it is handed on: never in an argument, a settings file or a log."""
+"""Environment variable that passes the token on: it is never in an argument, a settings file or a log."""
 OPTIONS = Options(limits=FrameLimits(max_frame=2 << 30, max_buffers=1 << 17, max_tag=16 << 20), shared_bytes=1 << 30)
-"""A batch may be large, and of many samples, and some of them are on their way at a time."""
+"""Limits for large batches of many samples, several of which are in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAddress:
-    """Of one process."""
+    """Address of one process."""
 
     unix: str
-    """Path of the socket; empty where there is none."""
+    """Path of the Unix socket; empty: there is none."""
     host: str
     port: int
 
@@ -37,29 +36,22 @@ class ServiceAddress:
 
     @classmethod
     def parse(cls, text: str) -> ServiceAddress:
-        """From `HOST:PORT`.
+        """The address that `HOST:PORT` names.
 
         Raises:
-            JobError: it is nothing of that kind.
+            JobError: the text has another form.
         """
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal():
             raise JobError(f"address {text!r} of a data service", remedy="write HOST:PORT")
         return cls(unix="", host=host.strip("[]"), port=int(port))
 
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> ServiceAddress:
-        return cls(**value)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def connect(self, token: str, *, timeout_s: float = 5.0) -> BlockingClient:
-        """A connection, by the shortest way.
+        """A connection: by the Unix socket where it exists, else by TCP.
 
         Raises:
-            ServiceRefused: the token is another one.
-            ServiceUnreachable: nobody answers before the deadline.
+            ServiceRefused: the service has another token.
+            ServiceUnreachable: no answer before the deadline.
         """
         try:
             if self.unix and os.path.exists(self.unix):
@@ -71,17 +63,8 @@ class ServiceAddress:
                 f"the data service at {self} refuses this token; give the one that it was started with "
                 f"(token=…, or the variable {TOKEN_VARIABLE})"
             ) from e
-        except (OSError, ProtocolError) as e:  # of which ConnectionError is one
+        except (OSError, ProtocolError) as e:  # ConnectionError is an OSError
             raise ServiceUnreachable(f"no data service answers at {self} within {timeout_s:g} s ({e})") from e
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderRequest:
-    """Arguments of a loader's call."""
-
-    loader: str
-    """Its name at the shard."""
-    shard: ServiceAddress
 
 
 class Endpoint:
@@ -89,10 +72,10 @@ class Endpoint:
 
     Args:
         handler: answers calls, in threads.
-        token: that callers have to prove.
-        host: to listen on.
-        port: 0: any free one.
-        allow_remote: whether `host` may be reached from other machines.
+        token: secret that callers have to prove.
+        host: address to listen on.
+        port: port to listen on; 0: any free one.
+        allow_remote: whether `host` may be reachable from other machines.
     """
 
     def __init__(
@@ -106,7 +89,7 @@ class Endpoint:
     ) -> None:
         self.server = BlockingServer(handler, token=token, options=OPTIONS, max_threads=256)
         where, number = self.server.listen_tcp(host, port, allow_remote=allow_remote)
-        # Not in the state folder: the path of a Unix socket has to be short.
+        # Not in the state folder: the path of a Unix socket must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="ephemeron-")) if hasattr(socket, "AF_UNIX") else None
         path = "" if self._folder is None else str(self._folder / "socket")
         if path:

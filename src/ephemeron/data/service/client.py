@@ -1,29 +1,38 @@
-"""A flow of a service as its readers see it: where its router and shards are, and how to keep in touch with them.
+"""Clients of the service: calls to the coordinator, and to the router and shards of a flow.
 
-Whatever dies is found again: a shard through the router, the router through the coordinator, the coordinator, where
-the service is this machine's own, by starting it. All of that has one deadline: after `timeout_s` without anybody who
-answers, `ServiceUnreachable` is raised.
+Processes that die are found again: a shard through the router, the router through the coordinator, and the coordinator of this
+machine's own service by starting it. All of that has one deadline: after `timeout_s` without an answer, `ServiceUnreachable` is
+raised.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.config.paths import home
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
-from ephemeron.data.service.coordinator import ServiceSettings
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.flow_definition import Definition
+from ephemeron.data.service.messages import (
+    ConsumerRequest,
+    FlowRequest,
+    ReaderRequest,
+    RegisterRequest,
+    Routes,
+    RoutesRequest,
+)
+from ephemeron.data.service.protocol import ACCESS, REGISTER, REMOVE_CONSUMER, REMOVE_READER, ROUTES, Buffers, Method
+from ephemeron.data.service.settings import ServiceSettings
 from ephemeron.errors import (
     CallTimedOut,
     ConnectionLost,
@@ -31,43 +40,56 @@ from ephemeron.errors import (
     JobError,
     LoadersLost,
     RemoteError,
-    ServiceRefused,
     ServiceUnreachable,
 )
 
 CONNECT_S = 5.0
 CALL_S = 10.0
-"""After so long a call is made again, in case its answer was lost."""
+"""A call without an answer is repeated after this time."""
 PAUSE_S = 0.1
 LEAST_S = 0.1
 LEAVE_S = 0.5
 T = TypeVar("T")
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
 _RAISED: dict[str, type[EphemeronError]] = {"JobError": JobError, "LoadersLost": LoadersLost}
 
 
-_FORKED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""What has locks that a fork may find taken."""
+STALE_ROUTE = "_StaleRoute"
+"""Name of the error of a shard whose reader has the routes of another generation."""
+_log = logging.getLogger(__name__)
+
+
+class _Forkable(Protocol):
+    """An object whose locks may be held by another thread at a fork."""
+
+    def _after_fork(self) -> None: ...
+
+
+_FORKED: weakref.WeakSet[_Forkable] = weakref.WeakSet()
+"""Objects to renew in a forked child."""
 
 
 Over: TypeAlias = Callable[[], bool]
+"""Whether the caller does not need the answer any more."""
 
 
 def _never() -> bool:
     return False
 
 
-class Cancelled(Exception):
-    """Who asked does not want to know any more."""
+class _Cancelled(Exception):
+    """The caller does not need the answer any more."""
 
 
 class Service:
-    """A service, found or started.
+    """A data service, found or started.
 
     Args:
         address: `HOST:PORT` of its coordinator; None: this machine's own, which is started if it does not run.
         token: its secret; None: from the variable `EPHEMERON_DATA_TOKEN`, or of this machine's own service.
         folder: where this machine's own service keeps its state; None: in the home folder.
-        settings: of this machine's own, if it has to be started.
+        settings: of this machine's own service, if it has to be started.
         timeout_s: how long to try.
 
     Raises:
@@ -95,31 +117,30 @@ class Service:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
 
-    def call(self, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = ()) -> dict[str, Any]:
-        """Asks the coordinator.
+    def call(self, method: Method[Request, Reply], request: Request, buffers: Buffers = ()) -> Reply:
+        """Calls the coordinator.
 
         Raises:
-            ServiceUnreachable, ServiceRefused: nobody answers in time, or the token is another one.
-            JobError: it refuses, and says why.
+            ServiceUnreachable, ServiceRefused: no answer in time, or the service has another token.
+            JobError: the coordinator refuses the request; the message says why.
         """
-
         end = time.monotonic() + self.timeout_s
 
-        def ask() -> dict[str, Any]:
+        def attempt() -> Reply:
             with self._lock:
-                where = self._address or self._part.ensure(asdict(self._settings))
+                where = self._address or self._part.ensure(self._settings)
             left_s = max(LEAST_S, end - time.monotonic())
             client = where.connect(self.token, timeout_s=min(CONNECT_S, left_s))
             try:
-                return client.call(method, params, buffers, timeout_s=left_s)[0]
+                return method.call(client, request, buffers, timeout_s=left_s)[0]
             finally:
                 client.close()
 
-        return trying(ask, self.timeout_s)
+        return retrying(attempt, self.timeout_s)
 
 
 def own_token(folder: Path) -> str:
-    """The token of this machine's own service; made when there is none."""
+    """The token of this machine's own service; created on first use."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "token"
     while True:
@@ -129,25 +150,28 @@ def own_token(folder: Path) -> str:
         except FileExistsError:
             if token := place.read_text().strip():
                 return token
-            time.sleep(0.01)  # another process is just writing it
+            time.sleep(0.01)  # another process is writing it
 
 
-def trying(
-    work: Callable[[], T], timeout_s: float, *, again: Callable[[], None] = lambda: None, over: Over = _never
+def retrying(
+    work: Callable[[], T], timeout_s: float, *, before_retry: Callable[[], None] = lambda: None, over: Over = _never
 ) -> T:
-    """Does something until it works, for as long as what goes wrong is somebody's death.
+    """Repeats a call until it works, as long as it fails because a process is gone or silent.
 
     Args:
-        again: called before each repetition.
-        over: whether nobody wants it any more; asked before each try.
+        work: the call.
+        timeout_s: how long to try.
+        before_retry: called before each repetition.
+        over: whether the answer is not needed any more; called before each attempt.
 
     Raises:
-        Stale: nobody does.
+        _Cancelled: the answer is not needed any more.
+        ServiceUnreachable: the call has failed for `timeout_s`.
     """
     end = time.monotonic() + timeout_s
     while True:
         if over():
-            raise Cancelled
+            raise _Cancelled
         try:
             return work()
         except (ServiceUnreachable, ConnectionLost, CallTimedOut) as e:
@@ -156,26 +180,27 @@ def trying(
                     raise
                 raise ServiceUnreachable(f"the data service does not answer within {timeout_s:g} s: {e}") from e
         except RemoteError as e:
-            if e.type == "ServiceUnreachable":  # whom we asked has asked another one in vain
+            if e.type == "ServiceUnreachable":  # the process that we called has called another one in vain
                 if time.monotonic() > end:
                     raise ServiceUnreachable(f"{e.text} (for {timeout_s:g} s)") from None
             elif e.type in _RAISED:
                 raise _RAISED[e.type](e.text) from None
             else:
                 raise
+        _log.debug("a call to the data service is repeated")
         time.sleep(PAUSE_S)
-        again()
+        before_retry()
 
 
 class FlowClient:
-    """A registered flow.
+    """A flow that is registered with a service.
 
     Args:
-        service: that has it.
+        service: where to register it.
         definition: of the flow.
 
     Raises:
-        JobError: the service knows the flow otherwise.
+        JobError: the service has another definition of this version.
         ServiceUnreachable, ServiceRefused: as from `Service.call`.
     """
 
@@ -185,7 +210,7 @@ class FlowClient:
         self._definition = definition
         self._lock = threading.RLock()
         self._router: BlockingClient | None = None
-        self._routes: dict[str, Any] | None = None
+        self._routes: Routes | None = None
         self._shards: dict[int, BlockingClient] = {}
         _FORKED.add(self)
         self._register()
@@ -195,47 +220,50 @@ class FlowClient:
         return self._service.timeout_s
 
     def router(
-        self, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = (), *, timeout_s: float | None = None,
+        self, method: Method[Request, Reply], request: Request, buffers: Buffers = (), *, timeout_s: float | None = None,
         over: Over = _never,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Asks the router; whoever has died is found again, unless it is `over`."""
+    ) -> Reply:  # fmt: skip
+        """Calls the router; one that has died is found again, unless the call is `over`."""
 
-        def ask() -> dict[str, Any]:
-            return self._router_client().call(method, params, buffers, timeout_s=CALL_S)[0]
+        def attempt() -> Reply:
+            return method.call(self._router_client(), request, buffers, timeout_s=CALL_S)[0]
 
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return trying(ask, limit_s, again=self._lose_router, over=over)
+        return retrying(attempt, limit_s, before_retry=self._drop_router, over=over)
 
-    def edges(self) -> list[int]:
-        """Shard k has the samples from edges[k] to below edges[k + 1]."""
-        edges: list[int] = self._known_routes()["edges"]
-        return edges
+    def edges(self) -> tuple[int, ...]:
+        """Bounds of the shards: shard k has the samples from edges[k] to below edges[k + 1]."""
+        return self._known_routes().edges
 
     def shard(
-        self, number: int, method: str, params: Mapping[str, Any], buffers: Sequence[Any] = (),
+        self, number: int, method: Method[Request, Reply], request: Callable[[int], Request], buffers: Buffers = (),
         *, over: Over = _never,
-    ) -> tuple[dict[str, Any], list[Any]]:  # fmt: skip
-        """Asks a shard, with the present generation beside the parameters; whoever has died is found again.
+    ) -> tuple[Reply, list[Any]]:  # fmt: skip
+        """Calls a shard; one that has died is found again.
 
         Args:
-            over: asked now and then; if so, `Cancelled` is raised.
+            number: of the shard.
+            method: to call.
+            request: makes the request for a generation of routes.
+            buffers: beside it.
+            over: called now and then; if true, `_Cancelled` is raised.
         """
         end, used = time.monotonic() + self.timeout_s, 0
         while True:
             if over():
-                raise Cancelled
+                raise _Cancelled
             try:
                 with self._lock:
                     routes, client = self._known_routes(), self._shard_client(number)
-                    used = routes["generation"]
-                return client.call(method, {**params, "generation": used}, buffers, timeout_s=CALL_S)
+                    used = routes.generation
+                return method.call(client, request(used), buffers, timeout_s=CALL_S)
             except CallTimedOut:
-                end = time.monotonic() + self.timeout_s  # it is at work, or the router will see that it is not
+                end = time.monotonic() + self.timeout_s  # it is working, or the router will notice that it is not
                 continue
             except RemoteError as e:
                 if e.type in _RAISED:
                     raise _RAISED[e.type](e.text) from None
-                if e.type != "StaleRoute":
+                if e.type != STALE_ROUTE:
                     raise
                 problem: Exception = e
             except (ConnectionLost, ServiceUnreachable) as e:
@@ -244,37 +272,43 @@ class FlowClient:
                 raise ServiceUnreachable(
                     f"shard {number} of flow {self.name} does not come back within {self.timeout_s:g} s: {problem}"
                 ) from problem
+            _log.debug("%s of shard %d of flow %s is repeated: %s", method.name, number, self.name, problem)
             time.sleep(PAUSE_S)
             self.refresh(used, over=over)
 
+    def remove_consumer(self, number: int, consumer: str) -> None:
+        """Tells a shard that a reader has ended."""
+        self.shard(number, REMOVE_CONSUMER, lambda generation: ConsumerRequest(consumer=consumer))
+
     def refresh(self, used: int, *, over: Over = _never) -> None:
-        """The routes of that generation led nowhere."""
+        """Gets new routes in place of those of generation `used`, which have failed."""
         with self._lock:
-            if self._routes is not None and self._routes["generation"] != used:
+            if self._routes is not None and self._routes.generation != used:
                 return
-        fresh = self.router("routes", {"generation": used}, over=over)
+        fresh = self.router(ROUTES, RoutesRequest(generation=used), over=over)
+        _log.info("routes of flow %s are now of generation %d", self.name, fresh.generation)
         with self._lock:
             for client in self._shards.values():
                 client.close()
             self._routes, self._shards = fresh, {}
 
-    def noticed(self, generation: int, *, over: Over = _never) -> None:
-        """Somebody said that this is the present generation."""
-        if self._routes is not None and generation != self._routes["generation"]:
-            self.refresh(self._routes["generation"], over=over)
+    def observe_generation(self, generation: int, *, over: Over = _never) -> None:
+        """Gets new routes if the present ones are of another generation."""
+        if self._routes is not None and generation != self._routes.generation:
+            self.refresh(self._routes.generation, over=over)
 
-    def say_leave(self, reader: str) -> None:
-        """A reader has ended. Those who do not hear of it give it up soon, being silent."""
-        calls: list[tuple[BlockingClient | None, dict[str, Any]]] = [
-            (client, {"consumer": reader}) for client in self._shards.values()
-        ]
-        for client, params in [*calls, (self._router, {"reader": reader})]:
-            if client is not None and client.connected:
+    def deregister(self, reader: str) -> None:
+        """Tells shards and router that a reader has ended. Those that are not reached remove it after its lease."""
+        for client in self._shards.values():
+            if client.connected:
                 with contextlib.suppress(EphemeronError):
-                    client.call("leave", params, timeout_s=LEAVE_S)
+                    REMOVE_CONSUMER.call(client, ConsumerRequest(consumer=reader), timeout_s=LEAVE_S)
+        if self._router is not None and self._router.connected:
+            with contextlib.suppress(EphemeronError):
+                REMOVE_READER.call(self._router, ReaderRequest(reader=reader), timeout_s=LEAVE_S)
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         with self._lock:
             for client in (*self._shards.values(), *filter(None, [self._router])):
                 client.close()
@@ -286,47 +320,47 @@ class FlowClient:
         self._router, self._routes, self._shards = None, None, {}
 
     def _after_fork(self) -> None:
-        """A child makes connections of its own, and waits for no thread that was not forked."""
+        """A forked child makes connections of its own, and waits for no thread of its parent."""
         self._lock = threading.RLock()
         self._forget()
 
     def _register(self) -> None:
         d = self._definition
-        self._service.call(
-            "register",
-            {"name": d.name, "version": d.version, "signature": d.signature, "samples": d.samples, "random": d.random, "fixed": d.fixed,
-             "dataset": d.dataset, "paths": list(d.paths)},
-            [d.payload],
+        request = RegisterRequest(
+            name=d.name, version=d.version, signature=d.signature, samples=d.samples, random=d.random, fixed=d.fixed,
+            dataset=d.dataset, paths=d.paths,
         )  # fmt: skip
+        self._service.call(REGISTER, request, [d.payload])
 
     def _router_client(self) -> BlockingClient:
         with self._lock:
             if self._router is None or not self._router.connected:
+                request = FlowRequest(flow=self.name)
                 try:
-                    found = self._service.call("access", {"flow": self.name})
-                except JobError:  # the coordinator has lost its memory
+                    found = self._service.call(ACCESS, request)
+                except JobError:  # the coordinator has lost its state
+                    _log.warning("flow %s is unknown to its service and is registered again", self.name)
                     self._register()
-                    found = self._service.call("access", {"flow": self.name})
-                self._router = ServiceAddress.from_dict(found["router"]).connect(self._service.token)
+                    found = self._service.call(ACCESS, request)
+                self._router = found.router.connect(self._service.token)
             return self._router
 
-    def _lose_router(self) -> None:
+    def _drop_router(self) -> None:
         with self._lock:
             if self._router is not None and not self._router.connected:
                 self._router = None
 
-    def _known_routes(self) -> dict[str, Any]:
+    def _known_routes(self) -> Routes:
         with self._lock:
             if self._routes is None:
-                self._routes = self.router("routes", {})
+                self._routes = self.router(ROUTES, RoutesRequest())
             return self._routes
 
     def _shard_client(self, number: int) -> BlockingClient:
         client = self._shards.get(number)
         if client is None or not client.connected:
             assert self._routes is not None
-            address = ServiceAddress.from_dict(self._routes["shards"][number])
-            client = self._shards[number] = address.connect(self._service.token)
+            client = self._shards[number] = self._routes.shards[number].connect(self._service.token)
         return client
 
 
@@ -336,5 +370,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-__all__ = ["Cancelled", "FlowClient", "Service", "ServiceRefused", "own_token", "trying"]

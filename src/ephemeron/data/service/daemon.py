@@ -1,8 +1,8 @@
-"""Processes of the service: started, found again by whoever comes later, ended.
+"""Processes of the service: started, found by later clients, ended.
 
-A part of the service outlives the one that started it: a router that was killed must not take its shards along. So each
-part writes where it listens into its folder, holds a lock there while it lives, and whoever wants it looks there first.
-The lock's file says whose it is: what a dead process has left behind is thereby told from what a living one has said.
+A part of the service outlives the process that started it: a router that was killed must not take its shards along. So each
+part writes its address into its folder and holds a lock there while it is alive, and clients look there first. The lock file
+names its process, which distinguishes the announcement of a running process from that of a dead one.
 """
 
 from __future__ import annotations
@@ -10,33 +10,48 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from ephemeron.communication.rpc import BlockingClient
+from ephemeron.config.typed import build, plain
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
-from ephemeron.errors import ServiceUnreachable
+from ephemeron.data.service.protocol import Method
+from ephemeron.errors import JobError, ServiceUnreachable
 
 Kind: TypeAlias = Literal["coordinator", "router", "shard"]
 START_S = 30.0
 TRIES = 20
-"""To take a lock that others look at for a moment."""
+"""Attempts to take a lock that other processes test for a moment."""
 _SETTINGS, _READY, _LOCK, _LOG = "settings.json", "ready.json", "lock", "log"
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Settings = TypeVar("Settings")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """The process of a part, and its address (`ready.json`)."""
+
+    pid: int
+    address: ServiceAddress
 
 
 class ManagedProcess:
-    """A process of the service, from outside.
+    """A process of the service, seen by its clients.
 
     Args:
-        kind: what it is.
-        folder: its own.
+        kind: of the process.
+        folder: of the process.
         token: shared secret of the service.
     """
 
@@ -47,26 +62,29 @@ class ManagedProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, whoever started it."""
+        """Whether the process runs, also if another process started it."""
         if self._process is not None:
-            self._process.poll()  # or it would stay a zombie, which is no matter to the lock
+            self._process.poll()  # else it would stay a zombie; the lock does not depend on it
         return (self.folder / _LOCK).exists() and _held(self.folder / _LOCK)
 
     def address(self) -> ServiceAddress:
-        """Where it listens.
+        """The address of the process.
 
         Raises:
             ServiceUnreachable: it does not run.
         """
-        if self.alive and (ready := self._ready()) is not None:
-            return ready
+        if self.alive and (ready := self._announced()) is not None and ready.pid == self._pid():
+            return ready.address
         raise ServiceUnreachable(f"the {self.kind} in {self.folder} does not run")
 
-    def ensure(self, settings: Mapping[str, Any]) -> ServiceAddress:
-        """Where it listens; started, with these settings, if it does not run.
+    def ensure(self, settings: object) -> ServiceAddress:
+        """The address of the process, which is started if it does not run.
+
+        Args:
+            settings: a dataclass, or a mapping of its fields; used if the process has to be started.
 
         Raises:
-            ServiceUnreachable: it does not start; says why.
+            ServiceUnreachable: it does not start; the message has its last line.
         """
         end, started = time.monotonic() + START_S, False
         while True:
@@ -74,14 +92,12 @@ class ManagedProcess:
                 found = self.address()
                 if self._process is not None and self._process.pid != self._pid():
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        self._process.wait(
-                            max(0.0, end - time.monotonic())
-                        )  # another one was faster: it goes by itself
+                        self._process.wait(max(0.0, end - time.monotonic()))  # another was faster, so it ends by itself
                 return found
-            last = self._pid()  # before we look whether it lives, or it might be the next one's
+            last = self._pid()  # read before `alive`, or it might be that of the next process
             if not self.alive and not self._is_starting():
-                if started and self._process is not None and self._process.poll() != 0:  # 0: another one was faster
-                    raise ServiceUnreachable(f"the {self.kind} does not start: {self._last_words()}")
+                if started and self._process is not None and self._process.poll() != 0:  # 0: another process was faster
+                    raise ServiceUnreachable(f"the {self.kind} does not start: {self._last_log_line()}")
                 self._clear(last)
                 try:
                     self._start(settings)
@@ -89,38 +105,41 @@ class ManagedProcess:
                     raise ServiceUnreachable(f"the {self.kind} cannot be started: {e}") from e
                 started = True
             if time.monotonic() > end:
-                raise ServiceUnreachable(f"the {self.kind} does not answer within {START_S:g} s: {self._last_words()}")
+                raise ServiceUnreachable(
+                    f"the {self.kind} does not answer within {START_S:g} s: {self._last_log_line()}"
+                )
             time.sleep(0.01)
 
-    def settings(self) -> dict[str, Any] | None:
-        """What it was started with, if it runs."""
+    def settings(self) -> object:
+        """The JSON document of settings that the process was started with; None if it does not run."""
         with contextlib.suppress(OSError, ValueError):
             if self.alive:
-                loaded: dict[str, Any] = json.loads((self.folder / _SETTINGS).read_text())
-                return loaded
+                found: object = json.loads((self.folder / _SETTINGS).read_text())
+                return found
         return None
 
-    def call(self, method: str, params: Mapping[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
-        """Asks it something.
+    def call(self, method: Method[Request, Reply], request: Request, *, timeout_s: float) -> Reply:
+        """Calls a method of the process.
 
         Raises:
             ServiceUnreachable, ConnectionLost, CallTimedOut: it does not run, died meanwhile, or does not answer.
-            RemoteError: it refuses.
+            RemoteError: the handler raised.
         """
         if self._client is None or not self._client.connected:
             self._client = self.address().connect(self._token, timeout_s=timeout_s)
-        reply, _ = self._client.call(method, params or {}, timeout_s=timeout_s)
-        return reply
+        return method.call(self._client, request, timeout_s=timeout_s)[0]
 
     def forget(self) -> None:
-        """Ends the connection, not the process."""
+        """Closes the connection; the process goes on."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def kill(self, *, wait_s: float = 10.0, gently: bool = False) -> None:
-        """Ends it, with what it has started if it is gone in good order."""
+        """Ends the process. If it shuts down on request (`gently`), the processes that it has started end with it."""
         self.forget()
+        if self.alive:
+            _log.info("%s in %s is ended (process %s)", self.kind, self.folder, self._pid())
         end = time.monotonic() + wait_s
         if gently and self.alive:
             self._signal(signal.SIGTERM)
@@ -129,7 +148,7 @@ class ManagedProcess:
         self._signal(signal.SIGKILL)
         while self.alive and time.monotonic() < end:
             time.sleep(0.01)
-            self._signal(signal.SIGKILL)  # somebody else's may have come in its place
+            self._signal(signal.SIGKILL)  # another client may have started the next one
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1)
@@ -141,7 +160,7 @@ class ManagedProcess:
                 os.kill(pid, number)
 
     def _pid(self) -> int | None:
-        """Of the process that holds the lock, or was the last to hold it."""
+        """Id of the process that holds the lock, or was the last to hold it."""
         with contextlib.suppress(OSError, ValueError):
             return int((self.folder / _LOCK).read_text())
         return None
@@ -149,46 +168,46 @@ class ManagedProcess:
     def _is_starting(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def _start(self, settings: Mapping[str, Any]) -> None:
+    def _start(self, settings: object) -> None:
         self.forget()
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / _SETTINGS, dict(settings))
+        write_json(self.folder / _SETTINGS, settings)
         with (self.folder / _LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ephemeron.data.service.process", self.kind, str(self.folder)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 env={**os.environ, **_whole_paths(), TOKEN_VARIABLE: self._token},
             )  # fmt: skip
+        _log.info("%s in %s is started (process %d)", self.kind, self.folder, self._process.pid)
 
-    def _ready(self) -> ServiceAddress | None:
-        """What the process that holds the lock has announced, and not one before it."""
-        with contextlib.suppress(OSError, ValueError):
-            said = json.loads((self.folder / _READY).read_text())
-            if said["pid"] == self._pid():
-                return ServiceAddress.from_dict(said["address"])
+    def _announced(self) -> Announcement | None:
+        """The announcement in the folder, whether of a process that runs or of one that is dead."""
+        with contextlib.suppress(OSError, ValueError, JobError):
+            path = self.folder / _READY
+            return build(Announcement, json.loads(path.read_text()), where=str(path))
         return None
 
     def _clear(self, dead: int | None) -> None:
-        """Removes the socket of one that was killed."""
-        with contextlib.suppress(OSError, ValueError):
-            said = json.loads((self.folder / _READY).read_text())
-            if said["pid"] == dead and said["address"]["unix"]:
-                place = Path(said["address"]["unix"])
+        """Removes the socket of a process that was killed."""
+        found = self._announced()
+        if found is not None and found.pid == dead and found.address.unix:
+            place = Path(found.address.unix)
+            with contextlib.suppress(OSError):
                 place.unlink(missing_ok=True)
                 place.parent.rmdir()
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         with contextlib.suppress(OSError):
             lines = (self.folder / _LOG).read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else "it said nothing"
-        return "it said nothing"
+            return lines[-1] if lines else "its log is empty"
+        return "it has no log"
 
 
 class ProcessLock:
-    """That this process is the part in its folder: a lock while it lives, and where it listens.
+    """The lock that makes this process the part in its folder, held while it is alive.
 
     Raises:
-        BlockingIOError: another process is.
+        BlockingIOError: another process holds it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -198,7 +217,7 @@ class ProcessLock:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:  # perhaps somebody was just looking whether it is held
+            except BlockingIOError:  # perhaps another process is testing whether it is held
                 if not left:
                     raise
                 time.sleep(0.01)
@@ -206,35 +225,40 @@ class ProcessLock:
         self._lock.write(str(os.getpid()).encode())
         self._lock.flush()
 
-    def settings(self) -> dict[str, Any]:
-        """What it was started with."""
-        loaded: dict[str, Any] = json.loads((self.folder / _SETTINGS).read_text())
-        return loaded
+    def settings(self, cls: type[Settings]) -> Settings:
+        """The settings that this process was started with.
+
+        Raises:
+            JobError: the document is not of this class.
+        """
+        path = self.folder / _SETTINGS
+        return build(cls, json.loads(path.read_text()), where=str(path))
 
     def announce(self, address: ServiceAddress) -> None:
-        """From now on others find it."""
-        write_json(self.folder / _READY, {"pid": os.getpid(), "address": address.to_dict()})
+        """Publishes the address of this process."""
+        write_json(self.folder / _READY, Announcement(pid=os.getpid(), address=address))
 
     def withdraw(self) -> None:
+        """Removes the published address."""
         (self.folder / _READY).unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all, and for this user only."""
+def write_json(path: Path, value: object) -> None:
+    """Writes a dataclass or JSON value: atomically, and readable by this user only."""
     part = path.with_suffix(f".{secrets.token_hex(6)}.part")
     part.touch(mode=0o600)
-    part.write_text(json.dumps(value))
+    part.write_text(json.dumps(plain(value) if is_dataclass(value) else value))
     part.replace(path)
 
 
 def _whole_paths() -> dict[str, str]:
-    """Where modules are, for a process in another folder."""
+    """PYTHONPATH with absolute paths, for a process in another folder."""
     found = os.environ.get("PYTHONPATH")
     return {} if not found else {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, found.split(os.pathsep)))}
 
 
 def _held(lock: Path) -> bool:
-    """Whether somebody lives there. Those who look share the lock: two at a time must not take each other for it."""
+    """Whether a process holds the lock. Tests take it shared, so that two tests at a time do not see each other."""
     try:
         with lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""What a reader hands to a service: a flow that loaders can rebuild, and words that tell one definition from another.
+"""Serialization of flows for a service, and the signatures that distinguish definitions.
 
-Functions of modules travel by name, and the loaders are told where the reader found its modules. Functions of a script
-or a notebook travel whole, which takes cloudpickle.
+Functions of modules are pickled by name, and the loaders get the reader's module paths. Functions of a script or a notebook are
+pickled by value, which takes cloudpickle.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """A flow on its way to loaders."""
+    """A serialized flow, with what a service has to know of it."""
 
     name: str
     version: int
     signature: str
     dataset: str
-    """In words, for errors."""
+    """Description of the dataset, for errors."""
     samples: int
     fixed: int
-    """Stages that give the same in every epoch and for every job: -1 none, 0 reading, n reading and n steps. As far as the
-    flow says; what is found otherwise (`determinism`) comes first."""
+    """Number of leading stages that give the same in every epoch and for every job: -1 none, 0 reading, n reading and n steps.
+    As the flow declares; findings of `determinism` take precedence."""
     random: bool
-    """Whether others follow: then samples differ between epochs."""
+    """Whether other stages follow, so that samples differ between epochs."""
     paths: tuple[str, ...]
-    """Where its modules are."""
+    """Paths of its modules."""
     payload: bytes
 
 
 def define(flow: FlowDescription, samples: int) -> Definition:
-    """Packs a flow.
+    """Serializes a flow.
 
     Args:
         flow: with a dataset.
-        samples: in the dataset.
+        samples: number of samples in the dataset.
 
     Raises:
         JobError: it cannot be pickled, or is too large.
@@ -73,7 +73,7 @@ def define(flow: FlowDescription, samples: int) -> Definition:
 
 
 def restore(payload: bytes, paths: tuple[str, ...]) -> FlowDescription:
-    """The flow again, in a loader."""
+    """Deserializes a flow, in a loader."""
     for path in paths:
         if path not in sys.path and os.path.exists(path):
             sys.path.append(path)
@@ -94,7 +94,7 @@ def _dumps(flow: FlowDescription) -> bytes:
         file = io.BytesIO()
         _ByName(file, protocol=5).dump(flow)
         return file.getvalue()
-    except Exception as e:  # whatever a user's object raises when it is pickled
+    except Exception as e:  # any error of a user's object when it is pickled
         hint = "" if cloudpickle is not None else "; or: pip install 'ephemeron[data]'"
         raise JobError(
             f"flow {flow.name} cannot be sent to loaders: {type(e).__name__}: {e}",
@@ -110,7 +110,7 @@ class _ByName(pickle.Pickler):
 
 
 def _words(thing: Any) -> str:
-    """A step's function in words: its name, and a digest of what can be seen of it."""
+    """Signature of a step's function: its name, and a digest of its code and state."""
     if thing is None:
         return "-"
     named = thing if hasattr(thing, "__qualname__") else type(thing)
@@ -119,9 +119,9 @@ def _words(thing: Any) -> str:
 
 
 def _seen(thing: Any, depth: int = 4) -> Any:
-    """What tells a function from another one of the same name, without addresses: code, defaults, what it has closed over.
+    """Code and state of a function, without addresses: code, defaults, closure.
 
-    What a function calls is not looked at; objects are, by their attributes, down to a depth.
+    Functions that it calls are not included; objects are, by their attributes, down to a depth.
     """
     if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
         return thing
@@ -152,5 +152,5 @@ def _seen(thing: Any, depth: int = 4) -> Any:
 
 
 def _names(slots: Any) -> tuple[str, ...]:
-    """Of attributes, from a class's `__slots__`."""
+    """Names of attributes, from a class's `__slots__`."""
     return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -1,4 +1,4 @@
-"""The life of a data flow in a service, as decisions only (DPFlow section 4.3.2, figure 4-7).
+"""Life cycle of the flows of a service, as decisions only (DPFlow section 4.3.2, figure 4-7).
 
     register ─▶ created ─▶ ready ◀─▶ accessed
                              │  ▲
@@ -6,21 +6,21 @@
                              ▼  │
                             idle ─▶ deleted
 
-Created: described, nothing runs. Ready: its router runs. Accessed: somebody reads it. Idle: nobody has read it for
-`idle_s`, and its router was ended, so an unused flow costs nothing. The paper lets only idle flows be deleted; so does
-this, and created ones, which cost as little.
+Created: described, nothing runs. Ready: its router runs. Accessed: it has readers. Idle: it has had no reader for `idle_s`, and
+its router was ended, so an unused flow costs nothing. The paper lets only idle flows be deleted; here created ones can be
+deleted as well, which cost as little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from ephemeron.errors import JobError
 
 State: TypeAlias = Literal["created", "ready", "accessed", "idle"]
-"""Deleted flows are not in the registry any more."""
+"""State of a registered flow; deleted flows are removed from the registry."""
 Registered: TypeAlias = Literal["new", "updated", "same"]
 
 
@@ -31,18 +31,18 @@ class FlowEntry:
     name: str
     version: int
     signature: str
-    """What its steps are, in words: two definitions of one version must agree in it."""
+    """Description of its steps: two definitions of one version must have the same."""
     samples: int
     state: State = "created"
     used_at: float = 0.0
-    """When somebody last read it or asked for it, on the caller's clock."""
+    """Time of the last read or access, on the caller's clock."""
 
 
 class Registry:
     """All flows of a service.
 
     Args:
-        idle_s: how long a flow that nobody reads keeps its router.
+        idle_s: how long a flow without readers keeps its router.
     """
 
     def __init__(self, *, idle_s: float) -> None:
@@ -55,10 +55,10 @@ class Registry:
         return self.flows[name]
 
     def register(self, *, name: str, version: int, signature: str, samples: int, now: float) -> Registered:
-        """A reader describes a flow.
+        """Adds or updates the description of a flow.
 
         Raises:
-            JobError: an older version than the registered one, or the same with other steps.
+            JobError: an older version than the registered one, or the same version with other steps.
         """
         old = self.flows.get(name)
         if old is not None and version < old.version:
@@ -78,32 +78,32 @@ class Registry:
         self.flows[name] = FlowEntry(name=name, version=version, signature=signature, samples=samples, used_at=now)
         return "new" if old is None else "updated"
 
-    def serving(self, name: str, *, now: float) -> None:
-        """Its router runs, and somebody has asked for it."""
+    def set_serving(self, name: str, *, now: float) -> None:
+        """Records that a flow's router runs and was asked for."""
         entry = self[name]
         entry.used_at = now
         if entry.state in ("created", "idle"):
             entry.state = "ready"
 
-    def seen(self, name: str, *, readers: int, now: float) -> None:
-        """Its router says how many read it."""
+    def set_readers(self, name: str, *, readers: int, now: float) -> None:
+        """Records the number of readers that a flow's router has reported."""
         entry = self[name]
         if readers:
             entry.used_at = now
             entry.state = "accessed"
-        elif entry.state == "accessed":  # from now on nobody reads it, however long ago its router was last heard
+        elif entry.state == "accessed":  # idleness begins now, however long ago the router was last heard
             entry.used_at = now
             entry.state = "ready"
 
-    def wanted(self, name: str, *, now: float) -> bool:
-        """Its router is gone: whether to bring it back. Not for ever: readers who are still there ask for it themselves."""
+    def should_restart(self, name: str, *, now: float) -> bool:
+        """Whether to restart a lost router. Not indefinitely: readers that are still there request it themselves."""
         entry = self[name]
         if entry.state == "accessed" and now - entry.used_at >= self.idle_s:
             entry.state = "ready"
         return entry.state == "accessed"
 
     def tick(self, *, now: float) -> tuple[str, ...]:
-        """Flows that have just become idle: end their routers."""
+        """Flows that have just become idle: their routers are to be ended."""
         idle = [e for e in self.flows.values() if e.state == "ready" and now - e.used_at >= self.idle_s]
         for entry in idle:
             entry.state = "idle"
@@ -115,10 +115,10 @@ class Registry:
         return tuple(e.name for e in self.flows.values() if e.state in ("ready", "accessed"))
 
     def delete(self, name: str) -> None:
-        """Forgets a flow.
+        """Removes a flow.
 
         Raises:
-            JobError: there is none of that name, or it is in use.
+            JobError: there is no such flow, or it is in use.
         """
         if self[name].state not in ("created", "idle"):
             raise JobError(
@@ -127,10 +127,10 @@ class Registry:
             )
         del self.flows[name]
 
-    def state_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"flows": [asdict(entry) for entry in self.flows.values()]}
+    def entries(self) -> tuple[FlowEntry, ...]:
+        """Copies of all entries, to be stored."""
+        return tuple(replace(entry) for entry in self.flows.values())
 
-    def load_state_dict(self, state: Mapping[str, Any], *, now: float) -> None:
-        """What another registry was, on a clock that may be another one."""
-        self.flows = {e["name"]: FlowEntry(**{**e, "used_at": now}) for e in state["flows"]}
+    def restore(self, entries: Iterable[FlowEntry], *, now: float) -> None:
+        """Takes over stored entries. All of them count as used now, since the clock may be another one."""
+        self.flows = {entry.name: replace(entry, used_at=now) for entry in entries}

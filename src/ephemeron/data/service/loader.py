@@ -1,28 +1,33 @@
-"""A loader function: pulls tasks from its shard, runs the flow's steps, brings the results (DPFlow, algorithm 3.3).
+"""A loader function: pulls tasks from its shard, runs the flow's steps, returns the results (DPFlow, algorithm 3.3).
 
-Three threads. One works: steps, one sample after the other. One talks: brings results and fetches tasks while the first
-goes on. One reads ahead: what the next tasks need is fetched from the store, several at a time, so that the latency
-of a store is paid once for many samples. The loader ends when its shard is gone or sends it away, or its time is over.
+Three threads. One runs the steps, one sample after the other. One exchanges results for tasks with the shard meanwhile. One
+reads ahead: the samples of the next tasks are fetched from the store, several at a time, so that the latency of a store is paid once
+for many samples. The loader ends when its shard is gone or ends it, or at its time limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.config.typed import build
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
-from ephemeron.data.randomness import stop_keeping_states
+from ephemeron.data.randomness import mark_loader_process
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport
-from ephemeron.data.service.address import TOKEN_VARIABLE, LoaderRequest, ServiceAddress
+from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.flow_definition import restore
+from ephemeron.data.service.messages import LoaderRequest, ResultRow, SyncReply, SyncRequest
+from ephemeron.data.service.protocol import ADD_LOADER, HEARTBEAT_LOADER, REMOVE_LOADER, SYNC
 from ephemeron.data.service.sample_codec import pack, unpack
+from ephemeron.data.service.settings import LoaderOptions
 from ephemeron.data.service.shard_state import SampleKey, SerializedSample
 from ephemeron.errors import CallTimedOut, ConnectionLost, SampleFailed, ServiceUnreachable
 from ephemeron.functions.context import Context
@@ -30,22 +35,23 @@ from ephemeron.functions.context import Context
 AHEAD = 16
 """Samples read ahead."""
 REPORT_BYTES = 4 << 20
-"""Results are brought together, up to about so much: each message wakes a process."""
+"""Bytes of results in a message, about: each message wakes a process."""
 BEFORE_END_S = 5.0
 HEARTBEAT_S = 1.0
 SYNC_S = 30.0
 GONE_S = 5.0
-"""After so long without its shard a loader ends."""
+"""A loader without a connection to its shard ends after this time."""
 WORTH_BYTES_PER_S = 300e6
-"""A half-finished sample is worth its way to the shard and back if making it takes longer than this."""
+"""A half-finished sample is kept if making it takes longer than transferring it at this rate."""
+_log = logging.getLogger(__name__)
 
 
 async def run_loader(ctx: Context) -> dict[str, Any]:
-    """The function's entry: loads until it is over."""
-    request = build(LoaderRequest, ctx.call.request, where="request of a loader")
+    """Entry of the function: loads until its shard or its time limit ends it."""
+    options = build(LoaderOptions, ctx.call.request, where="request of a loader")
     left_s = ctx.deadline - asyncio.get_running_loop().time()
     work = _Work(
-        request.loader, request.shard, os.environ[TOKEN_VARIABLE],
+        options.loader, options.shard, os.environ[TOKEN_VARIABLE],
         until=time.monotonic() + left_s - min(BEFORE_END_S, left_s / 4),
     )  # fmt: skip
     try:
@@ -60,30 +66,32 @@ class _Work:
         self.loaded = 0
         self._name, self._shard, self._token, self._until = name, shard, token, until
         self._client: BlockingClient = shard.connect(token)
-        reply, (payload,) = self._client.call("join", {"loader": name}, timeout_s=SYNC_S)
-        flow = restore(bytes(payload), tuple(reply["paths"]))
+        welcome, (payload,) = ADD_LOADER.call(self._client, LoaderRequest(loader=name), timeout_s=SYNC_S)
+        flow = restore(bytes(payload), welcome.paths)
         assert flow.source is not None
         self._loading = SampleLoader(flow, open_source(flow.source))
-        self._first = max(0, reply["fixed"])
-        if reply["fixed"] >= 0:
-            self._loading.reads_are_pure = True  # as was found: several at a time, and while steps run
-        self._wants_half = bool(reply["wants_half"])
-        self._most = int(reply["batch"])
-        self._queue = LoaderQueue(batch=self._most)
+        self._first = max(0, welcome.fixed)
+        if welcome.fixed >= 0:
+            self._loading.reads_are_pure = True  # the reader has found so: several at a time, and while steps run
+        self._wants_half = welcome.wants_half
+        self._most = welcome.batch
+        self._queue: LoaderQueue[SampleKey] = LoaderQueue(batch=self._most)
         self._changed = threading.Condition()
         self._halves: dict[SampleKey, SerializedSample] = {}
         self._read: dict[SampleKey, Any] = {}
         self._reading: set[SampleKey] = set()
         self._results: dict[SampleKey, tuple[SerializedSample, SerializedSample | None]] = {}
-        # A dataset of the store can be read by many threads; of others nobody knows.
-        self._one_reads: Any = nullcontext() if flow.source.dataset is None else threading.Lock()
+        # A dataset of the store can be read by many threads; of others that is not known.
+        self._one_reads: AbstractContextManager[object] = (
+            nullcontext() if flow.source.dataset is None else threading.Lock()
+        )
         self._over = False
         self._sizes: deque[int] = deque(maxlen=16)
 
     def run(self) -> None:
-        """Until the shard is gone, sends us away, or time is over."""
-        stop_keeping_states()
-        threads = [threading.Thread(target=t, daemon=True) for t in (self._talk, self._beat, self._read_ahead)]
+        """Loads until the shard is gone or ends it, or at its time limit."""
+        mark_loader_process()
+        threads = [threading.Thread(target=t, daemon=True) for t in (self._exchange, self._heartbeat, self._read_ahead)]
         for thread in threads:
             thread.start()
         try:
@@ -92,7 +100,7 @@ class _Work:
         finally:
             self.stop()
             threads[0].join(timeout=SYNC_S)
-            self._say_goodbye()
+            self._deregister()
 
     def stop(self) -> None:
         with self._changed:
@@ -104,9 +112,9 @@ class _Work:
     def _next(self) -> SampleKey | None:
         with self._changed:
             while not self._over and time.monotonic() < self._until:
-                key: Any = self._queue.take()
+                key = self._queue.take()
                 if key is not None:
-                    return key  # type: ignore[no-any-return]
+                    return key
                 self._changed.wait(0.1)
         return None
 
@@ -130,7 +138,7 @@ class _Work:
                     sample = self._loading.steps(item, sample, first=self._first)
             cost_s = half_cost_s + time.perf_counter() - began
             done = pack(sample, cost_s=cost_s, failed=isinstance(sample, SampleFailed))
-        except Exception as e:  # noqa: BLE001 - what a user's object raises when it is pickled
+        except Exception as e:  # noqa: BLE001 - anything that a user's object raises when it is pickled
             done, half = pack(self._unsendable(name, e), failed=True), None
         return done, half
 
@@ -154,7 +162,7 @@ class _Work:
     # -- reading ahead ------------------------------------------------------------------------------------
 
     def _raw(self, name: SampleKey, item: SampleRequest) -> tuple[Any, float]:
-        """The sample as the dataset has it, and what that took."""
+        """The sample as the dataset has it, and the seconds that reading took."""
         began = time.perf_counter()
         with self._changed:
             while name in self._reading and not self._over:
@@ -186,65 +194,63 @@ class _Work:
                 self._reading.clear()
                 self._changed.notify_all()
                 if len(found) != len(coming):
-                    return  # it does not keep to what it says; alone, each sample can be trusted
-                wanted: Any = {*self._queue.coming(10 * AHEAD), self._queue.running}
+                    return  # the dataset returns other samples than requested; one by one, they can be trusted
+                wanted = {*self._queue.coming(10 * AHEAD), self._queue.running}
                 self._read = {n: r for n, r in self._read.items() if n in wanted}
                 self._read.update((n, (raw, each_s)) for n, raw in zip(coming, found, strict=True) if n in wanted)
 
     def _unread(self) -> list[SampleKey]:
-        coming: Any = self._queue.coming(AHEAD)
+        coming = self._queue.coming(AHEAD)
         return [name for name in coming if name not in self._read and name not in self._halves]
 
-    # -- talking ------------------------------------------------------------------------------------------
+    # -- exchange -----------------------------------------------------------------------------------------
 
-    def _talk(self) -> None:
+    def _exchange(self) -> None:
         try:
-            self._converse()
+            self._exchange_results()
         finally:
-            self.stop()  # without a word to the shard there is nothing to do
+            self.stop()  # without a connection to the shard there is nothing to do
 
-    def _converse(self) -> None:
+    def _exchange_results(self) -> None:
         while True:
             with self._changed:
                 while (report := self._queue.under_way or self._queue.report()) is None and not self._over:
                     self._changed.wait()
                 if report is None:
                     return
-                done: Any = report.done
-                results = {name: self._results[name] for name in done if name in self._results}
+                results = {key: self._results[key] for key in report.done if key in self._results}
                 seconds, self._loading.seconds = self._loading.seconds, StageTimings()
-            method, params, parts = _request(self._name, report, results)
-            params["seconds"] = seconds.by_stage
+            request, parts = _request(self._name, report, results, seconds.by_stage)
             try:
-                reply, buffers = self._client.call(method, params, parts, timeout_s=SYNC_S)
-            except (ConnectionLost, CallTimedOut):
+                reply, buffers = SYNC.call(self._client, request, parts, timeout_s=SYNC_S)
+            except (ConnectionLost, CallTimedOut) as e:
+                _log.info("%s reconnects to its shard: %s", self._name, e)
                 if not self._reconnect():
                     return
                 continue
-            if reply.get("over"):
+            if reply.over:
                 return
-            if reply.get("hold"):  # they have arrived, and need not be sent with each repetition
+            if reply.hold:  # the results have arrived, and need not be sent with each repetition
                 with self._changed:
-                    for name in done:
-                        self._results.pop(name, None)
+                    for key in report.done:
+                        self._results.pop(key, None)
             else:
                 self._sync(report, reply, buffers)
             if self._over:
                 return
 
-    def _sync(self, report: LoaderReport, reply: dict[str, Any], buffers: list[Any]) -> None:
-        tasks, at, halves = [], 0, {}
-        for *name, count, cost_s in reply["tasks"]:
-            task = SampleKey(*name)
-            tasks.append(task)
-            if count:
-                parts = tuple(buffers[at : at + count])
-                halves[task] = SerializedSample(buffers=parts, nbytes=0, cost_s=cost_s)
-                at += count
+    def _sync(self, report: LoaderReport[SampleKey], reply: SyncReply, buffers: list[Any]) -> None:
+        at, halves = 0, {}
+        tasks = [row.key for row in reply.tasks]
+        for task, row in zip(tasks, reply.tasks, strict=True):
+            if row.buffers:
+                parts = tuple(buffers[at : at + row.buffers])
+                halves[task] = SerializedSample(buffers=parts, nbytes=0, cost_s=row.cost_s)
+                at += row.buffers
         with self._changed:
             if self._queue.sync(report.request, tasks):
-                for name in report.done:
-                    self._results.pop(name, None)  # type: ignore[call-overload]
+                for key in report.done:
+                    self._results.pop(key, None)
                 self._halves = {n: h for n, h in self._halves.items() if n in tasks}
                 self._halves.update(halves)
             self._changed.notify_all()
@@ -259,36 +265,34 @@ class _Work:
                 time.sleep(0.1)
         return False
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         while not self._over:
             try:
-                self._client.call("heartbeat", {"loader": self._name}, timeout_s=SYNC_S)
+                HEARTBEAT_LOADER.call(self._client, LoaderRequest(loader=self._name), timeout_s=SYNC_S)
             except (ConnectionLost, CallTimedOut):
-                pass  # the one who talks connects anew, or ends us
+                pass  # the exchange reconnects, or ends the loader
             with self._changed:
                 if not self._over:
                     self._changed.wait_for(lambda: self._over, HEARTBEAT_S)
 
-    def _say_goodbye(self) -> None:
+    def _deregister(self) -> None:
         try:
-            self._client.call("goodbye", {"loader": self._name}, timeout_s=1.0)
+            REMOVE_LOADER.call(self._client, LoaderRequest(loader=self._name), timeout_s=1.0)
             self._client.close()
         except (ConnectionLost, CallTimedOut):
             pass
 
 
 def _request(
-    name: str, report: LoaderReport, results: dict[Any, tuple[SerializedSample, SerializedSample | None]]
-) -> tuple[str, dict[str, Any], list[Any]]:
-    done, buffers = [], []
+    loader: str, report: LoaderReport[SampleKey],
+    results: Mapping[SampleKey, tuple[SerializedSample, SerializedSample | None]], seconds: Mapping[str, float],
+) -> tuple[SyncRequest, Sequence[Any]]:  # fmt: skip
+    rows: list[ResultRow] = []
+    buffers: list[Any] = []
     for key, (sample, half) in results.items():
         parts = () if half is None else half.buffers
-        done.append(
-            [list(key), len(sample.buffers), sample.cost_s, sample.failed, len(parts), half.cost_s if half else 0.0]
-        )
+        half_cost_s = 0.0 if half is None else half.cost_s
+        rows.append(ResultRow(*key, len(sample.buffers), sample.cost_s, sample.failed, len(parts), half_cost_s))
         buffers += [*sample.buffers, *parts]
-    params = {
-        "loader": name, "request": report.request, "done": done,
-        "running": None if report.running is None else list(report.running),  # type: ignore[call-overload]
-    }  # fmt: skip
-    return "sync", params, buffers
+    request = SyncRequest(loader=loader, request=report.request, done=rows, running=report.running, seconds=seconds)
+    return request, buffers

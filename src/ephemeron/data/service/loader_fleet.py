@@ -1,8 +1,8 @@
-"""The loader functions of a shard: as many as wanted, on a function platform, started again when they end.
+"""The loader functions of a shard: as many as requested, on a function platform, restarted when they end.
 
-A loader is an ordinary function of the platform, with a memory quota, a share of the CPU and a lifetime; at its end it
-says goodbye and another one takes its place. It learns where its shard is from its call, and the token from its
-environment. The platform works on an event loop in a thread of its own; everybody else calls from any thread.
+A loader is an ordinary function of the platform, with a memory quota, a share of the CPU and a time limit; at its end it
+deregisters and another one takes its place. It gets the address of its shard from its call, and the token from its environment.
+The platform works on an event loop in a thread of its own; the methods here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ephemeron.data.service.address import TOKEN_VARIABLE, LoaderRequest, ServiceAddress
+from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
+from ephemeron.data.service.settings import LoaderOptions
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.base import Call, Invocation, Outcome, Platform
 from ephemeron.functions.local import LocalPlatform
 
 ENTRY = "ephemeron.data.service.loader:run_loader"
 PRELOAD = "ephemeron.data.flow,ephemeron.data.catalog,ephemeron.data.service.loader"
-"""Imported by every loader before its first call, after what the settings name."""
+"""Modules that every loader imports before its first call, after those of the settings."""
 RUN = "loading"
+_log = logging.getLogger(__name__)
 
 
 async def local_platform(folder: Path, env: Mapping[str, str]) -> Platform:
@@ -33,17 +36,17 @@ async def local_platform(folder: Path, env: Mapping[str, str]) -> Platform:
 
 
 class LoaderFleet:
-    """Keeps a number of loaders running.
+    """Starts and cancels loaders.
 
     Args:
         folder: for the platform.
-        shard: where they find their work.
-        token: that they prove.
-        memory_mb: quota of each.
-        lifetime_s: of each.
-        preload: modules that they import before their first call, with commas; those not installed are passed over.
-        ended: told of each that has ended, and how; in the crew's thread.
-        platform: makes the platform from folder and the functions' environment.
+        shard: address of their shard.
+        token: shared secret of the service.
+        memory_mb: memory quota of each.
+        lifetime_s: time limit of each.
+        preload: modules that they import before their first call, separated by commas; those not installed are left out.
+        ended: called with the name and the outcome of each loader that has ended; in the fleet's thread.
+        platform: makes the platform from the folder and the functions' environment.
     """
 
     def __init__(
@@ -64,17 +67,17 @@ class LoaderFleet:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="crew", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="loader-fleet", daemon=True)
         self._thread.start()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all that run or are being started."""
+        """Names of the loaders that run or are being started."""
         with self._lock:
             return tuple(self._invocations)
 
     def start(self) -> str:
-        """Starts one more, and returns its name at once."""
+        """Starts another loader, and returns its name at once."""
         name = f"loader-{next(self._numbers)}"
         with self._lock:
             self._invocations[name] = None
@@ -82,15 +85,15 @@ class LoaderFleet:
         return name
 
     def cancel(self, name: str) -> None:
-        """Ends one that is of no use any more."""
+        """Ends a loader that is not needed any more."""
         with self._lock:
             invocation = self._invocations.get(name)
         if invocation is not None:
             asyncio.run_coroutine_threadsafe(invocation.cancel(), self._loop)
 
     def close(self) -> None:
-        """Ends all of them, and the platform."""
-        with contextlib.suppress(Exception):  # whatever is left ends with its lifetime
+        """Ends all loaders, and the platform."""
+        with contextlib.suppress(Exception):  # a loader that is left ends at its time limit
             asyncio.run_coroutine_threadsafe(self._shutdown(), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
@@ -102,18 +105,19 @@ class LoaderFleet:
     async def _one(self, name: str) -> None:
         call = Call(
             run=RUN, rank=int(name.rpartition("-")[2]), attempt=0, memory_mb=self._memory_mb,
-            lifetime_s=self._lifetime_s, channel="folder", request=asdict(LoaderRequest(loader=name, shard=self._shard)),
+            lifetime_s=self._lifetime_s, channel="folder", request=asdict(LoaderOptions(loader=name, shard=self._shard)),
         )  # fmt: skip
         try:
             if self._platform is None:
                 self._platform = await self._make_platform(self._folder, self._env)
+                _log.debug("platform of loaders in %s is started", self._folder)
             invocation = await self._platform.invoke(call)
             with self._lock:
                 self._invocations[name] = invocation
             outcome = await invocation.wait()
-        except InvocationRefused as e:  # the platform is there, and others run on it
+        except InvocationRefused as e:  # the platform works, and other loaders run on it
             outcome = Outcome(status="error", error=str(e))
-        except Exception as e:  # noqa: BLE001 - a loader that is never said to have ended would never be replaced
+        except Exception as e:  # noqa: BLE001 - a loader whose end is not reported would never be replaced
             self._platform = None
             outcome = Outcome(status="error", error=str(e) or type(e).__name__)
         with self._lock:

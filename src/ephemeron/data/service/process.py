@@ -1,77 +1,71 @@
 """A part of the service as a process: `python -m ephemeron.data.service.process KIND FOLDER`, started by `daemon.ManagedProcess`.
 
-Ends on SIGTERM in good order, and by itself when nobody needs it any more.
+It shuts down on SIGTERM, and by itself when it is not needed any more.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
+from ephemeron import logs
 from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
 from ephemeron.data.service.daemon import ProcessLock
+from ephemeron.data.service.settings import RouterSettings, ServiceSettings, ShardSettings
 from ephemeron.data.service.shutdown import ShutdownSignal
-from ephemeron.data.service.timeouts import ServiceTimeouts
-
-if TYPE_CHECKING:
-    from ephemeron.data.service.shard import ShardSettings
-
 
 _HELD: list[ProcessLock] = []
-"""Locks until this process has ended, threads and all: as soon as one is free, the next process may be started."""
+"""Locks until this process has ended, with all its threads: as soon as one is free, the next process may be started."""
+_log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """What a part has to have."""
+    """A coordinator, router or shard."""
 
     endpoint: Endpoint
 
     def close(self) -> None:
-        """Ends it."""
+        """Shuts down."""
 
 
 def main() -> None:
-    """Serves until told to stop."""
+    """Serves until a signal or the part itself ends it."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
+    logs.configure()
     try:
-        presence = ProcessLock(folder)
+        lock = ProcessLock(folder)
     except BlockingIOError:
-        return  # another one was faster
-    _HELD.append(presence)
+        return  # another process was faster
+    _HELD.append(lock)
     over = ShutdownSignal()
-    served = _make(kind, presence, os.environ[TOKEN_VARIABLE], over.set)
-    presence.announce(served.endpoint.address)
-    over.wait()
-    presence.withdraw()
-    served.close()
+    with logs.context(part=kind):
+        served = _make(kind, lock, os.environ[TOKEN_VARIABLE], over.set)
+        lock.announce(served.endpoint.address)
+        _log.info("%s in %s listens at %s", kind, folder, served.endpoint.address)
+        over.wait()
+        lock.withdraw()
+        served.close()
+        _log.info("%s in %s has ended", kind, folder)
 
 
-def _make(kind: str, presence: ProcessLock, token: str, ending: Callable[[], None]) -> Served:
-    settings = presence.settings()
+def _make(kind: str, lock: ProcessLock, token: str, on_end: Callable[[], None]) -> Served:
     if kind == "shard":
         from ephemeron.data.service.shard import Shard
 
-        return Shard(_of_shard(settings), presence.folder, token, ending)
+        return Shard(lock.settings(ShardSettings), lock.folder, token, on_end)
     if kind == "router":
-        from ephemeron.data.service.router import Router, RouterSettings
+        from ephemeron.data.service.router import Router
 
-        settings["whole"] = _of_shard(settings["whole"])
-        return Router(RouterSettings(**settings), presence.folder, token, ending)
+        return Router(lock.settings(RouterSettings), lock.folder, token, on_end)
     if kind == "coordinator":
-        from ephemeron.data.service.coordinator import Coordinator, ServiceSettings
+        from ephemeron.data.service.coordinator import Coordinator
 
-        settings["patience"] = ServiceTimeouts(**settings["patience"])
-        return Coordinator(ServiceSettings(**settings), presence.folder, token, ending)
-    raise ValueError(f"no part of the service is a {kind!r}")
-
-
-def _of_shard(told: dict[str, Any]) -> ShardSettings:
-    from ephemeron.data.service.shard import ShardSettings
-
-    return ShardSettings(**{**told, "paths": tuple(told["paths"]), "patience": ServiceTimeouts(**told["patience"])})
+        return Coordinator(lock.settings(ServiceSettings), lock.folder, token, on_end)
+    raise ValueError(f"{kind!r} is no part of the service")
 
 
 if __name__ == "__main__":

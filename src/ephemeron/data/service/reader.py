@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
 
 from ephemeron.data.flow.description import FlowDescription
-from ephemeron.data.flow.determinism import may_be_kept
+from ephemeron.data.flow.determinism import cacheable_stages
 from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
 from ephemeron.data.flow.view import FlowReader, FlowView
 from ephemeron.data.service.client import FlowClient, Service
-from ephemeron.data.service.coordinator import ServiceSettings
 from ephemeron.data.service.flow_definition import define
 from ephemeron.data.service.remote_pool import RemoteLoaders, RemoteLoading
+from ephemeron.data.service.settings import ServiceSettings
 from ephemeron.errors import JobError
+
+_log = logging.getLogger(__name__)
 
 
 class RemoteReader(FlowReader):
     """Reads through a data service.
 
-    Jobs that read the same flow (name and version) share its loaders and everything that is the same for them: samples
-    before the first random step always, finished samples if their seeds are equal or nothing is random. What is random is
-    found by loading some samples under two seeds, in a process of their own, before the flow is registered.
+    Jobs that read the same flow (name and version) share its loaders and all results that are equal for them: samples before
+    the first random step always, finished samples if their seeds are equal or nothing is random. Random steps are found by
+    loading some samples under two seeds, in a process of their own, before the flow is registered.
 
     Args:
         address: `HOST:PORT` of the service, as `ephemeron data serve` prints it; None: this machine's own, which is
-            started if it does not run, and ends when nobody has read for a while.
+            started if it does not run, and ends after a while without readers.
         token: its secret; None: the variable `EPHEMERON_DATA_TOKEN`, or that of this machine's own service.
         job: this job's name, equal for all its ranks; None: one of its own.
-        timeout_s: how long to wait for somebody who answers.
+        timeout_s: how long to wait for an answer.
         loaders: loader functions at most, of a service that is started here; None: two.
         cache_mb: for samples that are kept, of a service that is started here.
         folder: where a service that is started here keeps its state; None: in the home folder.
@@ -59,11 +62,11 @@ class RemoteReader(FlowReader):
         self.job = job or f"job-{secrets.token_hex(4)}"
 
     def read(self, flow: FlowDescription) -> FlowView:
-        """The flow, registered with the service.
+        """A view of the flow, which is registered with the service.
 
         Raises:
-            JobError: it has no dataset, cannot be sent to loaders, or the service knows it otherwise.
-            DatasetNotFound, DatasetError: the dataset is not there, or cannot be read.
+            JobError: it has no dataset, cannot be sent to loaders, or the service has another definition of its version.
+            DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
             ServiceUnreachable, ServiceRefused: the service does not answer in time, or not with this token.
         """
         if flow.source is None:
@@ -72,8 +75,9 @@ class RemoteReader(FlowReader):
         flow = replace(flow, source=source)
         loading = SampleLoader(flow, open_source(source))
         samples, definition = len(loading), define(flow, len(loading))
-        fixed = may_be_kept(loading).fixed
+        fixed = cacheable_stages(loading).fixed
         if fixed < definition.fixed:
             definition = replace(definition, fixed=fixed, random=True)
         client = FlowClient(self.service, definition)
+        _log.info("job %s reads flow %s@%d through a data service", self.job, flow.name, flow.version)
         return FlowView(RemoteLoading(flow, client, samples), RemoteLoaders(client, self.job))

@@ -1,12 +1,13 @@
-"""Batches from a service: asked for ahead, each delivered once, whoever dies meanwhile.
+"""Batches from a service: requested ahead, each delivered once, whichever process dies meanwhile.
 
-A chunk is cut by shards and asked for in as many calls. A call that is lost is made again: equal names mean equal bytes,
-and only the first answer counts. Large arrays come in shared memory where reader and shard are on one machine, and
-arrays of a batch lie side by side there, so that stacking them copies nothing.
+A chunk is divided by shards and requested in as many calls. A lost call is repeated: equal keys mean equal bytes, and only the
+first answer counts. Large arrays come in shared memory where reader and shard are on one machine, and arrays of a batch are
+adjacent there, so that stacking them copies nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import secrets
 import sys
@@ -19,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from ephemeron.data.flow.backend import AnyLoading, Collate, Loaders, Sampling
+from ephemeron.data.flow.backend import AnyLoading, Collate, Loaders
 from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.fork_pool import ChunkDone, Collated
 from ephemeron.data.flow.sample_loader import SampleRequest, StageTimings
 from ephemeron.data.flow.stream import BatchStream
-from ephemeron.data.service.client import Cancelled, FlowClient
+from ephemeron.data.service.client import FlowClient, _Cancelled
+from ephemeron.data.service.messages import AnnounceRequest, ConsumerHeartbeat, ReaderRequest, ReadRequest
+from ephemeron.data.service.protocol import ANNOUNCE, HEARTBEAT_CONSUMER, HEARTBEAT_READER, READ
 from ephemeron.data.service.sample_codec import samples_in, unpack
 from ephemeron.data.service.shared import SharedStream
 from ephemeron.data.shuffle import Indices
@@ -33,8 +36,9 @@ from ephemeron.errors import EphemeronError, SampleFailed
 
 HEARTBEAT_S = 1.0
 MOST_THREADS = 32
+_log = logging.getLogger(__name__)
 WAITING_S = 0.05
-"""A trainer that has waited for so long for one chunk is said to wait."""
+"""A trainer counts as waiting after this time without a chunk."""
 
 
 class RemoteLoading:
@@ -64,13 +68,19 @@ class RemoteLoading:
         for (epoch, seed), places in groups.items():
             indices = np.array([items[place].index for place in places], dtype=np.int64)
             for shard, mine in by_shard(self.client.edges(), indices):
-                ask = {
-                    "consumer": f"once/{once}/{shard}", "job": once, "ticket": 0, "after": None, "received": None,
-                    "epoch": epoch, "seed": seed, "once": once,
-                }  # fmt: skip
-                reply, buffers = self.client.shard(shard, "read", ask, [indices[mine]])
-                self.client.shard(shard, "leave", {"consumer": f"once/{once}/{shard}"})
-                for place, parts in zip(mine, samples_in(reply["counts"], buffers), strict=True):
+                consumer = f"once/{once}/{shard}"
+
+                def read(
+                    generation: int, consumer: str = consumer, epoch: int = epoch, seed: int | None = seed
+                ) -> ReadRequest:
+                    return ReadRequest(
+                        generation=generation, consumer=consumer, job=once, ticket=0, after=None, received=None,
+                        epoch=epoch, seed=seed, once=once,
+                    )  # fmt: skip
+
+                reply, buffers = self.client.shard(shard, READ, read, [indices[mine]])
+                self.client.remove_consumer(shard, consumer)
+                for place, parts in zip(mine, samples_in(reply.counts, buffers), strict=True):
                     out[places[place]] = unpack([bytes(part) for part in parts])
         self.seconds.samples += len(items)
         return out
@@ -93,7 +103,7 @@ class RemoteLoaders(Loaders):
     def __init__(self, client: FlowClient, job: str) -> None:
         self.client, self.job = client, job
         self.count = 1
-        """At least; how many there are is the service's affair."""
+        """Loaders, at least one; the service decides how many."""
 
     def pool(self, loading: AnyLoading, collate: Collate, *, prefetch: int) -> RemotePool:
         return RemotePool(self.client, self.job, collate, prefetch=prefetch)
@@ -127,7 +137,7 @@ class _Ask:
 
 
 class RemotePool:
-    """Chunks under way, in threads that wait for shards.
+    """Requests chunks in threads that wait for shards.
 
     Args:
         client: of the flow.
@@ -139,7 +149,7 @@ class RemotePool:
     def __init__(self, client: FlowClient, job: str, collate: Collate, *, prefetch: int) -> None:
         self.lost = self.under_way = 0
         self._client, self._job = client, job
-        # A random one draws from generators of this process, which the trainer uses meanwhile: only the trainer calls it.
+        # A random one draws from generators of this process, which the trainer uses meanwhile: only the trainer may call it.
         self._collate = collate if isinstance(collate, Stacking) else None
         self._consumer = f"{job}/{secrets.token_hex(4)}"
         self._edges = client.edges()
@@ -147,7 +157,7 @@ class RemotePool:
         self._results: queue.Queue[ChunkDone | BaseException] = queue.Queue()
         self._last: dict[int, int] = {}
         self._open: dict[int, set[int]] = {}
-        """Per shard the chunks that were asked for and are not here."""
+        """Requested chunks of each shard that have not arrived."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._waiting_since: float | None = None
@@ -174,11 +184,12 @@ class RemotePool:
             self._finish(chunk)
 
     def announce(self, epoch: int, seed: int, order: Callable[[], Indices], *, ordered: bool) -> None:
+        def request(generation: int) -> AnnounceRequest:
+            return AnnounceRequest(generation=generation, job=self._job, epoch=epoch, seed=seed, ordered=ordered)
+
         indices = order().astype(np.int64)
         for shard, places in by_shard(self._edges, indices):
-            self._client.shard(
-                shard, "foresee", {"job": self._job, "epoch": epoch, "seed": seed, "ordered": ordered}, [indices[places]]
-            )  # fmt: skip
+            self._client.shard(shard, ANNOUNCE, request, [indices[places]])
 
     def result(self) -> ChunkDone:
         self._waiting_since = time.monotonic()
@@ -195,10 +206,11 @@ class RemotePool:
         if self._over.is_set():
             return
         self._over.set()
+        _log.debug("reader %s ends", self._consumer)
         for _ in self._threads:
             self._asks.put(None)
         if not sys.is_finalizing():
-            self._client.say_leave(self._consumer)
+            self._client.deregister(self._consumer)
 
     # -- threads ------------------------------------------------------------------------------------------
 
@@ -206,50 +218,57 @@ class RemotePool:
         while not self._over.is_set() and (ask := self._asks.get()) is not None:
             try:
                 self._read(ask)
-            except Cancelled:
+            except _Cancelled:
                 return
-            except BaseException as e:  # noqa: BLE001 - it is raised where people see it
+            except BaseException as e:  # noqa: BLE001 - it is raised where the caller sees it
                 self._results.put(e)
                 return
 
     def _read(self, ask: _Ask) -> None:
         chunk, shard = ask.chunk, ask.shard
-        params = {
-            "consumer": self._consumer, "job": self._job, "ticket": chunk.number, "after": ask.after,
-            "received": self._received(shard), "epoch": chunk.epoch, "seed": ask.seed, "once": "",
-        }  # fmt: skip
-        reply, buffers = self._client.shard(
-            shard, "read", params, [chunk.indices[ask.places]], over=self._over.is_set
-        )  # fmt: skip
-        for place, parts in zip(ask.places, samples_in(reply["counts"], buffers), strict=True):
+
+        def request(generation: int) -> ReadRequest:
+            return ReadRequest(
+                generation=generation, consumer=self._consumer, job=self._job, ticket=chunk.number, after=ask.after,
+                received=self._received(shard), epoch=chunk.epoch, seed=ask.seed, once="",
+            )  # fmt: skip
+
+        indices = [chunk.indices[ask.places]]
+        reply, buffers = self._client.shard(shard, READ, request, indices, over=self._over.is_set)
+        for place, parts in zip(ask.places, samples_in(reply.counts, buffers), strict=True):
             chunk.parts[place] = parts
         with self._lock:
             self._open[shard].discard(chunk.number)
-            for stage, seconds in reply["seconds"].items():
+            for stage, seconds in reply.seconds.items():
                 chunk.seconds.add(stage, seconds)
             chunk.seconds.samples += len(ask.places)
             chunk.nbytes += sum(memoryview(b).nbytes for b in buffers)
-            chunk.failed |= bool(reply["failed"])
+            chunk.failed |= bool(reply.failed)
             chunk.missing -= 1
             complete = chunk.missing == 0
         if complete:
             del buffers
             self._finish(chunk)
         if self._asks.empty():
-            # No later call is there to say that this one's answer has come, and what it holds may stop all the others.
-            self._attend(shard)
+            # No later call acknowledges this answer, and the memory that it holds in the shard may block all the others.
+            self._heartbeat(shard)
 
     def _received(self, shard: int) -> int:
-        """The last chunk of those that are all here."""
+        """The last chunk before which all chunks have arrived."""
         with self._lock:
             still_open = self._open.get(shard)
             return min(still_open) - 1 if still_open else self._last.get(shard, -1)
 
-    def _attend(self, shard: int) -> None:
+    def _heartbeat(self, shard: int) -> None:
         since = self._waiting_since
         waiting = since is not None and time.monotonic() - since > WAITING_S
-        params = {"consumer": self._consumer, "waiting": waiting, "received": self._received(shard)}
-        self._client.shard(shard, "attend", params, over=self._over.is_set)
+
+        def request(generation: int) -> ConsumerHeartbeat:
+            return ConsumerHeartbeat(
+                generation=generation, consumer=self._consumer, waiting=waiting, received=self._received(shard)
+            )
+
+        self._client.shard(shard, HEARTBEAT_CONSUMER, request, over=self._over.is_set)
 
     def _finish(self, chunk: _RemoteChunk) -> None:
         samples: Any = [unpack(parts) for parts in chunk.parts]
@@ -257,27 +276,25 @@ class RemotePool:
         if self._collate is not None and samples and not chunk.failed:
             try:
                 samples = Collated(self._collate.in_place(samples), len(samples))
-            except Exception:  # noqa: BLE001 - it is raised again where people see it
+            except Exception:  # noqa: BLE001 - it is raised again where the caller sees it
                 pass
         self._results.put(ChunkDone(chunk.number, samples, chunk.seconds, chunk.nbytes))
 
     def _beat(self) -> None:
         while not self._over.wait(HEARTBEAT_S):
             try:
-                found = self._client.router(
-                    "attend", {"reader": self._consumer}, timeout_s=HEARTBEAT_S, over=self._over.is_set
-                )
-                self._client.noticed(found["generation"], over=self._over.is_set)
+                request = ReaderRequest(reader=self._consumer)
+                found = self._client.router(HEARTBEAT_READER, request, timeout_s=HEARTBEAT_S, over=self._over.is_set)
+                self._client.observe_generation(found.generation, over=self._over.is_set)
                 for shard in range(len(self._edges) - 1):
-                    self._attend(shard)
-            except (EphemeronError, Cancelled):
-                continue  # those who read find out what is wrong
+                    self._heartbeat(shard)
+            except (EphemeronError, _Cancelled) as e:
+                _log.debug(
+                    "a heartbeat of reader %s failed: %s", self._consumer, e
+                )  # threads that read raise the error
 
 
 def _leave(over: threading.Event, client: FlowClient, consumer: str) -> None:
     if not over.is_set():
         over.set()
-        client.say_leave(consumer)
-
-
-__all__ = ["RemoteLoaders", "RemoteLoading", "RemotePool", "Sampling", "by_shard"]
+        client.deregister(consumer)

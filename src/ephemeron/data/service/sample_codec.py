@@ -1,8 +1,7 @@
 """Samples as pickles with their memory beside them; and a batch of them in one frame.
 
-Arrays and tensors stand out of a pickle, so that their bytes are sent from where they are and received to where they
-stay. In a frame the first memory of all samples lies side by side, then the second, and so on: whoever stacks them
-finds the batch already stacked.
+Arrays and tensors are out of band, so that their bytes are sent from where they are and received to where they stay. In a frame the
+first buffers of all samples are adjacent, then the second ones, and so on: a batch of them is already stacked.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from ephemeron.data.flow.pickle_socket import TensorPickler
 from ephemeron.data.service.shard_state import SerializedSample
 
 LEAST_BYTES = 512
-"""Smaller arrays travel inside the pickle."""
+"""Size below which arrays are inside the pickle."""
 
 
 def pack(sample: Any, *, cost_s: float = 0.0, failed: bool = False) -> SerializedSample:
-    """A sample ready to travel. Its arrays are not copied: do not change them before it has left.
+    """Serializes a sample. Its arrays are not copied: do not change them before it was sent.
 
     Raises:
         PicklingError, TypeError, AttributeError: it cannot be pickled.
@@ -46,12 +45,12 @@ def pack(sample: Any, *, cost_s: float = 0.0, failed: bool = False) -> Serialize
 
 
 def unpack(buffers: Sequence[Any]) -> Any:
-    """The sample; its arrays stand on the memory received."""
+    """Deserializes a sample; its arrays are views of the received memory."""
     return pickle.loads(buffers[0], buffers=buffers[1:])
 
 
 def owned(packed: SerializedSample, pool: BufferPool) -> SerializedSample:
-    """The same in memory of its own, so that it does not keep the frame that it came in."""
+    """A copy in memory of its own, so that it does not keep the frame that it arrived in."""
     copies: list[Any] = []
     for buffer in packed.buffers:
         view = memoryview(buffer).cast("B")
@@ -65,7 +64,7 @@ def owned(packed: SerializedSample, pool: BufferPool) -> SerializedSample:
 
 
 def layout(samples: Sequence[SerializedSample]) -> tuple[list[int], list[Any]]:
-    """A frame of samples: how many buffers each has, and all of them, first memories first."""
+    """A frame of samples: the number of buffers of each, and all buffers, the first ones of all samples first."""
     counts = [len(sample.buffers) for sample in samples]
     most = max(counts, default=0)
     return counts, [s.buffers[level] for level in range(most) for s in samples if level < len(s.buffers)]

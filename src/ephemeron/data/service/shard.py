@@ -1,16 +1,16 @@
-"""A shard: a part of a flow's samples, the loaders that make them, and the readers that want them (DPFlow section 4.3.4).
+"""A shard: a part of a flow's samples, the loaders that make them, and the readers that request them (DPFlow section 4.3.4).
 
-The decisions are `ShardState`'s; here are the threads: each call waits in one of its own until what it wants is there. Nothing
-is worth saving: a shard that was killed is started anew and empty, readers ask again, loaders join again, and equal names
-mean equal bytes.
+The decisions are `ShardState`'s; here are the threads: each call waits in one of its own until its result is there. Nothing is
+stored: a shard that was killed is restarted empty, readers repeat their requests, loaders register again, and equal keys mean equal
+bytes.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,102 +28,108 @@ from ephemeron.data.scheduler import (
 )
 from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.loader_fleet import LoaderFleet
+from ephemeron.data.service.messages import (
+    AnnounceRequest,
+    ConsumerHeartbeat,
+    ConsumerRequest,
+    LoaderRequest,
+    LoaderWelcome,
+    Nothing,
+    ReadReply,
+    ReadRequest,
+    ResultRow,
+    ShardStatus,
+    StatusRequest,
+    SyncReply,
+    SyncRequest,
+    TaskRow,
+)
+from ephemeron.data.service.protocol import (
+    ADD_LOADER,
+    ANNOUNCE,
+    HEARTBEAT_CONSUMER,
+    HEARTBEAT_LOADER,
+    READ,
+    REMOVE_CONSUMER,
+    REMOVE_LOADER,
+    SHARD_STATUS,
+    SYNC,
+    Buffers,
+    Dispatcher,
+)
 from ephemeron.data.service.sample_codec import layout, owned, pack
+from ephemeron.data.service.settings import ShardSettings
 from ephemeron.data.service.shard_state import LoadResult, SampleKey, SerializedSample, ShardState
-from ephemeron.data.service.timeouts import ServiceTimeouts
 from ephemeron.errors import LoadersLost, SampleFailed
 from ephemeron.functions.base import Outcome
 from ephemeron.units import MB
 
 TICK_S = 0.25
 HOLD_S = 2.0
-"""After so long a loader without work is answered that there is none, and asks again."""
+"""A loader without work gets a reply after this time, and repeats its request."""
 ORDER_S = 1.0
-"""A batch waits so long for the one before it to be asked for."""
+"""Time that a batch waits for the request of the one before it."""
 LEAST_LOADERS = 2
-"""While anything is to do; a cold start takes as long for two as for one."""
+"""Loaders while there is work; a cold start takes as long for two as for one."""
 ENDS_IN_A_ROW = 5
-"""Loaders that may end badly without having made anything."""
+"""Loaders that may fail without having made a sample."""
+_log = logging.getLogger(__name__)
 
 
-class StaleRoute(Exception):
-    """The reader's routes are not those of now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSettings:
-    """What a router tells a shard."""
-
-    flow: str
-    number: int
-    generation: int
-    random: bool
-    """Whether samples differ between epochs."""
-    fixed: int
-    """Stages that do not; see `Definition.fixed`."""
-    paths: tuple[str, ...]
-    payload: str
-    """File of the pickled flow."""
-    loaders: int
-    """At most."""
-    loader_memory_mb: int
-    loader_lifetime_s: float
-    buffer_mb: float
-    cache_mb: float
-    host: str = "127.0.0.1"
-    allow_remote: bool = False
-    dataset: str = ""
-    """In words, for errors."""
-    preload: str = ""
-    """Modules that loaders import before their first call, with commas."""
-    patience: ServiceTimeouts = field(default_factory=ServiceTimeouts)
+class _StaleRoute(Exception):
+    """The reader's routes are not the present ones. Its client knows it by this name (`client.STALE_ROUTE`)."""
 
 
 class Shard:
     """Serves until `close`.
 
     Args:
-        settings: see there.
+        settings: from the router.
         folder: for the loaders' platform.
         token: shared secret of the whole service.
-        ending: called when nobody needs it any more.
+        on_end: called when it is not needed any more.
     """
 
-    def __init__(self, settings: ShardSettings, folder: Path, token: str, ending: Callable[[], None]) -> None:
+    def __init__(self, settings: ShardSettings, folder: Path, token: str, on_end: Callable[[], None]) -> None:
         keep_freed(1 << 28)
         self.settings = settings
         self._payload = Path(settings.payload).read_bytes()
-        # Fresh memory costs more than a copy into it: what samples have left is used for the next ones.
+        # Fresh memory costs more than a copy into it: memory that samples have left is used for the next ones.
         self._pool = BufferPool(idle_limit_bytes=int((settings.buffer_mb + settings.cache_mb) * MB))
-        self._options = QueueOptions(window=24, batch=8, lease_s=settings.patience.loader_lease_s)
+        self._options = QueueOptions(window=24, batch=8, lease_s=settings.timeouts.loader_lease_s)
         self._state = ShardState(
             random=settings.random, halves=settings.fixed >= 0, buffer_nbytes=int(settings.buffer_mb * MB), cache_nbytes=int(settings.cache_mb * MB),
             options=self._options, failed_sample=self._failed_sample, detach=lambda packed: owned(packed, self._pool),
         )  # fmt: skip
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        """Rung when batches were announced."""
+        """Notified when batches were requested."""
         self._reads: dict[tuple[str, int], threading.Event] = {}
-        self._replies: dict[str, LoaderReply] = {}
+        self._replies: dict[str, LoaderReply[SampleKey]] = {}
         self._replied: dict[str, threading.Event] = {}
-        self._leaving: set[str] = set()
+        self._ending: set[str] = set()
         self._seconds: dict[str, float] = {}
-        """Of loaders, by stage, since somebody was told."""
+        """Time of loaders by stage, since the last reply to a reader."""
         self._bad_ends, self._why = 0, ""
         self._elastic = Elastic()
         self._generation = settings.generation
-        self._guarded_at = time.monotonic()
-        self._ending = ending
+        self._monitored_at = time.monotonic()
+        self._on_end = on_end
         self._over = threading.Event()
-        self._calls: dict[str, Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]] = {
-            "read": self._read, "foresee": self._foresee, "attend": self._attend, "leave": self._leave,
-            "join": self._join, "sync": self._sync, "heartbeat": self._heartbeat, "goodbye": self._remove_loader,
-            "guard": self._guard,
-        }  # fmt: skip
-        self.endpoint = Endpoint(self._answer, token=token, host=settings.host, allow_remote=settings.allow_remote)
+        calls = Dispatcher("shard")
+        calls.add(READ, self._read)
+        calls.add(ANNOUNCE, self._announce)
+        calls.add(HEARTBEAT_CONSUMER, self._heartbeat_consumer)
+        calls.add(REMOVE_CONSUMER, self._remove_consumer)
+        calls.add(ADD_LOADER, self._add_loader)
+        calls.add(SYNC, self._sync)
+        calls.add(HEARTBEAT_LOADER, self._heartbeat_loader)
+        calls.add(REMOVE_LOADER, self._remove_loader)
+        calls.add(SHARD_STATUS, self._report)
+        self.endpoint = Endpoint(calls, token=token, host=settings.host, allow_remote=settings.allow_remote)
         self._fleet = LoaderFleet(
             folder, shard=self.endpoint.address, token=token, memory_mb=settings.loader_memory_mb,
-            lifetime_s=settings.loader_lifetime_s, preload=settings.preload, ended=self._ended,
+            lifetime_s=settings.loader_lifetime_s, preload=settings.preload, ended=self._loader_ended,
         )  # fmt: skip
         self._controller = threading.Thread(target=self._control, name="control", daemon=True)
         self._controller.start()
@@ -135,25 +141,22 @@ class Shard:
         self._fleet.close()
         self.endpoint.close()
 
-    def _answer(self, method: str, params: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-        return self._calls[method](params, buffers)
-
     # -- readers ------------------------------------------------------------------------------------------
 
-    def _read(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _read(self, p: ReadRequest, buffers: list[Any]) -> tuple[ReadReply, Buffers]:
         """A batch, once it is complete."""
-        consumer, ticket = p["consumer"], p["ticket"]
+        consumer, ticket = p.consumer, p.ticket
         indices = np.frombuffer(buffers[0], np.int64).tolist()
-        names = [self._state.key(i, p["epoch"], p["seed"], p["once"]) for i in indices]
+        keys = [self._state.key(i, p.epoch, p.seed, p.once) for i in indices]
         with self._lock:
-            self._check(p["generation"])
+            self._check(p.generation)
             end = time.monotonic() + ORDER_S
-            while p["after"] is not None and not self._state.is_announced(consumer, p["after"]):
+            while p.after is not None and not self._state.is_announced(consumer, p.after):
                 if not self._changed.wait(end - time.monotonic()):
                     break
-            if p["received"] is not None:
-                self._state.acknowledge(consumer, p["received"])
-            complete = self._state.request(consumer, p["job"], ticket, names, now=time.monotonic())
+            if p.received is not None:
+                self._state.acknowledge(consumer, p.received)
+            complete = self._state.request(consumer, p.job, ticket, keys, now=time.monotonic())
             ready = self._reads.setdefault((consumer, ticket), threading.Event())
             self._changed.notify_all()
             self._notify()
@@ -167,64 +170,68 @@ class Shard:
                         self._reads.pop((consumer, ticket), None)
                         break
                     ready.clear()
-                    self._state.request(consumer, p["job"], ticket, names, now=time.monotonic())
+                    self._state.request(consumer, p.job, ticket, keys, now=time.monotonic())
                     self._notify()
             if (consumer, ticket) not in self._reads:
-                raise StaleRoute(f"reader {consumer} was silent for too long")
+                raise _StaleRoute(f"reader {consumer} was silent for too long")
             if self._bad_ends >= ENDS_IN_A_ROW:
                 raise LoadersLost(f"{self._bad_ends} loader functions in a row ended without a sample: {self._why}")
             if cancelled() or self._over.is_set():
-                raise StaleRoute("nobody waits for this any more")
-            self._check(p["generation"])
+                raise _StaleRoute("the call was cancelled, or the shard ends")
+            self._check(p.generation)
         counts, parts = layout(found)
         with self._lock:
             seconds, self._seconds = self._seconds, {}
-        return {"counts": counts, "failed": [i for i, s in enumerate(found) if s.failed], "seconds": seconds}, parts
+        return ReadReply(counts=counts, failed=[i for i, s in enumerate(found) if s.failed], seconds=seconds), parts
 
-    def _foresee(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _announce(self, p: AnnounceRequest, buffers: list[Any]) -> tuple[Nothing, Buffers]:
+        indices = np.frombuffer(buffers[0], np.int64).tolist()
         with self._lock:
-            indices = np.frombuffer(buffers[0], np.int64).tolist()
-            self._state.announce(p["job"], p["epoch"], p["seed"], indices, ordered=p["ordered"])
-        return {}, []
+            self._state.announce(p.job, p.epoch, p.seed, indices, ordered=p.ordered)
+        return Nothing(), ()
 
-    def _attend(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _heartbeat_consumer(self, p: ConsumerHeartbeat, buffers: list[Any]) -> tuple[Nothing, Buffers]:
         with self._lock:
-            if self._state.heartbeat(p["consumer"], waiting=p["waiting"], now=time.monotonic()):
-                self._state.acknowledge(p["consumer"], p["received"])
+            if self._state.heartbeat(p.consumer, waiting=p.waiting, now=time.monotonic()):
+                self._state.acknowledge(p.consumer, p.received)
                 self._notify()
-        return {}, []
+        return Nothing(), ()
 
-    def _leave(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _remove_consumer(self, p: ConsumerRequest, buffers: list[Any]) -> tuple[Nothing, Buffers]:
+        self._remove_reader(p.consumer)
+        return Nothing(), ()
+
+    def _remove_reader(self, consumer: str) -> None:
         with self._lock:
-            self._state.remove_reader(p["consumer"])
+            self._state.remove_reader(consumer)
             if not self._state.readers:
-                self._bad_ends = 0  # the next one may find the world mended
-            for read in [read for read in self._reads if read[0] == p["consumer"]]:
+                self._bad_ends = 0  # the cause may be gone when the next reader comes
+            for read in [read for read in self._reads if read[0] == consumer]:
                 del self._reads[read]
-        return {}, []
 
     # -- loaders ------------------------------------------------------------------------------------------
 
-    def _join(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _add_loader(self, p: LoaderRequest, buffers: list[Any]) -> tuple[LoaderWelcome, Buffers]:
         with self._lock:
-            self._state.add_loader(p["loader"], now=time.monotonic())
-            self._replied[p["loader"]] = threading.Event()
-        return {
-            "paths": self.settings.paths, "wants_half": self._state.wants_half, "fixed": self.settings.fixed,
-            "batch": self._options.batch,
-        }, [self._payload]  # fmt: skip
+            self._state.add_loader(p.loader, now=time.monotonic())
+            self._replied[p.loader] = threading.Event()
+        _log.info("%s of flow %s begins", p.loader, self.settings.flow)
+        welcome = LoaderWelcome(
+            paths=self.settings.paths, wants_half=self._state.wants_half, fixed=self.settings.fixed,
+            batch=self._options.batch,
+        )  # fmt: skip
+        return welcome, [self._payload]
 
-    def _sync(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Results in, tasks out; waits for tasks where there are none."""
-        loader = p["loader"]
-        results = self._results(p["done"], buffers)
-        running = None if p["running"] is None else SampleKey(*p["running"])
-        report = LoaderReport(request=p["request"], done=tuple(results), running=running)
+    def _sync(self, p: SyncRequest, buffers: list[Any]) -> tuple[SyncReply, Buffers]:
+        """Takes results and returns tasks; waits for tasks where there are none."""
+        loader = p.loader
+        results = _results(p.done, buffers)
+        report = LoaderReport(request=p.request, done=tuple(results), running=p.running)
         with self._lock:
-            ready = self._replied.setdefault(loader, threading.Event())
-            ready.clear()
+            replied = self._replied.setdefault(loader, threading.Event())
+            replied.clear()
             self._replies.pop(loader, None)
-            for stage, seconds in p["seconds"].items():
+            for stage, seconds in p.seconds.items():
                 self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
             reply = self._state.report(loader, report, results, now=time.monotonic())
             if results:
@@ -234,132 +241,141 @@ class Shard:
             self._notify()
             if not reply.hold:
                 return self._tasks(loader, reply)
-            waiting: LoaderReply | None = self._replies.pop(loader, None)
+            waiting: LoaderReply[SampleKey] | None = self._replies.pop(loader, None)
         end = time.monotonic() + HOLD_S
         while waiting is None and time.monotonic() < end and not self._over.is_set():
-            if loader in self._leaving:
-                return {"over": True}, []
-            ready.wait(TICK_S)
+            if loader in self._ending:
+                return SyncReply(over=True), ()
+            replied.wait(TICK_S)
             with self._lock:
-                ready.clear()
+                replied.clear()
                 waiting = self._replies.pop(loader, None)
         if waiting is None:
-            return {"hold": True, "over": self._over.is_set()}, []
+            return SyncReply(hold=True, over=self._over.is_set()), ()
         with self._lock:
             return self._tasks(loader, waiting)
 
-    def _tasks(self, loader: str, reply: LoaderReply) -> tuple[dict[str, Any], list[Any]]:
-        rows: list[list[Any]] = []
+    def _tasks(self, loader: str, reply: LoaderReply[SampleKey]) -> tuple[SyncReply, Buffers]:
+        rows: list[TaskRow] = []
         buffers: list[Any] = []
-        for name, half in self._state.tasks(loader, reply):
+        for key, half in self._state.tasks(loader, reply):
             parts = () if half is None else half.buffers
-            rows.append([*name, len(parts), 0.0 if half is None else half.cost_s])
+            rows.append(TaskRow(*key, len(parts), 0.0 if half is None else half.cost_s))
             buffers += parts
-        return {"tasks": rows}, buffers
+        return SyncReply(tasks=rows), buffers
 
-    def _results(self, done: list[Any], buffers: list[Any]) -> dict[SampleKey, LoadResult]:
-        results, at = {}, 0
-        for name, count, cost_s, failed, halves, half_cost_s in done:
-            sample = _packed(buffers[at : at + count], cost_s, failed)
-            half = _packed(buffers[at + count : at + count + halves], half_cost_s, False) if halves else None
-            at += count + halves
-            results[SampleKey(*name)] = LoadResult(sample=sample, half=half)
-        return results
-
-    def _heartbeat(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _heartbeat_loader(self, p: LoaderRequest, buffers: list[Any]) -> tuple[Nothing, Buffers]:
         with self._lock:
-            self._state.scheduler.heartbeat(p["loader"], now=time.monotonic())
-        return {}, []
+            self._state.scheduler.heartbeat(p.loader, now=time.monotonic())
+        return Nothing(), ()
 
-    def _remove_loader(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _remove_loader(self, p: LoaderRequest, buffers: list[Any]) -> tuple[Nothing, Buffers]:
         with self._lock:
-            self._state.remove_loader(p["loader"])
-            self._forget_loader(p["loader"])
+            self._state.remove_loader(p.loader)
+            self._forget_loader(p.loader)
             self._notify()
-        return {}, []
+        return Nothing(), ()
 
-    def _ended(self, loader: str, outcome: Outcome) -> None:
+    def _loader_ended(self, loader: str, outcome: Outcome) -> None:
         with self._lock:
-            if outcome.status != "ok":
-                # Whoever dies of a sample is that sample's affair; those who never get so far might go on for ever.
+            if outcome.status == "ok":
+                _log.info("%s of flow %s has ended", loader, self.settings.flow)
+            else:
+                # A loader that dies of a sample counts against the sample; those that never get so far could go on for ever.
                 self._bad_ends += not self._state.is_busy(loader)
                 self._why = outcome.error or outcome.status
-            self._state.fail_loader(loader)  # harmless after a goodbye
+                _log.warning("%s of flow %s failed: %s", loader, self.settings.flow, last_line(self._why))
+            self._state.fail_loader(loader)  # changes nothing if it has deregistered
             self._forget_loader(loader)
             self._notify()
 
     def _forget_loader(self, loader: str) -> None:
-        self._leaving.discard(loader)
+        self._ending.discard(loader)
         self._replies.pop(loader, None)
         self._replied.pop(loader, None)
 
-    def _failed_sample(self, name: SampleKey, reason: str) -> SerializedSample:
-        return pack(
-            SampleFailed(f"{reason} ({last_line(self._why)})" if self._why else reason, flow=self.settings.flow, dataset=self.settings.dataset, index=name.sample, step="?"), failed=True
+    def _failed_sample(self, key: SampleKey, reason: str) -> SerializedSample:
+        _log.warning("sample %d of flow %s is given up: %s", key.sample, self.settings.flow, reason)
+        text = f"{reason} ({last_line(self._why)})" if self._why else reason
+        failed = SampleFailed(
+            text, flow=self.settings.flow, dataset=self.settings.dataset, index=key.sample, step="?"
         )  # fmt: skip
+        return pack(failed, failed=True)
 
     # -- control ------------------------------------------------------------------------------------------
 
-    def _guard(self, p: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-        """The router is there."""
+    def _report(self, p: StatusRequest, buffers: list[Any]) -> tuple[ShardStatus, Buffers]:
+        """Counters for the router, whose call also shows that it is alive."""
         with self._lock:
-            self._guarded_at = time.monotonic()
-            self._generation = max(self._generation, p["generation"])
-            core = self._state
-            return {
-                "readers": core.readers, "loaders": len(self._fleet.names), "loaded": core.loaded, "hits": core.hits,
-                "half_hits": core.half_hits, "skipped": core.scheduler.skipped,
-                "buffered_bytes": core.buffer.buffered_nbytes,
-                "cached_bytes": 0 if core.cache is None else core.cache.used_bytes,
-            }, []  # fmt: skip
+            self._monitored_at = time.monotonic()
+            self._generation = max(self._generation, p.generation)
+            state = self._state
+            status = ShardStatus(
+                readers=state.readers, loaders=len(self._fleet.names), loaded=state.loaded, hits=state.hits,
+                half_hits=state.half_hits, skipped=state.scheduler.skipped,
+                buffered_bytes=state.buffer.buffered_nbytes,
+                cached_bytes=0 if state.cache is None else state.cache.used_bytes,
+            )  # fmt: skip
+            return status, ()
 
     def _control(self) -> None:
-        """Leases, and how many loaders there should be."""
+        """Leases, and the number of loaders."""
         try:
             self._watch()
+        except Exception:  # noqa: BLE001 - it is logged, and the process ends
+            _log.exception("the control thread of shard %d of flow %s failed", self.settings.number, self.settings.flow)
         finally:
-            self._ending()  # also if its folder is gone: without control it would stay for ever
+            self._on_end()  # also if its folder is gone: without control it would never end
 
     def _watch(self) -> None:
-        patience = self.settings.patience
+        timeouts = self.settings.timeouts
         limits = ElasticLimits(
             most=self.settings.loaders, least=min(LEAST_LOADERS, self.settings.loaders), settle_s=1.0,
-            idle_s=patience.loaders_idle_s,
+            idle_s=timeouts.loaders_idle_s,
         )  # fmt: skip
         while not self._over.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
                 for loader in self._state.tick(now=now):
+                    _log.warning("%s of flow %s is silent and is cancelled", loader, self.settings.flow)
                     self._fleet.cancel(loader)
                     self._forget_loader(loader)
-                for consumer in self._state.silent_readers(patience.reader_lease_s, now=now):
-                    self._leave({"consumer": consumer}, [])
+                for consumer in self._state.silent_readers(timeouts.reader_lease_s, now=now):
+                    _log.warning("reader %s of flow %s is silent and is removed", consumer, self.settings.flow)
+                    self._remove_reader(consumer)
                 self._notify()
-                seen = LoadCounters(
-                    wanted=self._state.scheduler.unsettled, waiting=self._state.waiting,
-                    idle=len(self._state.scheduler.idle_loaders()), concurrency=limits.most,
-                )  # fmt: skip
-                self._elastic = decide(self._elastic, seen, limits, now=now)
-                names = [name for name in self._fleet.names if name not in self._leaving]
-                for _ in range(self._elastic.target - len(names) if self._bad_ends < ENDS_IN_A_ROW else 0):
-                    self._fleet.start()
-                surplus = len(names) - self._elastic.target
-                for loader in [n for n in self._state.scheduler.idle_loaders() if n in names][: max(0, surplus)]:
-                    self._leaving.add(loader)
-                    if loader in self._replied:
-                        self._replied[loader].set()
-                unused = not self._state.readers and now - self._guarded_at > patience.orphan_s
+                self._scale(limits, now)
+                unused = not self._state.readers and now - self._monitored_at > timeouts.orphan_s
             if unused:
                 return
 
+    def _scale(self, limits: ElasticLimits, now: float) -> None:
+        """Starts and ends loaders."""
+        scheduler = self._state.scheduler
+        seen = LoadCounters(
+            wanted=scheduler.unsettled, waiting=self._state.waiting, idle=len(scheduler.idle_loaders()),
+            concurrency=limits.most,
+        )  # fmt: skip
+        before, self._elastic = self._elastic.target, decide(self._elastic, seen, limits, now=now)
+        if self._elastic.target != before:
+            _log.info("flow %s is to have %d loaders instead of %d", self.settings.flow, self._elastic.target, before)
+        names = [name for name in self._fleet.names if name not in self._ending]
+        for _ in range(self._elastic.target - len(names) if self._bad_ends < ENDS_IN_A_ROW else 0):
+            self._fleet.start()
+        surplus = len(names) - self._elastic.target
+        for loader in [n for n in scheduler.idle_loaders() if n in names][: max(0, surplus)]:
+            self._ending.add(loader)
+            if loader in self._replied:
+                self._replied[loader].set()
+
     def _notify(self) -> None:
-        """Wakes who has got what he waits for."""
+        """Wakes the calls whose results are there."""
         for read in self._state.ready:
             if read in self._reads:
                 self._reads[read].set()
         self._state.ready.clear()
         for loader in self._state.scheduler.idle_loaders():
-            if loader in self._leaving:
+            if loader in self._ending:
                 continue
             reply = self._state.scheduler.assign(loader, now=time.monotonic())
             if reply.hold:
@@ -370,15 +386,26 @@ class Shard:
 
     def _check(self, generation: int) -> None:
         if generation != self._generation:
-            raise StaleRoute(f"routes of generation {generation}; those of now are of {self._generation}")
+            raise _StaleRoute(f"routes of generation {generation}; the present ones are of {self._generation}")
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, what it says."""
+    """The last line of a text: the message of a traceback."""
     return (text.strip().splitlines() or [""])[-1]
 
 
-def _packed(buffers: list[Any], cost_s: float, failed: bool) -> SerializedSample:
-    return SerializedSample(
-        buffers=tuple(buffers), nbytes=sum(memoryview(b).nbytes for b in buffers), cost_s=cost_s, failed=failed
-    )
+def _results(done: Sequence[ResultRow], buffers: list[Any]) -> dict[SampleKey, LoadResult]:
+    results, at = {}, 0
+    for row in done:
+        middle = at + row.buffers
+        end = middle + row.half_buffers
+        sample = _packed(buffers[at:middle], row.cost_s, failed=row.failed)
+        half = _packed(buffers[middle:end], row.half_cost_s) if row.half_buffers else None
+        results[row.key] = LoadResult(sample=sample, half=half)
+        at = end
+    return results
+
+
+def _packed(buffers: list[Any], cost_s: float, *, failed: bool = False) -> SerializedSample:
+    nbytes = sum(memoryview(b).nbytes for b in buffers)
+    return SerializedSample(buffers=tuple(buffers), nbytes=nbytes, cost_s=cost_s, failed=failed)

@@ -1,26 +1,27 @@
-"""A stream whose order a service draws for all jobs together (traversal access, DPFlow figure 4-10)."""
+"""A batch stream whose order a service draws for all jobs together (traversal access, DPFlow figure 4-10)."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.service.client import FlowClient
+from ephemeron.data.service.messages import JoinRequest, MarkRequest, TraverseRequest
+from ephemeron.data.service.protocol import JOIN, MARK, TRAVERSE
 from ephemeron.data.shuffle import Indices
 from ephemeron.errors import JobError
 
 AHEAD = 8
-"""Batches that are drawn at a time: they are certain from then on."""
+"""Batches drawn at a time; they are fixed from then on."""
 
 
 class _Drawn:
-    """What the service has drawn for this rank; shared by all copies of the stream."""
+    """Batches that the service has drawn for this rank; shared by all copies of the stream."""
 
     def __init__(self, client: FlowClient, job: str, chosen: Indices | None) -> None:
         self.client, self.job, self.chosen = client, job, chosen
@@ -33,25 +34,25 @@ class _Drawn:
         self.place_of = places
 
     def anew(self) -> _Drawn:
-        """Of the same job, as one that comes again."""
+        """A new state of the same job, as for a job that resumes."""
         return _Drawn(self.client, self.job, self.chosen)
 
-    def positions(self, indices: list[int]) -> Indices:
+    def positions(self, indices: Sequence[int]) -> Indices:
         places = indices if self.place_of is None else [self.place_of[index] for index in indices]
         return np.array(places, dtype=np.intp)
 
 
 @dataclass(slots=True, kw_only=True)
 class SharedStream(BatchStream):
-    """One rank's batches, in an order that is as random as its own and has as much in common with the others' as can be."""
+    """One rank's batches, in an order that is as random as its own would be and shares as much as possible with other jobs."""
 
     drawn: _Drawn = field(repr=False)
     resumed: str = ""
-    """The samples that were used of the epoch in which it was resumed."""
+    """Samples that had been used of the epoch in which it was resumed (`MarkReply.consumed`)."""
 
     @classmethod
     def of(cls, stream: BatchStream, client: FlowClient, job: str, chosen: Indices | None) -> SharedStream:
-        """Instead of that one, which has not begun."""
+        """The shared stream in place of an own one that has not begun."""
         if not stream.shuffle:
             raise JobError("sampling = 'shared' with shuffle = False", remedy="leave one of them out")
         return cls(
@@ -68,7 +69,7 @@ class SharedStream(BatchStream):
         return False
 
     def rest(self) -> Indices:
-        """All samples, in no order."""
+        """All samples, in no particular order."""
         return np.arange(self.samples)
 
     def following(self) -> Indices:
@@ -91,10 +92,10 @@ class SharedStream(BatchStream):
         return self.drawn.batches[key]
 
     def begin(self, epoch: int) -> SharedStream:
-        """As of any stream. What was drawn goes on only from the end of an epoch to the one that follows it.
+        """The stream at the beginning of an epoch. Draws continue only from the end of an epoch to the next one.
 
-        From anywhere else the service takes this for another job, as it does after a resumption: to it, an epoch that was
-        left before its end is not over.
+        In all other cases the service treats this as another job, as it does after a resumption: for the service, an epoch that
+        was left before its end is not over.
         """
         if epoch == self.epoch and self.steps == 0 and not self.resumed:
             return self.copy()
@@ -102,29 +103,32 @@ class SharedStream(BatchStream):
             return replace(self, epoch=epoch, steps=0)
         return replace(self, epoch=epoch, steps=0, resumed="", drawn=self.drawn.anew())
 
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-able; the same for every rank that has taken as many batches."""
+    def state_dict(self) -> dict[str, object]:
+        """The position as JSON; the same for every rank that has taken as many batches."""
         self._join()
-        mark = self.drawn.client.router("mark", {"job": self._name, "epoch": self.epoch, "steps": self.steps})
+        mark = self.drawn.client.router(MARK, MarkRequest(job=self._name, epoch=self.epoch, steps=self.steps))
         return {
             "samples": self.samples, "seed": self.seed, "shuffle": "shared", "epoch": self.epoch,
-            "consumed": mark["consumed"], "count": mark["count"],
+            "consumed": mark.consumed, "count": mark.count,
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         for key, mine in (("samples", self.samples), ("seed", self.seed), ("shuffle", "shared")):
             if state.get(key) != mine:
                 raise JobError(
                     f"the state is of {key} = {state.get(key)!r}, this stream has {mine!r}",
                     remedy="resume with the dataset, seed and sampling that the state was saved with",
                 )
-        self.epoch, self.steps = int(state["epoch"]), 0
+        epoch = state.get("epoch")
+        if not isinstance(epoch, int) or "consumed" not in state:
+            raise JobError(f"the state has epoch = {epoch!r}", remedy="load what state_dict() gave, unchanged")
+        self.epoch, self.steps = epoch, 0
         self.resumed = str(state["consumed"])
         self.drawn = self.drawn.anew()
 
     @property
     def _name(self) -> str:
-        """Of the job as it is now: one that was resumed is another one, which no late request of before can disturb."""
+        """Name of the job at the service. A resumed job gets another one, so that late requests do not disturb it."""
         assert self.drawn.joined is not None
         return self.drawn.joined
 
@@ -133,22 +137,20 @@ class SharedStream(BatchStream):
         with drawn.lock:
             if drawn.joined is not None:
                 return
-            found = drawn.client.router(
-                "join",
-                {"job": drawn.job, "rank": self.rank, "reader": drawn.reader, "samples": self.samples, "seed": self.seed, "batch": self.batch_size,
-                 "world_size": self.world_size, "remainder": self.remainder, "epoch": self.epoch,
-                 "consumed": self.resumed},
-                [] if drawn.chosen is None else [np.asarray(drawn.chosen, dtype=np.int64)],
+            request = JoinRequest(
+                job=drawn.job, rank=self.rank, reader=drawn.reader, samples=self.samples, seed=self.seed,
+                batch=self.batch_size, world_size=self.world_size, remainder=self.remainder, epoch=self.epoch,
+                consumed=self.resumed,
             )  # fmt: skip
-            drawn.joined = found["job"]
+            buffers = [] if drawn.chosen is None else [np.asarray(drawn.chosen, dtype=np.int64)]
+            drawn.joined = drawn.client.router(JOIN, request, buffers).job
 
     def _fetch(self) -> None:
         self._join()
-        found = self.drawn.client.router(
-            "traverse",
-            {"job": self._name, "rank": self.rank, "epoch": self.epoch, "sequence": self.steps, "acked": 0,
-             "count": AHEAD},
-        )  # fmt: skip
-        for ahead, indices in enumerate(found["batches"]):
+        request = TraverseRequest(
+            job=self._name, rank=self.rank, epoch=self.epoch, sequence=self.steps, acked=0, count=AHEAD
+        )
+        found = self.drawn.client.router(TRAVERSE, request)
+        for ahead, indices in enumerate(found.batches):
             self.drawn.batches[self.epoch, self.steps + ahead] = self.drawn.positions(indices)
-        self.drawn.left[self.epoch] = found["left"]
+        self.drawn.left[self.epoch] = found.left

@@ -1,6 +1,6 @@
-"""What a process waits for that is told to end, by a signal or by a thread of its own.
+"""Shutdown of a process by a signal or by a thread of its own.
 
-A `threading.Event` will not do: a handler that sets it, in the moment in which the main thread holds its lock, waits for ever.
+A `threading.Event` would deadlock: a signal handler that sets it while the main thread holds its lock waits for ever.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from types import FrameType
 
 
 class ShutdownSignal:
-    """SIGTERM, SIGINT, or `set`. Made and waited for in the main thread.
+    """Set by SIGTERM, SIGINT, or `set`. Made and waited for in the main thread.
 
     Args:
-        signals: that mean the end; their handlers are replaced.
+        signals: that end the process; their handlers are replaced.
     """
 
     def __init__(self, signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
@@ -28,14 +28,14 @@ class ShutdownSignal:
             signal.signal(number, _noted)
 
     def set(self) -> None:
-        """From any thread."""
-        with suppress(BlockingIOError):  # then it has been said often enough
+        """Ends the wait; from any thread."""
+        with suppress(BlockingIOError):  # the pipe is full of signals
             os.write(self._write, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it has been told, at last."""
+        """Waits; whether it has been set."""
         return bool(select.select([self._read], [], [], timeout_s)[0])
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Python writes to the pipe by itself, for signals that have a handler."""
+    """Handler without effect: Python writes to the pipe for every signal with a handler."""

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as a job's samples: from a folder or the published .tar.gz.
 
-An archive is read member by member in memory; nothing is extracted. All batches must be present: training on four
-fifths of the data after an interrupted download must not look like a result.
+An archive is read member by member in memory; nothing is extracted. All batches must be present: training on four fifths of the
+data because a download was interrupted should not look like a result.
 
 Peak memory is about 1 GB for either, in the process that loads, not in a function.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import tarfile
 import zlib
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,22 @@ from ephemeron.errors import JobError
 _LARGEST_MEMBER = 2**29
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CifarOptions:
+    """Options of `cifar10`."""
+
+    normalise: bool = True
+    """Whether channels get mean 0 and standard deviation 1 over the training set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cifar100Options(CifarOptions):
+    """Options of `cifar100`."""
+
+    labels: str = "fine"
+    """`fine` (100 classes) or `coarse` (20)."""
+
+
 def read(spec: DataSpec) -> tuple[Samples, Samples]:
     """Training and test samples. Options: `normalise` (default true) and, for CIFAR-100, `labels` ("fine", "coarse").
 
@@ -36,23 +52,21 @@ def read(spec: DataSpec) -> tuple[Samples, Samples]:
     Raises:
         JobError: a file is absent, damaged or unsafe, or an option is wrong.
     """
-    defaults: dict[str, Any] = {"normalise": True}
-    if spec.source == "cifar100":
-        defaults["labels"] = "fine"
-    options = read_options(spec, defaults)
-    labels = labels_of(spec.source, options.get("labels", ""), "data.options.labels")
+    options = read_options(spec, Cifar100Options if spec.source == "cifar100" else CifarOptions)
+    name = options.labels if isinstance(options, Cifar100Options) else ""
+    labels = labels_of(spec.source, name, "data.options.labels")
     path = need_path(spec, f"the folder {FORMS[spec.source][0].folder} or the published .tar.gz")
     form, place, files = _open(spec.source, path)
     train = [read_batch(place / name, files[name], form, labels) for name in form.train]
     test = read_batch(place / form.test, files[form.test], form, labels)
     pixels = np.concatenate([batch.inputs for batch in train])
     targets = np.concatenate([batch.targets for batch in train])
-    scale = _channel_statistics(pixels) if options["normalise"] else None
+    scale = _channel_statistics(pixels) if options.normalise else None
     return Samples(_scaled(pixels, scale), targets), Samples(_scaled(test.inputs, scale), test.targets)
 
 
 def _open(kind: str, path: Path) -> tuple[Form, Path, dict[str, bytes]]:
-    """The form that was found, the folder or archive that contains it, and the contents of all its files."""
+    """The form that is there, the folder or archive that holds it, and the contents of all its files."""
     forms = FORMS[kind]
     wanted = {name for form in forms for name in form.names}
     if not path.is_dir():
@@ -75,7 +89,7 @@ def _from_folder(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _from_archive(path: Path, wanted: Set[str]) -> dict[str, bytes]:
-    """Contents of the regular members with these names. Links and paths are harmless: no file is written."""
+    """Contents of the regular members of these names. Links and paths are of no consequence: nothing is written."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as archive:
@@ -94,7 +108,7 @@ def _from_archive(path: Path, wanted: Set[str]) -> dict[str, bytes]:
 
 
 def _drain(archive: tarfile.TarFile) -> None:
-    """Reads to the end: tarfile stops before it, and gzip's checksum comes last."""
+    """Reads to the end: tar stops before it, and gzip's checksum comes last."""
     while archive.fileobj is not None and archive.fileobj.read(2**20):
         pass
 

@@ -1,9 +1,9 @@
-"""A user's own torch Dataset, converted to arrays once, before any function is started.
+"""A user's own torch Dataset, turned into arrays once, before anything is started.
 
-Functions have no disk to read samples from, and a Dataset cannot be serialised without its files. So every sample is
-read once, in the process that starts the run. That would freeze random augmentation, so a training set that is random is
-refused: name a data flow, which reads anew in every epoch, or put the augmentation into the model. A random test set is
-read under fixed seeds. Not for data sets larger than memory.
+Functions have no disk to read samples from, and a Dataset cannot be sent without its files. So every sample is read once, in the
+process that starts the run. That would freeze random augmentation, so a random training set is refused: use a data flow, which reads
+anew in every epoch, or put the augmentation into the model. A random test set is read under fixed seeds. Limitation: the data set has
+to fit into memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ephemeron.errors import JobError
 
 
 def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
-    """Calls `module:function` with the options (and `path=data.path`, if given) and stacks its result.
+    """Calls `module:function` with the options (and `path=data.path`, if given) and stacks what it returns.
 
     Raises:
-        JobError: the function cannot be imported, does not take these options or raises; or its result is neither a
+        JobError: the function cannot be had, does not take these options or raises; or its result is neither a
             map-style Dataset of pairs nor a tuple (train, test) of two.
     """
     function = resolve(spec.source, code)
@@ -44,17 +44,16 @@ def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]
 
 
 def stack(dataset: Any, where: str, code: Sequence[Path] = (), *, may_be_random: bool = True) -> Samples:
-    """All pairs of a map-style Dataset as two arrays. The caller's random generators are not affected.
+    """All pairs of a map-style Dataset as two arrays. The caller's random generators stay as they were.
 
     Args:
         dataset: `dataset[i]` for 0 ≤ i < `len(dataset)` gives `(x, y)`: tensors, arrays or numbers.
-        where: name in messages.
-        code: folders of the user's code, to name the user's own line if it raises.
-        may_be_random: True if one draw per sample is acceptable for all epochs.
+        where: its name in messages.
+        code: folders of the user's code, to name the user's own line where it raises.
+        may_be_random: whether one draw per sample is acceptable for all epochs.
 
     Raises:
-        JobError: it is iterable only or empty, raises, is random although it may not be, or its samples differ in shape
-            or dtype.
+        JobError: it is iterable only or empty, raises, is random and may not be, or its samples differ in shape or dtype.
     """
     _check_map_style(dataset, where)
     count = _length(dataset, where, code)
@@ -92,7 +91,7 @@ def _refuse_random(dataset: Any, where: str) -> None:
 
 
 def _check_map_style(dataset: Any, where: str) -> None:
-    utils = sys.modules.get("torch.utils.data")  # imported already if the dataset is one of torch's
+    utils = sys.modules.get("torch.utils.data")  # who returns one of torch's has imported it
     iterable = utils is not None and isinstance(dataset, utils.IterableDataset)
     kind = type(dataset)
     if iterable or not callable(getattr(kind, "__len__", None)) or not callable(getattr(kind, "__getitem__", None)):

@@ -11,7 +11,7 @@ import numpy as np
 from ephemeron.data.formats.idx import idx_files, parse_idx
 from ephemeron.data.formats.one_line import one_line
 from ephemeron.data.samples import Array, Samples
-from ephemeron.data.sources.options import need_path, read_options
+from ephemeron.data.sources.options import NoOptions, need_path, read_options
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 
@@ -19,16 +19,16 @@ _FOLDER = "a folder with train-images-idx3-ubyte and train-labels-idx1-ubyte, ea
 
 
 def read(spec: DataSpec) -> tuple[Samples, Samples | None]:
-    """Training samples and, if the folder has `t10k-…` files, test samples.
+    """Training and, if the folder has `t10k-…` files, test samples.
 
     Returns:
         Inputs float32, bytes scaled to [0, 1], rank 3 as (N, 1, H, W) and other ranks as they are; targets int64,
         or float32 where the file holds floating-point numbers.
 
     Raises:
-        JobError: a file is absent, or differs from its header.
+        JobError: a file is absent, or not what its header says.
     """
-    read_options(spec, {})
+    read_options(spec, NoOptions)
     folder = need_path(spec, _FOLDER)
     if not folder.is_dir():
         raise JobError(f"data.path = {str(folder)!r} is not a folder", remedy=f"give {_FOLDER}")
@@ -42,7 +42,7 @@ def read_idx(path: Path) -> Array:
     """One IDX file, with or without gzip, as an array in native byte order.
 
     Raises:
-        JobError: it cannot be read, its magic number is unknown, or its length differs from that in its header.
+        JobError: it cannot be read, its magic number is unknown, or it is shorter or longer than its header says.
     """
     return parse_idx(_contents(path), path)[0]
 

@@ -1,4 +1,4 @@
-"""NumPy's .npz files: for any data that was prepared by other means.
+"""NumPy's .npz files: the way in for anything that was prepared elsewhere.
 
 Arrays keep the dtype they have in the file (whole numbers may be tokens, float64 may be meant). Arrays of Python
 objects are pickles and are refused.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -17,22 +18,30 @@ from ephemeron.data.sources.options import need_path, read_options
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 
-_DEFAULTS = {"inputs": "x", "targets": "y", "test_inputs": None, "test_targets": None}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpzOptions:
+    """Names of arrays in the file."""
+
+    inputs: str = "x"
+    targets: str = "y"
+    test_inputs: str | None = None
+    test_targets: str | None = None
 
 
 def read(spec: DataSpec) -> tuple[Samples, Samples | None]:
-    """Training samples and, if the options name their arrays, test samples.
+    """Training and, if the options name its arrays, test samples.
 
     Options: `inputs` (default "x"), `targets` ("y"), `test_inputs` and `test_targets`: names of arrays in the file.
 
     Raises:
-        JobError: the file is not an .npz, an array is absent or holds objects, or only one of the test arrays is named.
+        JobError: the file is no .npz, an array is absent or holds objects, or only one of the test arrays is named.
     """
-    options = read_options(spec, _DEFAULTS)
-    if (options["test_inputs"] is None) != (options["test_targets"] is None):
-        absent = "test_inputs" if options["test_inputs"] is None else "test_targets"
+    options = read_options(spec, NpzOptions)
+    if (options.test_inputs is None) != (options.test_targets is None):
+        absent = "test_inputs" if options.test_inputs is None else "test_targets"
         raise JobError(f"data.options.{absent} is missing", remedy="name both test_inputs and test_targets, or neither")
-    names = {option: name for option, name in options.items() if name is not None}
+    names = {option: name for option, name in asdict(options).items() if name is not None}
     arrays = _arrays(spec, names)
     train = Samples(arrays["inputs"], arrays["targets"])
     return train, Samples(arrays["test_inputs"], arrays["test_targets"]) if "test_inputs" in arrays else None

@@ -1,34 +1,40 @@
-"""Checks of options and path that all readers share."""
+"""Checks that every reader makes: of its options and of its path."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ephemeron.config.typed import build
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 
+Options = TypeVar("Options", bound=Any)
 
-def read_options(spec: DataSpec, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a source, with defaults filled in. A default of None means: optional text.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    """Options of a source that takes none."""
+
+
+def read_options(spec: DataSpec, cls: type[Options]) -> Options:
+    """The options of a source.
+
+    Args:
+        spec: of the job's data.
+        cls: dataclass of the source's options.
 
     Raises:
-        JobError: an option is unknown or has the wrong type.
+        JobError: an option is unknown or has another type.
     """
-    for name, value in spec.options.items():
-        if name not in defaults:
-            known = f"known options: {', '.join(defaults)}" if defaults else "it takes none"
-            raise JobError(f"source {spec.source!r} has no option {name!r}", remedy=known)
-        kind = str if defaults[name] is None else type(defaults[name])
-        if not isinstance(value, kind):
-            wanted = {bool: "true or false", str: "text"}[kind]
-            raise JobError(f"data.options.{name} = {value!r} should be {wanted}")
-    return {**defaults, **spec.options}
+    if spec.options and not fields(cls):
+        raise JobError(f"source {spec.source!r} takes no options, but has {', '.join(spec.options)}")
+    return build(cls, spec.options, where="data.options")
 
 
 def need_path(spec: DataSpec, what: str) -> Path:
-    """`data.path`, which is checked to exist.
+    """`data.path`, which exists.
 
     Args:
         what: what the path should name, for the message.

@@ -1,11 +1,12 @@
-"""Training and test samples from `data` of a job. One reader per source; common code is here.
+"""From `data` of a job to two sets of samples. One reader per source; their common part is here.
 
-A reader returns the training samples and, if its source has them, the test samples. Otherwise a seeded
+A reader returns the training samples and, if its source has them, the test samples. Where it has none, a seeded
 share of the training samples is held out. Readers are imported on use.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import numpy as np
 
 from ephemeron.config.typed import near
 from ephemeron.data.samples import DataSets, Samples
-from ephemeron.data.sources.options import read_options
+from ephemeron.data.sources.options import NoOptions, read_options
 from ephemeron.data.spec import DataSpec
 from ephemeron.data.split import held_out
 from ephemeron.errors import JobError, MissingExtra
 
+_log = logging.getLogger(__name__)
 SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz")
 """Sources by name; any other is `module:function`."""
 
@@ -26,8 +28,8 @@ def load(spec: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> DataSets:
     """Reads the samples of a job.
 
     Args:
-        spec: source of the samples.
-        seed: determines the held-out samples, if the source has no test set of its own.
+        spec: the source.
+        seed: of the choice of samples that are held out, where the source has no test set of its own.
         code: folders in which `module:function` is searched.
 
     Raises:
@@ -42,6 +44,7 @@ def load(spec: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> DataSets:
     if test is None:
         return hold_out(train, spec.test_fraction, seed=seed)
     _check_same_shapes(spec.source, train, test)
+    _log.debug("source %s: %d training and %d test samples", spec.source, len(train), len(test))
     return DataSets(train, test)
 
 
@@ -79,7 +82,7 @@ def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None
 
 def _digits(spec: DataSpec) -> Samples:
     """scikit-learn's 1797 digits: inputs float32 (N, 1, 8, 8) in [0, 1], targets int64."""
-    read_options(spec, {})
+    read_options(spec, NoOptions)
     if spec.path is not None:
         raise JobError(
             f"source 'digits' reads no file, but data.path = {str(spec.path)!r}", remedy="leave data.path out"

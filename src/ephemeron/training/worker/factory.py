@@ -12,7 +12,7 @@ import xxhash
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.config.user_code import resolve
 from ephemeron.data import Sampler, decode
-from ephemeron.data.batch_source import ArrayFeed, BatchSource
+from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
@@ -45,10 +45,10 @@ def open_feed(
         JobError, DatasetError: the flow has changed since the run was started.
     """
     if spec.flow is None:
-        return ArrayFeed(decode(bytearray(data)), decode(bytearray(test)))
-    from ephemeron.data.flow.batch_source import FlowFeed, decode_indices
+        return ArrayBatchSource(decode(bytearray(data)), decode(bytearray(test)))
+    from ephemeron.data.flow.batch_source import FlowBatchSource, decode_indices
 
-    return FlowFeed(
+    return FlowBatchSource(
         spec.flow, train_indices=decode_indices(bytes(data)), test_indices=decode_indices(bytes(test)), seed=spec.seed,
         iterations=spec.iterations, epoch_length=spec.split.iterations, code=folders, own_process=own_process,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.data import Samples
-from ephemeron.data.batch_source import ArrayFeed
+from ephemeron.data.batch_source import ArrayBatchSource
 from ephemeron.errors import ChannelTimeout
 from ephemeron.events import Loaded as LoadedEvent
 from ephemeron.events import Started
@@ -147,7 +147,7 @@ async def _is_over(invocation: InvocationContext) -> bool:
 
 async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Trainer, int]:
     if spec.trainer != "torch":
-        return build_trainer(spec, invocation.rank, folders=[], feed=ArrayFeed(_NOTHING, _NOTHING)), 0
+        return build_trainer(spec, invocation.rank, folders=[], feed=ArrayBatchSource(_NOTHING, _NOTHING)), 0
     if spec.stages is not None:
         from ephemeron.training.worker.pipeline.factory import stage_trainer  # needs torch
 

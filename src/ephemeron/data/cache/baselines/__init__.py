@@ -1,9 +1,9 @@
 """Replacement policies to compare `NextUse` with. No product path imports them.
 
-    recency   LRU, LFU, MinIO: policies without knowledge of the future
+    recency   LRU, LFU, MinIO: policies that know nothing of the future
     refcnt    RefCnt: the policy of Joader
     alsd      ALSD: the policy of DPFlow, as published
-    belady    Belady: the optimum, given the whole order of accesses
+    belady    Belady: the optimum, with the whole order of accesses given
     replay    runs a sequence of events through a cache and counts hits
 
 `benchmarks/caching.py` measures all of them.

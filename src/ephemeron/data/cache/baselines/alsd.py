@@ -8,13 +8,13 @@ it is not; over several jobs the distances are averaged with weights α, and the
         d̂_uc         likely future, one number for all  (3-2)
         d̂_uk         unknown future, one number for all (3-3)
 
-The average keeps ALSD from the optimum: Belady's rule uses the time of the next use by *any* job, which is the
+The average is what keeps ALSD from the optimum: Belady's rule asks when a sample is used next by *any* job, which is the
 minimum over jobs. A sample that one job needs at once and three need in a thousand steps has a longer average than one
-that all need in five hundred steps, and is evicted although it is worth keeping. `NextUse` uses the minimum and has
-the same interface; ALSD is here as the published method, for comparison.
+that all need in five hundred steps, and is evicted although it is worth keeping. `NextUse` asks for the minimum and has
+the same interface; ALSD is here because it is the published method, and to be compared with.
 
 Exact, without scoring the whole cache: d̂ consists of a part that never changes (Σ α_j p_j over the jobs that announced
-the sample) and a part that is the same for all samples with the same kind of knowledge. There is a heap
+the sample) and a part that is the same for all samples of which the jobs know the same kind of thing. There is a heap
 for each combination that occurs, 2^jobs of them for samplers that draw whole epochs, and at most one per object.
 """
 
@@ -28,7 +28,7 @@ from ephemeron.data.cache.policy import CachedItem, Group, bin_scale, value_bin
 class ALSD(LookaheadPolicy):
     """Evicts the longest weighted average of estimated sampling distances.
 
-    A sample that does not belong to a job counts as used in its epoch (distance N): the paper has no such samples.
+    A sample that is none of a job's counts as used in its epoch (distance N): the paper has no such samples.
 
     Args:
         cost_aware: multiply distances by bytes per second of preprocessing. If all cost the same, that changes nothing.
@@ -60,7 +60,7 @@ class ALSD(LookaheadPolicy):
 
 
 def _shared(knowledge: Knowledge, future: JobFuture) -> float:
-    """The part of a distance that is the same for all samples with the same kind of knowledge."""
+    """The part of a distance that is the same for all samples of which the same kind of thing is known."""
     if knowledge is Knowledge.CERTAIN:
         return -future.accessed
     if knowledge is Knowledge.LIKELY:

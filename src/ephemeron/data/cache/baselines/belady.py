@@ -1,7 +1,7 @@
-"""Belady's optimum (1966): with the whole order of accesses known, evict the object whose next use is latest.
+"""Belady's optimum (1966): with the whole order of accesses known, evict what is used last.
 
-Offline, hence not usable in a run but an upper bound for the other policies. Optimal in hits for objects of equal size,
-with or without forced admission; for unequal sizes the problem is NP-hard and bytes times distance is a good rule.
+Offline, hence no policy to run but the bar to measure the others by. Optimal in hits for objects of equal size, with or
+without admission of everything; for unequal sizes the problem is NP-hard and bytes times distance is a good rule.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ephemeron.data.cache.policy import CachedItem, Group, RankedPolicy, bin_sca
 
 
 class Belady(RankedPolicy):
-    """Evicts the object whose next use is latest in a given order.
+    """Evicts what is used last in an order that is given beforehand.
 
     Args:
         order: the key of every access of every job, in the order in which the cache will see them.
         cost_aware: multiply distances by bytes per second of preprocessing.
 
     Raises:
-        ValueError: from `observe`, when an access differs from the given order.
+        ValueError: from `observe`, when an access is not the one that the order says.
     """
 
     def __init__(self, order: Iterable[Key], *, cost_aware: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Policies without knowledge of the future: LRU, LFU and MinIO, for comparison.
+"""Policies that use no announced order: LRU, LFU and MinIO.
 
-LRU is the worst policy for epochs: the least recently used sample is the next one. MinIO (CoorDL, VLDB 2021)
-never replaces an object, which costs nothing and gives a hit rate of exactly the cached share in every epoch after the
+LRU is the worst policy for an epoch: the sample used longest ago comes next. MinIO (CoorDL, VLDB 2021)
+never replaces anything, which costs nothing and gives a hit rate of exactly the cached share in every epoch after the
 first; without a cache shared among jobs that know their order it is hard to beat.
 """
 
@@ -14,7 +14,7 @@ from ephemeron.data.cache.policy import CachedItem, Group, RankedPolicy
 
 
 class LRU(RankedPolicy):
-    """Evicts the least recently used object."""
+    """Evicts what was used longest ago."""
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Accessed):
@@ -25,9 +25,9 @@ class LRU(RankedPolicy):
 
 
 class LFU(RankedPolicy):
-    """Evicts the least frequently used object since its admission; among equals, the least recently used.
+    """Evicts what was used least often since it came into the cache; of several, what was used longest ago.
 
-    The last admitted object has been used only once and would always be the victim, so it is spared until the next one.
+    The newcomer has been used only once and would always be the victim, so it is spared until the next one comes.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class LFU(RankedPolicy):
 
 
 class MinIO(RankedPolicy):
-    """Never replaces an object: the last admitted one is the victim.
+    """Never gives up what it has: the newcomer is the victim.
 
-    Only if that one is held (it is being delivered to a job) and there is no room, the newest of the others is evicted.
+    Only if the newcomer is held (a job is being served with it) and there is no room, the newest of the others is evicted.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""RefCnt: evict the object that the fewest jobs still need, as in Joader."""
+"""RefCnt: evict what the fewest jobs still need, as Joader does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ephemeron.data.cache.policy import CachedItem, Group
 
 
 class RefCnt(LookaheadPolicy):
-    """Evicts the object that the fewest jobs still need in their current epochs; among equals, the least recently used.
+    """Evicts what the fewest jobs still need in their present epochs; of several, what was used longest ago.
 
-    It needs no announcements, only the accesses: the policy of Joader (NeurIPS 2022), as DPFlow compares with it.
+    It needs no announcements, only who has used what: the policy of Joader (NeurIPS 2022), as DPFlow compares with it.
     """
 
     def place(self, item: CachedItem) -> tuple[Group, float]:

@@ -1,4 +1,4 @@
-"""Cache simulator: hits of a cache for a recorded or synthetic sequence of events of jobs."""
+"""Simulation of a cache: a recorded or generated sequence of events, and the hits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def replay(
     nbytes: Callable[[Key], int] = lambda key: 1,
     cost_s: Callable[[Key], float] = lambda key: 1.0,
 ) -> list[bool]:
-    """Passes all events to a cache in order; a missed object is offered to it at once, unpinned.
+    """Runs events through a cache in order; what it misses is offered to it at once, unpinned.
 
     Args:
         cache: usually empty.
-        events: events of the jobs.
+        events: of the jobs, in order.
         nbytes: the size of each object in bytes.
         cost_s: seconds that each object takes to make.
 

@@ -1,7 +1,7 @@
-"""Importers: metadata for data in common formats. The public function is `import_dataset`.
+"""Importers: from existing files to metadata. `import_dataset` is the entry point.
 
 source            folder, URL, archive or file, as entries with references
-base              interface of importers
+base              the port of importers
 files_per_sample  images, coco, librispeech
 records           cifar10, cifar100, idx, npz
 tables            csv, parquet
@@ -9,15 +9,15 @@ tables            csv, parquet
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 from urllib.parse import unquote
 
 from ephemeron.config.typed import near
-from ephemeron.data.catalog.dataset import Dataset, check_id, data_folder, dataset_folder
+from ephemeron.data.catalog.dataset import Dataset, DefectEntry, check_id, data_folder, dataset_folder
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.importers import files_per_sample, records, tables
@@ -39,6 +39,7 @@ KINDS: Mapping[str, Importer] = {
     importer.kind: importer for importer in (*files_per_sample.IMPORTERS, *records.IMPORTERS, *tables.IMPORTERS)
 }
 """Importers by kind."""
+_log = logging.getLogger(__name__)
 
 
 def import_dataset(
@@ -57,7 +58,7 @@ def import_dataset(
     on_defect: str = "fail",
     tell: Tell | None = None,
 ) -> Dataset:
-    """Describes a source and publishes the description as a new version. Data is not moved, and copied only on request.
+    """Describes a source and publishes the description as a new version. Data is not moved, unless it is copied.
 
     Args:
         kind: one of `KINDS`.
@@ -70,9 +71,9 @@ def import_dataset(
         keep: keep variants of the previous version.
         copy: copy the source's files into the dataset's own `data` folder first.
         shard_size: samples per metadata shard.
-        digests: record pins of the content (`pins`): local data is read once for it, objects are pinned by their ETags.
-        on_defect: treatment of an unreadable row, an empty file or an absent one: `fail`, `skip`, or
-            `quarantine`, which keeps a copy. Entries left out are listed: `DatasetStore.defects`.
+        digests: whether to pin the content (`pins`): local data is read once for it, objects are pinned by their ETags.
+        on_defect: what to do with a row that cannot be read, an empty file or one that is absent: `fail`, `skip`, or
+            `quarantine`, which keeps a copy. `DatasetStore.defects` lists what was left out.
         tell: called with the progress.
 
     Raises:
@@ -97,14 +98,15 @@ def import_dataset(
     found = importer.find(ImportRequest(source=place, variant=variant, options=filled, defects=defects))
     if copy:
         _copy(place, store, f"{data_folder(name)}/{prefix}", tell)
-    told = {"kind": kind, "url": source, "options": dict(options or {})}
+    _log.info("import of %s as %s (%s) begins: %s", source, name, kind, ", ".join(found))
+    origin = {"kind": kind, "url": source, "options": dict(options or {})}
     new = {
         part: NewVariant(
             samples=_moved(_taken(counted(one, part, tell), place, digests, defects), prefix),
             decoders=one.decoders,
             root=root,
             info=one.info,
-            source=told,
+            source=origin,
             defects=partial(_listed, defects, place, store, name),
         )
         for part, one in found.items()
@@ -121,20 +123,20 @@ def _taken(
     return taken(samples, place.files, absent) if digests else samples
 
 
-def _listed(defects: Defects, place: ImportSource, store: DatasetStore, name: str) -> list[dict[str, Any]]:
-    """The list of entries left out; in quarantine, with a copy of each."""
+def _listed(defects: Defects, place: ImportSource, store: DatasetStore, name: str) -> list[DefectEntry]:
+    """Entries of the samples that were left out; in quarantine, each with a copy."""
     out = []
     for defect in defects.found:
-        entry, ref = defect.to_json(), defect.ref
+        kept, ref = None, defect.ref
         if defects.policy == "quarantine" and ref is not None and 0 < (ref.length or 0) <= MOST_KEPT_BYTES:
             (data,) = run(place.files.fetch([stored_range(ref)]))
             if ref.unpack is not None and ref.inner is not None:
                 start, length = ref.inner
                 data = unpack_bytes(ref.unpack, data)[start : start + length]
             suffix = PurePosixPath(defect.file).suffix
-            entry["kept"] = f"{dataset_folder(name)}/quarantine/{digest(data)}{suffix}"
-            run(store.files.create(entry["kept"], data))
-        out.append(entry)
+            kept = f"{dataset_folder(name)}/quarantine/{digest(data)}{suffix}"
+            run(store.files.create(kept, data))
+        out.append(defect.entry(kept))
     return out
 
 
@@ -152,7 +154,7 @@ def _moved(samples: Iterable[SampleMeta], prefix: str) -> Iterator[SampleMeta]:
 
 
 def _copy(place: ImportSource, store: DatasetStore, folder: str, tell: Tell | None) -> None:
-    """Copies the files of a source, used by samples or not; an existing file has to be identical."""
+    """Copies the files of a source, whether or not samples use them; an existing file has to be the same."""
     if not isinstance(place.files, FolderFiles):
         raise JobError(
             f"{place.url} is not on this machine, and only local files are copied",

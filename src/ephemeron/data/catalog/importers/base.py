@@ -1,7 +1,7 @@
-"""Interface of importers: a function from a source to variants whose samples are yielded one by one.
+"""The port of importers: functions from a source to variants whose samples are yielded one by one.
 
-It copies nothing. It reads what it needs (annotations, headers, labels), checks it, and names the file and the cause
-of each error. Metadata is yielded incrementally, so that a dataset of millions needs the memory of a shard.
+An importer copies nothing. It reads annotations, headers and labels, checks them, and names files that are wrong with the reason.
+Metadata is yielded as it goes, so that a data set of millions of samples needs the memory of one shard.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.errors import JobError
 
 Tell = Callable[[str, int, int | None], None]
-"""`(what, done, total)`: progress, called at intervals; `total` is None while it is unknown."""
+"""`(what, done, total)`: called with the progress; `total` is None while it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """Source and options of an import."""
+    """A source to import, with options."""
 
     source: ImportSource
     variant: str | None
-    """Name given by the user; None: `train`, or all splits of the source."""
+    """The user's name for it; None: `train`, or all variants of the source."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the kind, with defaults filled in."""
+    """Options of the kind, complete with defaults."""
     defects: Defects = field(default_factory=Defects)
-    """Collector of entries that are not usable samples."""
+    """Collects defective samples."""
 
     def single(self, found: FoundFiles) -> dict[str, FoundFiles]:
-        """The only variant, for kinds without splits of their own."""
+        """The variant of a source without splits, by its name."""
         return {self.variant or "train": found}
 
     def split(self, found: Mapping[str, Callable[[], FoundFiles]]) -> dict[str, FoundFiles]:
-        """All splits, or the requested one, for kinds that have several.
+        """The variants of a source with splits: all, or the requested one.
 
         Raises:
             JobError: the source has no such split.
@@ -49,12 +49,12 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFiles:
-    """A variant that an importer found."""
+    """A variant that an importer has found."""
 
     samples: Iterable[SampleMeta]
     decoders: Mapping[str, Mapping[str, Any]]
     total: int | None = None
-    """Number of samples, if known before they are yielded."""
+    """Number of samples, if it is known before they are yielded."""
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -65,7 +65,7 @@ class Importer:
     kind: str
     find: Callable[[ImportRequest], dict[str, FoundFiles]]
     options: Mapping[str, str] = field(default_factory=dict)
-    """Name -> default; the help of the command line explains them."""
+    """Name -> default; the command line's help explains them."""
 
     def filled(self, options: Mapping[str, str]) -> dict[str, str]:
         """The options, with defaults for the others.
@@ -81,7 +81,7 @@ class Importer:
 
 
 def counted(found: FoundFiles, variant: str, tell: Tell | None, *, every: int = 1000) -> Iterator[SampleMeta]:
-    """The samples, with a report of progress after every `every` samples and at the end."""
+    """The samples; reports the progress after every `every` of them, and at the end."""
     done = 0
     for done, sample in enumerate(found.samples, 1):
         yield sample

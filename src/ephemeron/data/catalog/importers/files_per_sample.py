@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,7 +23,7 @@ def _image_folder(request: ImportRequest) -> dict[str, FoundFiles]:
     source = request.source
     paths = source.only(IMAGES, what="images")
     for path in [path for path in paths if "/" not in path]:
-        wrong = source.wrong(path, "lies outside of a folder that names its class", "one folder per class")
+        wrong = source.wrong(path, "is outside of a folder that names its class", "one folder per class")
         request.defects.caught(wrong, source, path, ref=source.entries[path])
         paths.remove(path)
     classes = sorted({path.partition("/")[0] for path in paths})
@@ -39,6 +40,16 @@ def _image_folder(request: ImportRequest) -> dict[str, FoundFiles]:
                 yield SampleMeta(key=path, data={"image": source.entries[path]}, target=number[path.partition("/")[0]])
 
     return request.single(FoundFiles(samples=samples(), decoders=_IMAGE, total=len(paths), info=info))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Objects:
+    """The target of an image: its annotated objects."""
+
+    image_id: int
+    boxes: list[list[float]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    iscrowd: list[int] = field(default_factory=list)
 
 
 def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
@@ -59,9 +70,7 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
         categories = [{"id": i, "name": name} for i, name in ids]
         label = {own: i for i, (own, _) in enumerate(ids)}
         images = sorted((int(image["id"]), str(image["file_name"])) for image in table["images"])
-        targets: dict[int, dict[str, Any]] = {
-            i: {"image_id": i, "boxes": [], "labels": [], "iscrowd": []} for i, _ in images
-        }
+        targets = {i: _Objects(image_id=i) for i, _ in images}
         annotations = list(table["annotations"])
     except (KeyError, TypeError, ValueError) as e:
         raise _no_annotations(where, e) from None
@@ -76,7 +85,8 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
             at = f"annotation {note.get('id')}" if isinstance(note, dict) else "an annotation"
             if owner not in names or owner in targets:  # once for each image
                 request.defects.caught(_no_annotations(where, e), source, name, at=at, ref=known.get(name))
-            targets.pop(owner, None)  # type: ignore[arg-type]
+            if isinstance(owner, int):
+                targets.pop(owner, None)
     del table, annotations
 
     def samples() -> Iterator[SampleMeta]:
@@ -91,22 +101,22 @@ def _coco(request: ImportRequest) -> dict[str, FoundFiles]:
                 continue
             if _is_empty(request, name):
                 continue
-            yield SampleMeta(key=name, data={"image": source.entries[name]}, target=targets.pop(number))
+            yield SampleMeta(key=name, data={"image": source.entries[name]}, target=asdict(targets.pop(number)))
 
     return request.single(
         FoundFiles(samples=samples(), decoders=_IMAGE, total=len(images), info={"categories": categories})
     )
 
 
-def _annotate(targets: dict[int, dict[str, Any]], label: dict[int, int], note: Any) -> None:
+def _annotate(targets: dict[int, _Objects], label: dict[int, int], note: Any) -> None:
     """Adds an annotation to its image's target, or raises and adds nothing."""
     target = targets[note["image_id"]]
     box, kind, crowd = [float(n) for n in note["bbox"]], label[note["category_id"]], int(note.get("iscrowd", 0))
     if len(box) != 4:
         raise ValueError(f"annotation {note.get('id')} has a box of {len(box)} numbers")
-    target["boxes"].append(box)
-    target["labels"].append(kind)
-    target["iscrowd"].append(crowd)
+    target.boxes.append(box)
+    target.labels.append(kind)
+    target.iscrowd.append(crowd)
 
 
 def _no_annotations(where: str, e: Exception) -> JobError:

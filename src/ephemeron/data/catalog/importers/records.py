@@ -125,7 +125,7 @@ class _Member:
     def row(self, i: int) -> DataRef:
         return self._ref.within(self._start + i * self._size, self._size)
 
-    def decoder(self) -> dict[str, Any]:
+    def decoder(self) -> dict[str, object]:
         return {"decoder": "array", "dtype": self._dtype.str, "shape": list(self.shape[1:])}
 
     def values(self, source: ImportSource) -> Array:

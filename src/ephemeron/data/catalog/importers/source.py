@@ -1,7 +1,7 @@
-"""Source of an import: the files below a folder or URL, the members of a tar or zip archive, or one file.
+"""Sources of imports: the files below a folder or URL, the members of a tar or zip archive, or one file.
 
-Members of archives are byte ranges of the archive, so a dataset in a folder can also be imported from an
-archive, which stays unchanged. A compressed tar has no random access and is refused.
+Members of archives are byte ranges of the archive, so everything that can be imported from a folder can be imported from an
+archive, which stays as it is. A compressed tar has no random access and is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ImportSource:
     """
 
     url: str
-    """URL given by the user, for messages."""
+    """The URL as given, for messages."""
     files: Files
     """Root of the `path` of every reference."""
     entries: dict[str, DataRef]

@@ -1,30 +1,37 @@
 """DynaGCS, dynamic grouped collaborative sampling, as published (DPFlow section 3.4.4, algorithm 3.11).
 
-A job that runs out of samples becomes the main job of a round. The tree is descended from the largest set of jobs that
-contains it: samples drawn from those that all jobs of a set have left go to the buffers of all of them. Choices that the
-text leaves open:
+A job that runs out of samples becomes the main job of a round. The tree is descended from the largest set of jobs that it is in:
+samples drawn from those that all jobs of a set have left go to the buffers of all of them. Where the text leaves a choice:
 
-- A round draws one group of g samples for the main job (3-8), from the top of the tree, and descends only for missing
-  samples. Algorithm 3.11 draws g from *every* node on the way, but then most samples come from small sets and the
-  overlap of 75 % that section 5.2.2 reports for equal jobs is impossible; and its text says "at most one group".
+- A round draws one group of g samples for the main job (3-8), from the top of the tree, and goes down only for what
+  is missing. Algorithm 3.11 draws g from *every* node on the way, but then most samples come from small sets and the
+  overlap of 75 % that section 5.2.2 reports for equal jobs cannot be; and its text says "at most one group".
 - All jobs of a node get its samples (line 16), also those whose buffers are full.
 
-Measured (`benchmarks/sampling.py`), and the reason for `Coupled`: orders are uniform only if all jobs have the
-same dataset and each epoch is considered alone. With partly overlapping datasets, shared samples come first in every
-epoch. With jobs that are out of phase, an epoch repeats the order of the previous one, because the remaining samples of
-one job determine those given to the other. And samples dealt to a slow job have been evicted by the time it uses them.
+Measured (`benchmarks/sampling.py`), and the reason why `Coupled` exists: orders are uniform only where all jobs have the
+same dataset and each epoch is looked at alone. With partly overlapping datasets, shared samples come first in every epoch. With
+jobs that are out of phase, an epoch repeats the order of the last one, because what one job has left decides what
+the other is given. And what is dealt to a slow job has left the cache by the time it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ephemeron.data.sampling.baselines.tree import IntersectionTree, intersection
 from ephemeron.data.sampling.job_state import JobState
 from ephemeron.data.sampling.sampler import CollaborativeSampler
+from ephemeron.data.stored import document, restore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeState:
+    """The tree of `DynaGCS`, as it is stored."""
+
+    levels: Sequence[Sequence[Sequence[str]]]
 
 
 class DynaGCS(CollaborativeSampler):
@@ -69,13 +76,13 @@ class DynaGCS(CollaborativeSampler):
         return max(1, min(m.batch // 2 for m in ready))
 
     def _epoch_drawn(self, member: JobState) -> None:
-        """Removes the job from the tree, and inserts it again with all of its samples if another epoch follows."""
+        """Removes a job from the tree, and inserts it again with all of its samples if another epoch follows."""
         self.tree.remove(member.job)
         if member.open_count:
             self.tree.insert(member, list(self.jobs), self.jobs.rate)
 
     def likely(self, member: JobState) -> Mapping[int, float]:
-        """Remaining samples of each node that contains the job, with the weight level + 1 of the largest of them."""
+        """Samples left in the nodes of the job, with the weight level + 1 of the largest such node."""
         weights: dict[int, float] = {}
         for level, node in self.tree.downwards(member.job):
             shared = intersection(self.jobs[job] for job in node)
@@ -83,8 +90,8 @@ class DynaGCS(CollaborativeSampler):
                 weights.setdefault(index, level + 1.0)
         return weights
 
-    def extra_state(self) -> dict[str, Any]:
-        return {"levels": [[sorted(node) for node in level] for level in self.tree.levels]}
+    def extra_state(self) -> dict[str, object]:
+        return document(TreeState(levels=[[sorted(node) for node in level] for level in self.tree.levels]))
 
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self.tree = IntersectionTree(state["levels"])
+    def load_extra_state(self, state: object) -> None:
+        self.tree = IntersectionTree(restore(TreeState, state, where="sampler state: extra").levels)

@@ -1,4 +1,4 @@
-"""Adapter from a sampler to a cache: draws of samplers become events for policies (DPFlow section 3.4.4, end).
+"""From a sampler to a cache: the draws of a sampler as events for a policy (DPFlow section 3.4.4, end).
 
     forecast = Forecast(sampler)
     batch, news = forecast.take(job, now_s=clock())
@@ -7,9 +7,8 @@
     for index in batch.indices.tolist():
         cache.lookup(job, index, now_s=clock())
 
-A sampler may draw for one job when another asks. So every `take` checks all jobs and announces the samples drawn for
-them since the last one, beginning with the samples of the batch itself. Likely futures change with every draw and can
-be as long as a dataset; they are updated only at intervals.
+A sampler may draw for one job during a call of another. So with every `take` the new draws of all jobs are announced, the samples of
+the batch itself first. Likely futures change with every draw and can be as long as a dataset; they are renewed only now and then.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ class Forecast:
     """Turns a sampler's draws into events for a cache, each draw once.
 
     Args:
-        sampler: the sampler of the jobs.
-        likely_every: samples taken by any job between two updates of the likely futures, as a part of all samples.
+        sampler: whose jobs to follow.
+        likely_every: samples taken by any job between two renewals of the likely futures, as a part of all samples.
     """
 
     def __init__(self, sampler: CollaborativeSampler, *, likely_every: float = 1 / 64) -> None:
         self.sampler = sampler
         self.likely_every = likely_every
-        self._told: dict[str, tuple[int, int]] = {}
+        self._announced: dict[str, tuple[int, int]] = {}
         self._hinted: set[str] = set()
         self._since_renewal = 0
 
     def take(self, job: str, count: int | None = None, *, now_s: float) -> tuple[SharedBatch, list[Event]]:
-        """The sampler's next batch for a job, and the events to pass to the cache before the batch is looked up.
+        """The sampler's next batch for a job, and the events that a cache needs before the batch is looked up.
 
         Raises:
-            JobError: raised by the sampler.
+            JobError: as from the sampler.
         """
         batch = self.sampler.take(job, count, now_s=now_s)
         return batch, self.news(batch)
 
     def news(self, batch: SharedBatch | None = None) -> list[Event]:
-        """Jobs that left or joined, new draws and likely samples since the last call.
+        """Events since the last call: jobs that left or joined, draws, likely samples.
 
         Args:
-            batch: samples that were taken meanwhile, and not yet announced to the cache.
+            batch: samples that were taken meanwhile, and that are not announced yet.
         """
         events: list[Event] = []
         here = {member.job: member.number for member in self.sampler.jobs}
-        for job, (number, _) in list(self._told.items()):
+        for job, (number, _) in list(self._announced.items()):
             if here.get(job) != number:
-                del self._told[job]
+                del self._announced[job]
                 self._hinted.discard(job)
                 events.append(Left(job=job))
         for member in self.sampler.jobs:
@@ -71,12 +70,12 @@ class Forecast:
     def _of(self, member: JobState, batch: SharedBatch | None) -> list[Event]:
         events: list[Event] = []
         just_taken = [] if batch is None else batch.indices.tolist()
-        if member.job not in self._told:
-            self._told[member.job] = (member.number, member.taken - len(just_taken))
+        if member.job not in self._announced:
+            self._announced[member.job] = (member.number, member.taken - len(just_taken))
             events.append(Joined(job=member.job, keys=frozenset(member.indices.tolist())))
-        number, told = self._told[member.job]
-        if member.drawn > told:
+        number, announced = self._announced[member.job]
+        if member.drawn > announced:
             drawn = just_taken + self.sampler.future(member.job).certain.tolist()
-            events.append(Announced(job=member.job, keys=drawn[told - member.drawn :]))
-            self._told[member.job] = (number, member.drawn)
+            events.append(Announced(job=member.job, keys=drawn[announced - member.drawn :]))
+            self._announced[member.job] = (number, member.drawn)
         return events

@@ -1,16 +1,16 @@
 """Joader's dependent sampling (NeurIPS 2022), from its published idea.
 
-Jobs draw one sample each at the same moment. Each draw has to be uniform over the job's remaining samples, but the draws
-of different jobs need not be independent: for two jobs with remaining sets R ⊇ or ∩ S, |R| ≥ |S|, the same sample can
-serve both with probability at most |R ∩ S| / |R|. That bound is reached by drawing x uniformly from R, giving it to the
-second job too if it is in S, and otherwise drawing for that job from S with the remaining probabilities
-1/|S| - [z ∈ R]/|R|. For more jobs, the one with most left draws first and each is coupled to the one before it.
+Jobs draw one sample each at the same moment. Each draw has to be uniform over what that job has left, but the draws of
+different jobs need not be independent: for two jobs with remaining sets R ⊇ or ∩ S, |R| ≥ |S|, the same sample can serve both
+with probability at most |R ∩ S| / |R|, and that bound is reached by drawing x uniformly from R, giving it to the second
+job too if it is in S, and otherwise drawing for that job from S with the probabilities that are left over,
+1/|S| - [z ∈ R]/|R|. For more jobs, the one with most left draws first and each is tied to the one before it.
 
-Given everything that happened before, every draw of every job is uniform over its remaining samples. So orders are
-exactly uniform permutations, independent between the epochs of a job, also over datasets that overlap only partly.
+Given everything that happened before, every draw of every job is uniform over what it has left. So orders are exactly
+uniform permutations, independent between the epochs of a job, also over datasets that overlap only partly.
 
 Jobs draw together while their buffers are not full (one batch). A faster job draws more often, hence partly alone: that
-is the loss of the method at unequal speeds.
+is what the method loses to unequal speeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ephemeron.data.sampling.sampler import CollaborativeSampler
 
 
 class Joader(CollaborativeSampler):
-    """Samples drawn one at a time for all jobs with room in their buffers, coupled pairwise as uniformity allows."""
+    """Samples drawn one at a time for all jobs with room in their buffers, tied pairwise as far as uniformity allows."""
 
     def draw(self, member: JobState, wanted: int) -> None:
         rounds = wanted - len(member.queue)

@@ -1,8 +1,8 @@
 """Samplers that draw whole epochs beforehand: PyTorch's, where every job has its own order, and CoorDL's common one.
 
-Both know their whole future, which suits a cache. They differ in what they share: independent orders share the samples
-that a cache happens to hold, and need a large one; a common order shares everything while jobs run in step, and nothing
-once one of them is behind by more than the cache's capacity.
+Both know all draws in advance, which suits a cache. They share differently: independent orders share the samples that a cache
+happens to hold, and need a large one; a common order shares all samples while jobs run in step, and none once one of them is a
+cache's length behind.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Independent(_WholeEpochs):
 
     Args:
         seed: any integer.
-        ahead: epochs that are drawn before they begin. 1 costs N numbers of memory per job, and informs a cache about
-            the next epoch, which is worth 3 points of hit rate (see `ephemeron.data.cache.nextuse`).
+        ahead: epochs that are drawn before they begin. 1 costs N numbers of memory per job, and tells a cache what follows
+            this epoch, which is worth 3 points of hit rate (see `ephemeron.data.cache.nextuse`).
     """
 
     def order(self, member: JobState, epoch: int) -> Indices:
@@ -65,8 +65,8 @@ class Independent(_WholeEpochs):
 class CoorDL(_WholeEpochs):
     """All jobs go through an epoch in the same uniformly random order (coordinated preparation, VLDB 2021).
 
-    The original serves jobs in lockstep, all on one dataset. Here no job waits: a late or slow one goes through
-    the same order later. With different datasets the order is that of the common numbering, filtered.
+    The original serves jobs in lockstep, all on one dataset. Here no job waits: a late or slow job uses the same order later.
+    With different datasets the order is that of the common numbering, filtered.
 
     Args:
         seed: any integer.

@@ -1,6 +1,6 @@
-"""DynaGCS's intersection tree: sets of jobs that are worth drawing for together (DPFlow section 3.4.4).
+"""DynaGCS's intersection tree: which sets of jobs are worth drawing for together (DPFlow section 3.4.4).
 
-Level l holds sets of l+1 jobs. There are 2^n sets, so each level keeps only the n with the greatest contribution:
+Level l holds sets of l+1 jobs. There are 2^n sets, so each level keeps only the n of greatest contribution:
 
     c = |I| / Σ_j |S_j| · speed        (3-6)   I: samples that all jobs of the set have left; S_j: those that job j has left
     speed = exp(-sqrt(mean over jobs of ((v_j - v̄)/v̄)²))    (3-7)   1 if all are equally fast
@@ -20,7 +20,7 @@ Node = frozenset[str]
 
 
 def speed_similarity(rates: Collection[float]) -> float:
-    """Similarity of the jobs' speeds, from 0 to 1 (equation 3-7).
+    """Similarity of the speeds of jobs, from 0 to 1 (equation 3-7).
 
     Args:
         rates: samples per second, each above 0, at least one.
@@ -30,7 +30,7 @@ def speed_similarity(rates: Collection[float]) -> float:
 
 
 def intersection(members: Iterable[JobState]) -> Mask:
-    """I: mask of the samples that all of these jobs have left, over slots."""
+    """I: what all of these jobs have left, over slots."""
     first, *others = members
     mask = first.open.copy()
     for member in others:
@@ -39,7 +39,7 @@ def intersection(members: Iterable[JobState]) -> Mask:
 
 
 def contribution(members: Sequence[JobState], rate: Callable[[JobState], float]) -> float:
-    """Contribution of a set of jobs to sharing (equation 3-6); 0 if none of them has anything left."""
+    """Contribution of a set of jobs to sharing (equation 3-6); 0 if none of them has samples left."""
     left = sum(m.open_count for m in members)
     if not left:
         return 0.0
@@ -48,7 +48,7 @@ def contribution(members: Sequence[JobState], rate: Callable[[JobState], float])
 
 
 class IntersectionTree:
-    """The nodes of each level. Their samples follow from the remaining samples of the jobs."""
+    """The nodes of each level. Which samples they stand for follows from what the jobs have left."""
 
     def __init__(self, levels: Iterable[Iterable[Iterable[str]]] = ()) -> None:
         self.levels: list[list[Node]] = [[frozenset(node) for node in level] for level in levels]
@@ -57,7 +57,7 @@ class IntersectionTree:
         """A job joins every node of every level; then each level is pruned to as many nodes as there are jobs.
 
         Args:
-            member: the joining job.
+            member: who joins.
             members: all jobs, with this one.
             rate: samples per second of a job.
         """
@@ -72,7 +72,7 @@ class IntersectionTree:
             self.levels[level] = sorted(nodes, key=lambda n: (-worth[n], sorted(n)))[:width]
 
     def remove(self, job: str) -> None:
-        """Removes a job from its nodes. The remaining set of a node moves one level lower; duplicates are dropped."""
+        """A job leaves its nodes. What is left of them belongs one level lower; what is there already is dropped."""
         kept: list[dict[Node, None]] = [{} for _ in self.levels]
         for nodes in self.levels:
             for node in nodes:

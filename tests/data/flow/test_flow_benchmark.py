@@ -11,7 +11,7 @@ from flows import Numbers, flow
 
 from ephemeron.cli.main import main
 from ephemeron.data.flow import Flow
-from ephemeron.data.flow.doctor import diagnose
+from ephemeron.data.flow.benchmark import benchmark_flow
 
 CODE = """
 from ephemeron.data.flow import Flow
@@ -120,12 +120,12 @@ batch_size = 4
 
 
 def test_a_trainer_that_is_slower_than_its_loaders_is_not_held_up():
-    found = diagnose(flow(64), batch_size=8, batches=6, workers=1, step_s=0.05)
+    found = benchmark_flow(flow(64), batch_size=8, batches=6, workers=1, step_s=0.05)
     assert found.counters.batches == 6
     assert found.counters.bound_by() in (None, "noisy", "network", "collate", "read")
     assert 0 <= found.counters.waiting < 0.9
 
 
 def test_an_empty_flow():
-    found = diagnose(Flow("a/b").dataset(Numbers(0)), workers=0)
+    found = benchmark_flow(Flow("a/b").dataset(Numbers(0)), workers=0)
     assert (found.samples, found.counters.batches, found.samples_per_s) == (0, 0, 0.0)

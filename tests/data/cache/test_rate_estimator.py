@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.data.cache import RateEstimator
-from ephemeron.data.cache.rate_estimator import assumed_rate
+from ephemeron.data.cache.rate_estimator import RateState, assumed_rate
 
 
 @given(st.floats(0.01, 1000), st.integers(1, 64), st.integers(2, 40))
@@ -53,8 +54,8 @@ def test_the_state_is_everything(times) -> None:
     pace = RateEstimator()
     for now_s in sorted(times):
         pace.observe(now_s, 3)
-    copy = RateEstimator.from_state(json.loads(json.dumps(pace.state_dict())))
+    copy = RateEstimator.from_state(RateState(**json.loads(json.dumps(asdict(pace.state())))))
     for one in (pace, copy):
         one.observe(200.0)
-    assert copy.state_dict() == pace.state_dict()
+    assert copy.state() == pace.state()
     assert copy.samples_per_s == pace.samples_per_s

@@ -22,7 +22,7 @@ from ephemeron.data.catalog.objects import ObjectFiles
 from ephemeron.data.flow import Flow
 from ephemeron.data.flow.collate import Stacking
 from ephemeron.data.flow.fork_pool import ChunkDone
-from ephemeron.data.flow.prefetch import Forked, Inline, LoadStrategy, Prefetcher, Threaded, way_of
+from ephemeron.data.flow.prefetch import Forked, Inline, LoadStrategy, Prefetcher, Threaded, load_strategy
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings
 from ephemeron.errors import LoadersLost, SampleFailed
 
@@ -54,9 +54,9 @@ def data(batch: TrainingBatch) -> tuple[bytes, list[int]]:
 @pytest.mark.parametrize("name", ["thread", "1", "3"])
 def test_every_way_gives_the_same_bytes_in_any_order(name):
     loading = loading_of(flow())
-    here = Prefetcher(loading=loading, way=Inline(loading))
+    here = Prefetcher(loading=loading, strategy=Inline(loading))
     expected = [data(here.get(i, wanted)) for i in range(10)]
-    there = Prefetcher(loading=loading, way=way(name, loading))
+    there = Prefetcher(loading=loading, strategy=way(name, loading))
     order = [0, 1, 2, 3, 2, 8, 9, 0, 5, 5, 6, 7]
     assert [data(there.get(i, wanted)) for i in order] == [expected[i] for i in order]
     there.close()
@@ -65,7 +65,7 @@ def test_every_way_gives_the_same_bytes_in_any_order(name):
 def test_other_batches_for_the_same_iterations():
     """A profiler changes the batch size in the middle: what was loaded ahead for the old one is not taken."""
     loading = loading_of(flow())
-    ahead = Prefetcher(loading=loading, way=way("1", loading))
+    ahead = Prefetcher(loading=loading, strategy=way("1", loading))
     ahead.get(0, wanted)
     larger = ahead.get(1, lambda i: [SampleRequest(index=j, seed=3) for j in range(i, i + 9)])
     assert [int(t) for t in larger.targets] == list(range(1, 10))
@@ -98,7 +98,7 @@ class Scripted(LoadStrategy):
 def test_no_more_is_held_than_allowed_but_for_the_next_batch(nbytes, limit, depth, steps):
     loading = loading_of(flow())
     scripted = Scripted(nbytes, depth)
-    ahead = Prefetcher(loading=loading, way=scripted, prefetch_bytes=limit)
+    ahead = Prefetcher(loading=loading, strategy=scripted, prefetch_bytes=limit)
     for iteration in [i for i in np.cumsum([0, *steps]) if i < 10]:
         batch = ahead.get(iteration, wanted)
         assert [int(t) for t in batch.targets] == [item.index for item in wanted(iteration) or []]
@@ -110,7 +110,7 @@ def test_no_more_is_held_than_allowed_but_for_the_next_batch(nbytes, limit, dept
 def test_the_next_batch_is_loaded_while_the_present_one_is_used():
     loading = loading_of(flow())
     scripted = Scripted(10, 1)
-    ahead = Prefetcher(loading=loading, way=scripted)
+    ahead = Prefetcher(loading=loading, strategy=scripted)
     ahead.get(4, wanted)
     assert [items for _, items in scripted.todo] == [wanted(5)]
     ahead.get(9, wanted)
@@ -119,7 +119,7 @@ def test_the_next_batch_is_loaded_while_the_present_one_is_used():
 
 def test_an_empty_batch_loads_nothing():
     loading = loading_of(flow())
-    batch = Prefetcher(loading=loading, way=Scripted(1, 0)).get(0, lambda i: [])
+    batch = Prefetcher(loading=loading, strategy=Scripted(1, 0)).get(0, lambda i: [])
     assert (batch.samples, batch.inputs) == (0, None)
 
 
@@ -142,7 +142,7 @@ class Twice:
 )
 def test_the_policy_for_samples_that_fail(policy, times, left):
     loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map("twice", Twice(times)))
-    ahead = Prefetcher(loading=loading, way=Inline(loading), on_error=policy)
+    ahead = Prefetcher(loading=loading, strategy=Inline(loading), on_error=policy)
     if left is None:
         with pytest.raises(
             SampleFailed, match="flow a/b@1, dataset Numbers, sample 3, step 'twice': ValueError: three"
@@ -159,7 +159,9 @@ def test_all_samples_of_a_batch_may_fail():
         raise ValueError("never")
 
     loading = loading_of(Flow("a/b").dataset(Numbers(4)).map("broken", broken))
-    batch = Prefetcher(loading=loading, way=Inline(loading), on_error="skip").get(0, lambda i: [SampleRequest(index=1)])
+    batch = Prefetcher(loading=loading, strategy=Inline(loading), on_error="skip").get(
+        0, lambda i: [SampleRequest(index=1)]
+    )
     assert (batch.samples, batch.skipped, batch.inputs) == (0, 1, None)
 
 
@@ -169,7 +171,7 @@ def test_samples_that_do_not_fit_together_are_named():
 
     loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map_data("grow", grow))
     for name in ("here", "1"):
-        ahead = Prefetcher(loading=loading, way=way(name, loading))
+        ahead = Prefetcher(loading=loading, strategy=way(name, loading))
         with pytest.raises(SampleFailed, match="step 'collate': 4 samples from this one on cannot be put together"):
             ahead.get(1, wanted)
         ahead.close()
@@ -177,10 +179,10 @@ def test_samples_that_do_not_fit_together_are_named():
 
 def test_a_loader_that_dies_costs_nothing_but_time(tmp_path: Path):
     plain = loading_of(flow())
-    here = Prefetcher(loading=plain, way=Inline(plain))
+    here = Prefetcher(loading=plain, strategy=Inline(plain))
     noise = Flow("test/numbers").dataset(Numbers(SAMPLES)).map_data("noisy", noisy)
     harmed = loading_of(noise.map("once", Once(tmp_path, 8)))
-    ahead = Prefetcher(loading=harmed, way=Forked(harmed, 1, Stacking()))
+    ahead = Prefetcher(loading=harmed, strategy=Forked(harmed, 1, Stacking()))
     assert [data(ahead.get(i, wanted)) for i in range(5)] == [data(here.get(i, wanted)) for i in range(5)]
     assert len(list(tmp_path.iterdir())) == 1
     ahead.close()
@@ -193,7 +195,7 @@ def test_whoever_waits_while_the_loaders_are_closed_hears_of_it():
         threading.Event().wait()
 
     loading = loading_of(Flow("a/b").dataset(Numbers(SAMPLES)).map_data("forever", forever))
-    ahead = Prefetcher(loading=loading, way=Forked(loading, 1, Stacking()))
+    ahead = Prefetcher(loading=loading, strategy=Forked(loading, 1, Stacking()))
     heard: list[BaseException] = []
 
     def ask() -> None:
@@ -222,15 +224,15 @@ def test_object_stores_are_read_in_a_thread_and_folders_in_processes(tmp_path: P
     for place, kind in ((folder, Forked), (bucket, Threaded)):
         reader = DatasetReader.open("a/b", "train", store=place)
         loading = SampleLoader(Flow("a/b").dataset(reader).map_data("noisy", noisy), reader)
-        chosen = way_of(loading, loaders=1, own_process=True, collate=Stacking())
+        chosen = load_strategy(loading, loaders=1, own_process=True, collate=Stacking())
         assert type(chosen) is kind
-        ahead = Prefetcher(loading=loading, way=chosen)
+        ahead = Prefetcher(loading=loading, strategy=chosen)
         batches.append([data(ahead.get(i, wanted)) for i in range(6)])
         ahead.close()
-        assert type(way_of(loading, loaders=1, own_process=False, collate=Stacking())) is Inline
-        assert type(way_of(loading, loaders=0, own_process=True, collate=Stacking())) is Inline
+        assert type(load_strategy(loading, loaders=1, own_process=False, collate=Stacking())) is Inline
+        assert type(load_strategy(loading, loaders=0, own_process=True, collate=Stacking())) is Inline
     assert batches[0] == batches[1]
     own = DatasetReader.open("a/b", "train", store=bucket, decoders={"mine": noisy})
-    chosen = way_of(loading_of(Flow("a/b").dataset(own)), loaders=1, own_process=True, collate=Stacking())
+    chosen = load_strategy(loading_of(Flow("a/b").dataset(own)), loaders=1, own_process=True, collate=Stacking())
     assert type(chosen) is Forked, "a decoder may draw, which it must not do in a thread beside the model"
     chosen.close()

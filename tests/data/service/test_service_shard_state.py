@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport, QueueOptions, TaskRetryPolicy
-from ephemeron.data.service.shard_state import AlreadyDelivered, LoadResult, SampleKey, SerializedSample, ShardState
+from ephemeron.data.service.shard_state import LoadResult, SampleKey, SerializedSample, ShardState, _AlreadyDelivered
 
 GIANT = 1000
 LIMIT = 300
@@ -93,7 +93,7 @@ class World:
         reader.asked.add(ticket)
         try:
             self.core.request(reader.name, reader.job, ticket, reader.batches[ticket], now=self.now)
-        except AlreadyDelivered:
+        except _AlreadyDelivered:
             assert ticket in reader.got
 
     def take(self, reader: Reader, ticket: int, *, lost: bool) -> None:
@@ -297,7 +297,7 @@ def test_a_call_from_the_past_changes_nothing() -> None:
     it.acknowledge("r", 0)
     assert it.is_announced("r", 0)
     assert not it.is_announced("r", 3)
-    with pytest.raises(AlreadyDelivered, match="batch 0 of r"):
+    with pytest.raises(_AlreadyDelivered, match="batch 0 of r"):
         it.request("r", "j", 0, (SampleKey(0),), now=0)
     assert it.fetch("r", 0, now=0) is None
     assert it.fetch("r", 1, now=0) is not None

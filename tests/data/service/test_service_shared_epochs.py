@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.data.service import shared_epochs
+from ephemeron.data.service.messages import JoinRequest, MarkReply, MarkRequest, TraverseRequest
 from ephemeron.data.service.shared_epochs import SharedEpochs
 from ephemeron.errors import JobError
 
@@ -40,25 +40,25 @@ class Ranks:
         return list(range(self.terms["samples"])) if self.chosen is None else self.chosen
 
     def join(self, where: SharedEpochs, rank: int) -> str:
-        buffers = [] if self.chosen is None else [np.array(self.chosen, np.int64)]
         reader = f"{self.terms['job']}/{self.attempt}/{rank}"
-        return str(where.join(**self.terms, rank=rank, reader=reader, buffers=buffers, now=0.0)["job"])
+        return where.join(JoinRequest(**self.terms, rank=rank, reader=reader), self.chosen, now=0.0).job
 
     def step(self, where: SharedEpochs, rank: int, count: int = 1) -> bool:
         """The rank's next batches. False: its epoch is over, and the next one has begun."""
         name = self.join(where, rank)
         epoch, sequence = self.epochs[rank], self.steps[rank]
-        found = where.request(job=name, rank=rank, epoch=epoch, sequence=sequence, acked=0, count=count, now=0.0)
-        assert len(found["batches"]) == min(count, found["left"] - sequence)
-        self.got += [(epoch, rank, batch) for batch in found["batches"]]
-        self.steps[rank] += len(found["batches"])
-        if found["batches"]:
+        request = TraverseRequest(job=name, rank=rank, epoch=epoch, sequence=sequence, acked=0, count=count)
+        found = where.request(request, now=0.0)
+        assert len(found.batches) == min(count, found.left - sequence)
+        self.got += [(epoch, rank, list(batch)) for batch in found.batches]
+        self.steps[rank] += len(found.batches)
+        if found.batches:
             return True
         self.epochs[rank], self.steps[rank] = epoch + 1, 0
         return False
 
-    def mark(self, where: SharedEpochs, epoch: int, steps: int) -> dict[str, Any]:
-        return where.mark(job=self.join(where, 0), epoch=epoch, steps=steps, buffers=[], now=0.0)
+    def mark(self, where: SharedEpochs, epoch: int, steps: int) -> MarkReply:
+        return where.mark(MarkRequest(job=self.join(where, 0), epoch=epoch, steps=steps), now=0.0)
 
     def counted(self, epoch: int) -> Counter[int]:
         return Counter(index for e, _, batch in self.got if e == epoch for index in batch)
@@ -155,8 +155,8 @@ def test_resumed_again_and_again(samples: int, view: str, attempts: list[tuple[i
                 where = opened(Path(place))
             if attempt < len(attempts):
                 mark = ranks.mark(where, 0, took)
-                assert mark["count"] == used.total()
-                consumed = mark["consumed"]
+                assert mark.count == used.total()
+                consumed = mark.consumed
         assert ranks is not None
         assert used == Counter(ranks.all), "exactly once over all attempts"
         while set(ranks.epochs.values()) != {2}:
@@ -174,7 +174,7 @@ def test_a_snapshot_keeps_the_order_of_a_view(folder: Path, monkeypatch: pytest.
     before = ranks.mark(where, 0, 1)
     where = opened(folder)
     assert ranks.mark(where, 0, 1) == before
-    again = Ranks("a", samples=6, batch=4, chosen=ranks.chosen, consumed=before["consumed"], attempt=1)
+    again = Ranks("a", samples=6, batch=4, chosen=ranks.chosen, consumed=before.consumed, attempt=1)
     again.step(where, 0)
     assert again.counted(0) + ranks.counted(0) == Counter(range(6))
 
@@ -211,7 +211,7 @@ def test_a_restart_forgets_nobody(folder: Path) -> None:
     ranks.step(where, 0)
     later = 10 * shared_epochs.FORGOTTEN_S
     where = opened(folder, now=later)
-    where.settle(alive=set(), now=later + 1)
+    where.remove_silent(alive=set(), now=later + 1)
     assert ranks.step(where, 0)
     assert ranks.counted(0) == Counter(range(4))
 
@@ -220,13 +220,13 @@ def test_who_reads_without_drawing_is_not_forgotten(folder: Path) -> None:
     where, slow, gone = opened(folder), Ranks("slow", samples=4, batch=2), Ranks("gone", samples=4, batch=2)
     slow.step(where, 0)
     gone.step(where, 0)
-    where.settle(alive={"slow"}, now=shared_epochs.FORGOTTEN_S + 1)
+    where.remove_silent(alive={"slow"}, now=shared_epochs.FORGOTTEN_S + 1)
     names = set(where._jobs)
     assert names == {"slow#0"}
     with pytest.raises(JobError, match="no job 'gone#1' draws here any more"):
-        where.request(job="gone#1", rank=0, epoch=0, sequence=0, acked=0, count=1, now=0.0)
+        where.request(TraverseRequest(job="gone#1", rank=0, epoch=0, sequence=0, acked=0, count=1), now=0.0)
     with pytest.raises(JobError, match="no job 'gone#1'"):
-        where.mark(job="gone#1", epoch=0, steps=0, buffers=[], now=0.0)
+        where.mark(MarkRequest(job="gone#1", epoch=0, steps=0), now=0.0)
 
 
 def test_the_same_state_can_be_resumed_twice(folder: Path) -> None:
@@ -236,7 +236,7 @@ def test_the_same_state_can_be_resumed_twice(folder: Path) -> None:
         ranks.step(where, rank)
     state = ranks.mark(where, 0, 1)
     for attempt in (1, 2, 3):
-        again = Ranks("a", samples=10, batch=3, world_size=2, consumed=state["consumed"], attempt=attempt)
+        again = Ranks("a", samples=10, batch=3, world_size=2, consumed=state.consumed, attempt=attempt)
         while min(again.epochs.values()) < 4:
             for rank in (0, 1):
                 again.step(where, rank)
@@ -259,13 +259,13 @@ def test_what_is_over_is_said_to_be_over(folder: Path) -> None:
     while ranks.epochs[0] < 4:
         ranks.step(where, 0)
     name = ranks.join(where, 0)
-    ask = {"job": name, "rank": 0, "sequence": 0, "acked": 0, "count": 1, "now": 0.0}
+    ask = {"job": name, "rank": 0, "sequence": 0, "acked": 0, "count": 1}
     with pytest.raises(JobError, match="resume from a state"):
-        where.request(**ask, epoch=0)
+        where.request(TraverseRequest(**ask, epoch=0), now=0.0)
     with pytest.raises(JobError, match="epoch 1 of job a#0 is over"):
         ranks.mark(where, 1, 1)
     where = opened(folder)
-    assert len(where.request(**ask, epoch=5)["batches"]) == 1, "ahead it may jump"
+    assert len(where.request(TraverseRequest(**ask, epoch=5), now=0.0).batches) == 1, "ahead it may jump"
     assert Counter(where._jobs[name].orders[4]) == Counter(range(4))
 
 
@@ -304,8 +304,8 @@ def test_hardly_anything(folder: Path, samples: int) -> None:
         while ranks.step(where, 0):
             pass
     assert [ranks.counted(e).total() for e in range(3)] == [samples] * 3
-    assert ranks.mark(where, 3, 0)["count"] == 0
-    where.end(job=ranks.join(where, 0), buffers=[], now=0.0)
+    assert ranks.mark(where, 3, 0).count == 0
+    where.remove_silent(alive=set(), now=shared_epochs.FORGOTTEN_S + 1)
     assert not where._jobs
     assert json.loads((folder / "state.json").read_text())["jobs"] == {}, "nobody: the journal is shortened"
     assert opened(folder)._jobs == {}

@@ -1,4 +1,4 @@
-"""Benchmark of a flow: some batches, timed by stage, to find the bottleneck of a trainer."""
+"""Benchmark of a flow: some batches, timed by stage."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ephemeron.data.flow.view import LocalReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowDiagnosis:
-    """Result for one flow on this machine."""
+class FlowBenchmark:
+    """Result of a benchmark of one flow on this machine."""
 
     flow: str
     batch_size: int
     workers: int
     step_s: float
     seconds: float
-    """Duration from the second batch on, in seconds, so that start-up is excluded."""
+    """Time from the second batch on, without starts."""
     samples: int
     """Samples in that time."""
     counters: FlowCounters
@@ -31,18 +31,18 @@ class FlowDiagnosis:
     def samples_per_s(self) -> float:
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+    def to_dict(self) -> dict[str, object]:
+        """The diagnosis as JSON, rounded."""
         return {
             "flow": self.flow, "batch_size": self.batch_size, "workers": self.workers, "step_s": self.step_s,
             "samples_per_s": round(self.samples_per_s, 2), **self.counters.to_dict(),
         }  # fmt: skip
 
 
-def diagnose(
+def benchmark_flow(
     flow: Flow, *, batch_size: int = 64, batches: int = 20, workers: int = 0, step_s: float = 0.0,
     on_error: str = "fail", collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> FlowDiagnosis:  # fmt: skip
+) -> FlowBenchmark:  # fmt: skip
     """Reads some batches as a trainer would.
 
     Args:
@@ -66,7 +66,7 @@ def diagnose(
             time.sleep(step_s)  # the trainer's own work
         counters = shuffled.counters
         samples = counters.samples - (before if counters.batches else 0)
-    return FlowDiagnosis(
+    return FlowBenchmark(
         flow=f"{flow.name}@{flow.version}", batch_size=batch_size, workers=workers, step_s=step_s,
         seconds=time.perf_counter() - first, samples=samples, counters=counters,
     )  # fmt: skip
