@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from ephemeron.errors import JobError
 from ephemeron.training.planner.prices import load_beyond, load_gpus, load_machines, load_prices, load_rented
-from ephemeron.training.planner.prices.reading import TABLES, read
+from ephemeron.training.planner.prices.reading import Dated, read
 
 BUILT_IN = (Path(__file__).parents[2] / "src/ephemeron/training/planner/prices/aws-us-east-1.toml").read_text()
 
@@ -22,30 +23,35 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_every_figure_of_the_built_in_file_is_dated_and_sourced() -> None:
     raw = read()
-    assert raw.keys() == {"name", "as_of", *TABLES}
-    tables = [t for name in TABLES for t in (raw[name] if TABLES[name].named else [raw[name]])]
-    for table in tables:
-        assert table["source"]
-        assert datetime.date.fromisoformat(table["as_of"]) >= datetime.date(2025, 6, 1)
-        unsure = "not compared" in table["source"] or "assumed" in table["source"]
-        assert table["verified"] != unsure
+    values = [getattr(raw, f.name) for f in dataclasses.fields(raw) if f.name not in ("name", "as_of")]
+    assert all(values)
+    for table in (t for value in values for t in (value if isinstance(value, tuple) else (value,))):
+        assert isinstance(table, Dated)
+        assert table.source
+        assert datetime.date.fromisoformat(table.as_of) >= datetime.date(2025, 6, 1)
+        unsure = "not compared" in table.source or "assumed" in table.source
+        assert table.verified != unsure
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("gb_second_usd = 0.0000166667", "gb_seconds_usd = 1", "[functions] has the unknown key gb_seconds_usd"),
-        ("\ngb_second_usd = 0.0000166667", "", "[functions]: gb_second_usd = None"),
-        ("put_usd = 0.000005", "put_usd = -1", "[objects]: put_usd = -1 should be a number, and not negative"),
-        ("get_usd = 0.0000004", "get_usd = 'free'", "[objects]: get_usd = 'free'"),
-        ("gb_hour_usd = 0.084", "gb_hour_usd = inf", "[cache]: gb_hour_usd = inf"),
-        ("[egress]", "[egres]", "has the unknown key egres"),
-        ("share = 0.4", "share = 0", "[spot]: share = 0 should be above 0"),
-        ("burst = 1000", "", "[limits]: burst = None"),
-        ("\nverified = false", "\nverified = 0", "[spot]: verified = 0 should be true or false"),
-        ("arm64 = true", "arm64 = 'yes'", "machine 10 (m7g.large): arm64 = 'yes'"),
-        ("memory_mb = 24576", "memory_mb = 0", "gpu 2 (g6.xlarge): memory_mb = 0 should be above 0"),
-        ("as_of = 2025-06-01", "as_of = 3", "as_of = 3 should be a date"),
+        (
+            "gb_second_usd = 0.0000166667",
+            "gb_seconds_usd = 1",
+            "functions: unknown key gb_seconds_usd; did you mean gb_second_usd",
+        ),
+        ("\ngb_second_usd = 0.0000166667", "", "functions: missing key gb_second_usd"),
+        ("put_usd = 0.000005", "put_usd = -1", "objects.put_usd = -1.0 should be at least 0"),
+        ("get_usd = 0.0000004", "get_usd = 'free'", "objects.get_usd = 'free' should be a number"),
+        ("gb_hour_usd = 0.084", "gb_hour_usd = inf", "cache.gb_hour_usd = inf"),
+        ("[egress]", "[egres]", "unknown key egres; did you mean egress"),
+        ("share = 0.4", "share = 0", "spot.share = 0.0 should be more than 0"),
+        ("burst = 1000", "", "limits: missing key burst"),
+        ("\nverified = false", "\nverified = 0", "spot.verified = 0 should be true or false"),
+        ("arm64 = true", "arm64 = 'yes'", "machine[9].arm64 = 'yes' should be true or false"),
+        ("memory_mb = 24576", "memory_mb = 0", "gpu[1].memory_mb = 0.0 should be more than 0"),
+        ("as_of = 2025-06-01", "as_of = 3", "as_of = 3 should be text"),
     ],
 )
 def test_a_mistake_anywhere_is_refused_whatever_was_asked_for(tmp_path: Path, old: str, new: str, says: str) -> None:

@@ -116,17 +116,17 @@ def test_a_file_needs_only_what_its_channel_needs(price_file, section):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("\ngb_second_usd = 0.0000166667", "", ": [functions]: gb_second_usd = None"),
-        ("invocation_usd", "invocations_usd", ": [functions] has the unknown key invocations_usd"),
-        ("put_usd = 0.000005", "put_usd = 'cheap'", ": [objects]: put_usd = 'cheap'"),
-        ("put_usd = 0.000005", "put_usd = [1]", ": [objects]: put_usd = [1]"),
+        ("\ngb_second_usd = 0.0000166667", "", ": functions: missing key gb_second_usd"),
+        ("invocation_usd", "invocations_usd", ": functions: unknown key invocations_usd"),
+        ("put_usd = 0.000005", "put_usd = 'cheap'", ": objects.put_usd = 'cheap'"),
+        ("put_usd = 0.000005", "put_usd = [1]", ": objects.put_usd = [1]"),
         ("put_usd = 0.000005", "put_usd =", "Invalid value"),
-        ("as_of = 2025-06-01", "", ": as_of, the date of the prices, is missing"),
+        ("as_of = 2025-06-01", "", ": missing key as_of"),
         ('name = "aws-us-east-1"', "", ": name is missing"),
         (
             re.search(r"\[functions\].*?(?=\n\n)", BUILT_IN.read_text(), re.DOTALL)[0],
             "functions = 3",
-            ": [functions] should be a table",
+            ": functions: expected a table, got 3",
         ),
     ],
 )

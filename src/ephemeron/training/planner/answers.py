@@ -1,4 +1,4 @@
-"""What a plan wants to know of a space, each thing looked for once, all of it in the same tables."""
+"""Questions of a plan to its search space, each searched once, all in the same tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.targets import ALL, Query
 
 TOLERANCE = 0.005
-"""By which a configuration may be better than the nearest one of the front that is listed."""
+"""Relative difference by which a configuration may be better than the nearest listed one of the front."""
 ALONE = Query(workers=frozenset([1]))
 
 
 Question = tuple[str, PlanLimits, Query]
-"""What to minimise, within which limits, and where."""
+"""Objective, limits, and part of the space."""
 
 
 class PlanAnswers:
@@ -64,10 +64,10 @@ class PlanAnswers:
         return self.ask("cost", PlanLimits(), ALONE)
 
     def beside(self, best: Candidate, *, workers: bool = True) -> list[tuple[str, Candidate]]:
-        """What lies next to the best: the next best W and one function more or less (unless W is given), one memory step.
+        """Neighbours of the best: the next best W and one function more or less (unless W is given), one memory step.
 
         Another number of functions is looked for within the limits, and outside them where it has to be; another quota
-        whatever the limits, for the same functions, batches chosen anew.
+        without limits, for the same functions, batches chosen anew.
         """
         others = frozenset(range(1, self.space.most_workers + 1)) - {best.workers}
         steps = {step: Query(workers=frozenset([best.workers + step])) for step in (-1, 1) if best.workers + step >= 1}
@@ -97,7 +97,7 @@ class PlanAnswers:
         return found
 
     def everything(self) -> list[Candidate]:
-        """The front, whatever the limits, fastest first."""
+        """The front without limits, fastest first."""
         points = self._front.thinned()
         return [points.candidate(self.space.options, i) for i in range(len(points))]
 
@@ -131,6 +131,6 @@ def _without(limits: PlanLimits, name: str) -> PlanLimits:
 
 
 def _plain(question: Question) -> Question:
-    """The same question in the same words: the space has its largest global batch already."""
+    """Normal form of a question: the space has its largest global batch already."""
     minimise, limits, query = question
     return minimise, dataclasses.replace(limits, max_global_batch=None), query

@@ -35,7 +35,7 @@ class Predicted:
     """Predicted time, cost and requests of one configuration."""
 
     seconds: float
-    """From launch to end, cold start included."""
+    """Seconds from launch to end, cold start included."""
     cost_usd: float
     memory_mb: float
     """Least quota that fits, the larger batch counting."""
@@ -79,17 +79,17 @@ class Alternative(Choice):
     """`chosen`, `cheapest`, `fastest`, `knee`, `one function`; or the step from the chosen one: `+1 worker`."""
     within_limits: bool = True
     time_ratio: float = 1.0
-    """Of the chosen one's time; `cost_ratio` is that of its cost."""
+    """Ratio to the chosen one's time; `cost_ratio` is that to its cost."""
     cost_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineEstimate:
-    """The same job as one process on a virtual machine or container: `vm_baseline`."""
+    """Estimate of the job as one process on a virtual machine or container: `vm_baseline`."""
 
     name: str
     seconds: float
-    """From the request to the end."""
+    """Seconds from the request to the end."""
     cost_usd: float
     fits: bool = True
     """Whether a process with this batch fits the memory, by FasDL equation 4-1."""
@@ -106,7 +106,7 @@ class MachineEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEstimate:
-    """From which speed on a machine with a GPU costs less than the plan."""
+    """Speed from which a machine with a GPU costs less than the plan."""
 
     name: str
     hour_usd: float
@@ -114,7 +114,7 @@ class GpuEstimate:
     """Times as fast as one vCPU of the functions; None: no speed is enough, since boot, download and the first minute cost
     more already."""
     seconds: float | None
-    """None: the price file does not say how fast it is; the same for `cost_usd`."""
+    """None, as `cost_usd`: the price file does not say how fast it is."""
     cost_usd: float | None
     verified: bool
     as_of: str
@@ -159,7 +159,7 @@ class SearchReport:
     method: str
     """`exact`, `two-stage` or `brute-force`."""
     seconds: float
-    """For everything that the plan says: the choice, the front, alternatives and reasons."""
+    """Time of the whole plan: choice, front, alternatives and reasons."""
     evaluated: int
     """Candidates whose time and cost were computed."""
     pruned: int = 0

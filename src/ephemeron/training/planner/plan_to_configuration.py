@@ -1,4 +1,4 @@
-"""Between plans and configurations: what a choice means for `train`."""
+"""Conversion of a plan's choice into a configuration for `train`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPLICIT = (
 
 
 def overrides(choice: Choice) -> dict[str, Any]:
-    """The choice in the names of `Configuration`. The channel's address is the user's business."""
+    """The choice in the names of `Configuration`. The user gives the channel's address."""
     return {
         "workers": choice.workers,
         "aggregators": choice.aggregators,

@@ -1,4 +1,4 @@
-"""From a profile and limits to a plan: search, explain, compare. Pure; nothing is run and nothing is paid for."""
+"""A plan made from a profile and limits: search, reasons, comparison. Pure; nothing is run and nothing is paid for."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from ephemeron.training.planner.uncertainty import extrapolated, resampled, sour
 from ephemeron.units import duration
 
 FRONT_POINTS = 60
-"""Of a front that is kept in a plan; a longer one is thinned evenly."""
+"""Largest number of points of a plan's front; a longer one is thinned evenly."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What is asked of a plan. None: left open."""
+    """Limits, objective and fixed choices of a plan. None: left open."""
 
     epochs: int = 1
     limits: PlanLimits = dataclasses.field(default_factory=PlanLimits)

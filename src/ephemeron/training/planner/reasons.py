@@ -1,4 +1,4 @@
-"""Why a plan is as it is, what else a person would consider, and what is nearest where nothing fits."""
+"""Reasons of a plan, the alternatives worth considering, and the nearest configurations if none fits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORTH_SAYING = 1.1
 
 
 def bound_by(answers: PlanAnswers, best: Candidate, p: Predicted) -> tuple[str, list[str]]:
-    """What holds the optimum back: a limit, if one does, else the phase that takes longest."""
+    """The binding constraint of the optimum: a limit, if one binds, else the phase that takes longest."""
     reasons = []
     longest = max(PHASES, key=lambda name: p.phases_s[name])
     bound = PHASES[longest]
@@ -52,7 +52,7 @@ def bound_by(answers: PlanAnswers, best: Candidate, p: Predicted) -> tuple[str, 
 
 
 def to_compare(answers: PlanAnswers, best: Candidate) -> list[tuple[str, Candidate]]:
-    """The few configurations that a person would choose between, whatever the limits, cheapest first.
+    """The few configurations that a person would choose between, within the limits or not, cheapest first.
 
     The knee is the point of the front that is farthest below the straight line from the cheapest to the fastest, both
     axes logarithmic: before it time is cheap, after it money buys little.
@@ -143,8 +143,8 @@ def infeasible(answers: PlanAnswers, pattern: str | None, lifetime_s: float | No
     cheapest, fastest = answers.free("cost"), answers.free("time")
     if cheapest is None or fastest is None:
         return PlanInfeasible(
-            f"no iteration fits the lifetime of {lifetime_s or space.options[0].platform.lifetime_s:g} s, whatever "
-            "the configuration; use smaller batches or a platform with a longer limit",
+            f"no iteration fits the lifetime of {lifetime_s or space.options[0].platform.lifetime_s:g} s in any "
+            "configuration; use smaller batches or a platform with a longer limit",
             binding="lifetime",
         )
     deadline, budget = limits.deadline_s, limits.budget_usd

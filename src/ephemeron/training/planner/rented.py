@@ -1,4 +1,4 @@
-"""The same job on what else can be rented, at the prices of one file: machines, containers, GPUs, other functions. Pure."""
+"""Estimates of the same job on machines, containers, GPUs and other functions, at the prices of one file. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def few(rows: Sequence[MachineEstimate], limits: PlanLimits) -> list[MachineEsti
 def gpus(
     workload: Workload, best: Candidate, choice: Choice, *, epochs: int, file: str | Path | None
 ) -> list[GpuEstimate]:
-    """From which speed on a machine with a GPU would cost less than the plan."""
+    """Speeds from which a machine with a GPU costs less than the plan."""
     vcpu = Machine(name="", vcpus=1, memory_mb=math.inf, hour_usd=0.0, boot_s=0.0, source="", as_of="")
     batch = best.batch * best.aggregators + best.other_batch * (best.workers - best.aggregators)
     one = on_machine(
@@ -72,7 +72,7 @@ def _on_gpu(gpu: Gpu, vcpu_s: float, download_s: float, plan_usd: float) -> GpuE
 
 
 def beyond(workload: Workload, best: Candidate, choice: Choice, *, file: str | Path | None) -> dict[str, float]:
-    """What else the price file makes of the chosen plan, in US dollars; only what it has prices for.
+    """Costs beside the plan's, in US dollars, as far as the price file has prices for them.
 
     Returns:
         `arm64_usd`: the whole plan on arm64 functions, if they take as long. `egress_usd`: one copy of the model out of

@@ -1,4 +1,4 @@
-"""How far a plan survives what its profile is not sure of.
+"""Effect of a profile's uncertainty on a plan, by resampling.
 
 A proof is about a profile. What was measured has an interval, so each source of doubt is drawn anew many times, within its
 interval, and the configurations at hand (the chosen one, the front, the alternatives) are compared again: how long and
@@ -101,7 +101,7 @@ def sentences(u: Uncertainty | None) -> list[str]:
 
 
 def extrapolated(platform: PlatformProfile, choice: Choice, model_mb: float) -> list[str]:
-    """What of a choice lies beyond what was measured, and what is assumed there."""
+    """Sizes and quotas of a choice beyond the measured ones, and the assumptions made there."""
     found = []
     if platform.measured_mb:
         sizes = {"shards": model_mb / choice.aggregators} if choice.workers > 1 else {}

@@ -1,8 +1,8 @@
-"""The same job as one process on a virtual machine: what functions have to be cheaper or faster than.
+"""Estimate of a job as one process on a virtual machine, to compare functions with.
 
 A plan that only compares functions with functions cannot say that functions are the wrong tool. This can: one
 machine needs no exchange of gradients, so its time is loading and computing. At list prices a vCPU of AWS Lambda costs
-2.3 times one of a c7i machine, so functions win on money only where the machine would mostly boot or stand idle; they
+2.3 times one of a c7i machine, so functions win on money only where the machine would mostly boot or be idle; they
 win on time because there can be hundreds of them.
 
 It reuses the workload's FasDL coefficients: a machine of n vCPUs is taken for one function with the quota that brings

@@ -1,8 +1,9 @@
-"""The profiler's blocking face: job in, profile out."""
+"""Blocking interface of the profiler: job in, profile out."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import statistics
 import time
@@ -33,6 +34,8 @@ from ephemeron.training.profiling.probe_design import Measurement, Range
 from ephemeron.training.worker.probe_messages import FoldProbe, ParallelTransferRow, ProbeResult
 from ephemeron.units import MB
 
+_log = logging.getLogger(__name__)
+
 OnProgress = Callable[[str], None]
 
 WITHIN_S = 65.0
@@ -62,7 +65,7 @@ def profile_job(
         limits: of the platform; None: its own.
         use_cache: reuse what an earlier measurement of the platform found; False: measure it again.
         within_s: no further probe is started after this.
-        on_progress: hears what is being done.
+        on_progress: called with a description of each step.
 
     Raises:
         UserError: refused: an argument, the job, or a model that fits no quota.
@@ -107,6 +110,7 @@ async def _measure(
     over = _range(prepared, limits, first, top, high)
     cells, kept_out, refused, stopped = await _probe(prober, over, confidence, end)
     fitted = probe_design.fit(cells)
+    _log.info("probed %d steps, %d kept out of the fit: %s", len(cells), len(kept_out), stopped)
     if known is None:
         known = await _platform(prober, prepared, channel, sorted({over.quotas[0], over.quotas[-1]}))
     second = await _second_cpu(prober, cells, high, end)
@@ -155,6 +159,7 @@ async def _calibrate(
         )  # fmt: skip
         done.append(result)
     if not done:
+        _log.info("no calibration runs: this machine has no room for two functions")
         return workload, platform, CalibrationProvenance(note="this machine has no room for two functions")
     return calibration.calibrate(workload, platform, done)
 
@@ -243,6 +248,7 @@ async def _probe(
             cells += await prober.steps(quota, sorted(missing | {batch}) if batch in missing else [batch])
         except OutOfMemory:
             # The peak alone did not say it: leave the quota out, as a plan will have to.
+            _log.warning("a probe at %d MB ran out of memory, the quota is left out", quota)
             refused.append(quota)
             quotas = tuple(q for q in over.quotas if q > quota)
             if not quotas:
@@ -252,7 +258,7 @@ async def _probe(
 
 
 async def _second_cpu(prober: Prober, cells: Sequence[Measurement], high: int, end: float) -> float | None:
-    """How much faster a second vCPU makes the largest batch; None where this machine or the time has none to spare."""
+    """Speedup of the largest batch by a second vCPU; None if this machine has no second core, or no time is left."""
     limits = prober.limits
     quota = _quota(2 * limits.mb_per_vcpu, limits, up=True)
     at_one = [c for c in cells if c.memory_mb == high]
@@ -304,7 +310,7 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
 
 
 def _overlap(rows: Sequence[ParallelTransferRow]) -> float:
-    """How many requests at once take the time of one: the worse direction, small objects."""
+    """Number of requests at once that take the time of one: the worse direction, small objects."""
     small = min(row.size_mb for row in rows)
     mine = [row for row in rows if row.size_mb == small]
     up = statistics.median(row.up_alone_s / row.up_s for row in mine)

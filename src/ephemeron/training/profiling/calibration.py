@@ -44,7 +44,7 @@ WARMING = 4
 SPARE = 1.1
 """A quota is used if it is this much above what the job needs."""
 CPU_PART = 0.8
-"""Of this machine's cores that functions may be promised."""
+"""Share of this machine's cores that functions may be promised."""
 STEP_MB = 64
 
 
@@ -64,9 +64,9 @@ class CalibrationResult:
 
     part: CalibrationRun
     started_s: float
-    """Until the last function ran, all having been started at once; 0: not all were cold."""
+    """Seconds until the last function ran, all having been started at once; 0: not all were cold."""
     first_s: float
-    """From there until the second iteration had been computed."""
+    """Seconds from there until the second iteration had been computed."""
     iteration_s: float
     """Mean of those after the first few."""
     step_s: float
@@ -118,7 +118,7 @@ def _batch_of(workload: Workload, seconds: float, quota: float) -> float:
 
 
 def iterations_of(workload: Workload, part: CalibrationRun) -> int:
-    """As many as last a few seconds."""
+    """Number of iterations that last a few seconds."""
     step_s = float(workload.compute_s(part.batch, part.memory_mb))
     return WARMING + round(min(max(LASTS_S / (1.4 * step_s + 0.01), LEAST_ITERATIONS), MOST_ITERATIONS))
 
@@ -158,7 +158,7 @@ async def run(
 
 
 def measured(part: CalibrationRun, events: Sequence[Event]) -> CalibrationResult:
-    """What the events of a run say."""
+    """Measurements from the events of a run."""
     starts = [e for e in events if isinstance(e, Started)]
     latest = max(e.t for e in starts)
     lived: dict[int, list[Progress]] = defaultdict(list)
@@ -236,5 +236,5 @@ def _iteration_s(workload: Workload, platform: PlatformProfile, part: Calibratio
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,6 +8,7 @@ are forked from.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import statistics
 import time
@@ -39,6 +40,8 @@ from ephemeron.training.worker.probe_messages import (
 )
 from ephemeron.units import MB
 
+_log = logging.getLogger(__name__)
+
 ENTRY = "ephemeron.training.worker.probe:run_probe"
 PRELOAD = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer,ephemeron.training.worker.probe"
 WINDOW_S = 0.6
@@ -47,7 +50,7 @@ WINDOWS = 4
 PARALLEL = 8
 """Requests at once, when it is measured how many overlap."""
 SMALL_SHARE = 0.5
-"""Of a vCPU: below, windows are twice as long, since a function stands still for most of each period."""
+"""Share of a vCPU below which windows are twice as long, since a function is throttled for most of each period."""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class Prober:
     on_progress: Callable[[str], None]
     store: Channel
     actors: LocalPlatform
-    """For calibration runs: its functions are workers."""
+    """Platform of calibration runs, whose functions are workers."""
     cold_s: list[float] = field(default_factory=list)
     warm_s: list[float] = field(default_factory=list)
     calls: int = 0
@@ -87,6 +90,7 @@ class Prober:
             kinds = {"out_of_memory": OutOfMemory, "timed_out": FunctionTimedOut, "error": FunctionFailed}
             raise kinds.get(outcome.status, FunctionLost)(text, rank=0, attempt=self.calls)
         result = self.last = ProbeResult.of(outcome.value)
+        _log.debug("probe %d at %d MB: %s start", self.calls, memory_mb, "cold" if result.cold else "warm")
         (self.cold_s if result.cold else self.warm_s).append(result.entered_wall - invoked)
         return result
 
@@ -159,6 +163,7 @@ async def probing(
         for key, buffers in prepared.objects.items():
             await RunChannel(store, owner="profile").put(key, buffers)
         env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
+        _log.info("probing functions of this machine over %s", channel)
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
         stack.push_async_callback(platform.shutdown)
         (folder / "calibration").mkdir()

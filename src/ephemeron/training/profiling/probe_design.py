@@ -25,7 +25,7 @@ SECOND_LOOKS = 4
 OUT_OF_LINE = 0.1
 """Relative residual from which a probe may be looked at again."""
 OVERHEAD_S = 0.5
-"""Of a probe beside its windows; makes many cheap probes no cheaper than they are."""
+"""Seconds of a probe beside its windows; without it many cheap probes would look cheaper than they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Measurement:
     batch: int
     memory_mb: int
     seconds: float
-    """Of a step: the median of the windows' means."""
+    """Seconds of a step: the median of the windows' means."""
     spread: float
     """Relative standard error."""
     peak_mb: float = 0.0
@@ -44,7 +44,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What a plan may choose from, as far as it is probed: both ascending."""
+    """Batches and quotas that are probed, both ascending."""
 
     batches: tuple[int, ...]
     quotas: tuple[int, ...]
@@ -126,7 +126,7 @@ def next_probe(cells: Sequence[Measurement], over: Range) -> tuple[int, int] | N
 def doubtful(cells: Sequence[Measurement]) -> Measurement | None:
     """The cell that took longest against the fit, if that is out of line with the others; None: all are plausible.
 
-    Whatever else runs on a machine only ever makes a step longer, so it deserves a second look.
+    Other load on a machine only ever makes a step longer, so it deserves a second look.
     """
     fitted = fit(cells)
     over = [float(np.log(c.seconds / fitted.seconds(c.batch, c.memory_mb))) for c in cells]
@@ -171,7 +171,7 @@ def step_provenance(
 
 
 def finite(value: float) -> float | None:
-    """For JSON, which knows neither infinity nor NaN."""
+    """A rounded number for JSON; None for infinity and NaN."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 

@@ -125,7 +125,7 @@ def _batches(progress: Mapping[tuple[int, int], Sequence[Progress]], started: Ru
 def _iteration_s(
     workload: Workload, platform: PlatformProfile, started: RunStarted, batches: tuple[int, int]
 ) -> float | None:
-    """What the model makes of an iteration of this run; None for protocols that it does not predict."""
+    """Predicted seconds of an iteration of this run; None for protocols that the model does not predict."""
     c = started.configuration
     sync = str(c.get("sync", "bsp"))
     if sync not in PREDICTED:

@@ -38,7 +38,7 @@ LEAST_S = 0.3
 """Spent on each batch."""
 TURNS = 3
 USUAL = 0.25
-"""Quantile that counts: whatever else runs on this machine only ever makes a step longer."""
+"""Quantile taken as the time of a step: other load on this machine only ever makes a step longer."""
 KEPT_TWICE = 2.0
 """Activations and their gradients."""
 MEMORY_NOTE = "estimated from what autograd keeps: the simulator enforces no memory quota"
@@ -102,7 +102,7 @@ def _batches(prepared: Prepared) -> tuple[int, ...]:
 
 
 def _memory(trainer: Any, samples: int, batch: int) -> tuple[float, float]:
-    """k, and what is kept whatever the batch, MB."""
+    """k, and the megabytes that are kept for any batch."""
     import torch
 
     def kept(batch: int) -> float:

@@ -33,13 +33,13 @@ class Known:
 
 
 def this_machine() -> str:
-    """What a measurement depends on."""
+    """Description of the machine that a measurement depends on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{machine.system()} {machine.machine()}, {_processor()}, {cores} cores"
 
 
 def path_of(name: str, channel: str) -> Path:
-    """Where the profile lies."""
+    """Path of the profile."""
     public, _ = public_address(channel)
     safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in public).strip("-")
     return run_dir.home() / "platforms" / f"{name}-{safe}.json"
@@ -75,6 +75,7 @@ def save(name: str, channel: str, known: Known) -> None:
         part = path.with_suffix(".part")
         part.write_text(json.dumps(value, indent=2) + "\n")
         part.replace(path)
+        _log.info("kept the platform's profile in %s", path)
     except OSError as e:
         raise JobError(
             f"cannot write {path}: {e.strerror}", remedy="set EPHEMERON_HOME to a folder you can write"

@@ -1,4 +1,4 @@
-"""What a run did, cost and learned: one page, one picture, both from its events.
+"""Report of a run: one page and one picture, both from its events.
 
     run_summary  events and prices -> RunSummary, pure     metrics, invocations, lanes, cost_series: its parts
     html         RunSummary -> one self-contained page     headline, charts, timeline, tables: its parts

@@ -2,7 +2,7 @@
 
 GB-seconds accrue evenly while an invocation runs, scaled to its bill where there is one; the price of the call
 falls due when it is made; requests are known whenever a function reports its counters. A function that was
-killed brings no counters home, so its last report stands: the requests after it are missing from the sum.
+killed does not report its last requests: those after its last report are missing from the sum.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Spending:
     gb_seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
     estimated: bool = False
-    """Some invocation has no bill yet, so its share is reckoned from its quota."""
+    """Some invocation has no bill yet, so its share is estimated from its quota."""
 
     @property
     def total_usd(self) -> float:

@@ -1,6 +1,6 @@
 """Numbers and words at the head of a report: the result where it speaks, the events where it does not.
 
-`result.json` is written by whoever supervised the run and may be absent, partial or older than the events, so
+`result.json` is written by the client of the run and may be absent, partial or older than the events, so
 it is parsed here, once, into `Headline`; nothing behind this module sees the dict.
 """
 
@@ -145,7 +145,7 @@ def _first(a: float | None, b: float | None) -> float | None:
 
 
 def _number(r: Result, path: str) -> float | None:
-    """A finite number at `a.b`, or None whatever else is there."""
+    """The finite number at `a.b`; None if there is none."""
     value: Any = r
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

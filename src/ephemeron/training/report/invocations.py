@@ -1,6 +1,6 @@
 """One row for each invocation, put together from the events that mention it.
 
-A run that is still going, or whose client went away, has invocations without an end. They are taken to run on
+A run that is still going, or whose client ended before it, has invocations without an end. They are taken to run on
 until now, unless a later attempt of the same rank shows that they do not.
 """
 
@@ -97,7 +97,7 @@ def _told(row: InvocationRow, e: Invoked | Started | Ended) -> InvocationRow:
 
 
 def _open(row: InvocationRow, *, now: float, alive: float, gone: bool) -> InvocationRow:
-    """An invocation without a bill: what it costs so far is reckoned from its quota."""
+    """An invocation without a bill: its cost so far is estimated from its quota."""
     end = max(row.start, alive if gone else now)
     seconds = end - row.start
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""How well the model learned, out of what every rank reported.
+"""Learning curves of a run, from the reports of all ranks.
 
 Ranks report their own batch, so the loss of an iteration is the mean over ranks weighted by samples: unequal
 batches would bias a plain mean. A replaced function repeats iterations; the highest attempt is the one whose
@@ -37,7 +37,7 @@ class EvaluationPoint:
     t: float
     """When the last slice was done, in run seconds."""
     loss: float | None
-    """None: not finite."""
+    """Loss; None: not finite."""
     accuracy: float | None
     """None: outputs and targets are no classes."""
     samples: int

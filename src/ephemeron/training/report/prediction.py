@@ -115,7 +115,7 @@ def _less(whole: float | None, part: float | None) -> float | None:
 
 
 def _number(tree: Mapping[str, object], path: str) -> float | None:
-    """A finite number at `a.b`, or None whatever else is there."""
+    """The finite number at `a.b`; None if there is none."""
     value: object = tree
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

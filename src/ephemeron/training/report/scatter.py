@@ -1,4 +1,4 @@
-"""What a picture of a plan holds: choices by time and cost, machines beside them, limits; axes that suit. Pure.
+"""Contents of a picture of a plan: choices by time and cost, machines, limits, and axes. Pure.
 
 The terminal, the page and the PNG all draw a `Scatter`, so they show the same points on the same axes. An axis is
 logarithmic where its values differ by more than `LOG_FROM`, and starts at 0 where that wastes less than half of it. What
@@ -28,9 +28,9 @@ class ScatterMark:
     seconds: float
     cost_usd: float
     label: str
-    """Short: stands beside the point."""
+    """Short label, drawn beside the point."""
     words: str
-    """All there is to say."""
+    """Full description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Reach:
     ticks: tuple[Tick, ...]
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at `lo`, 1 at `hi`."""
+        """Position of a value: 0 at `lo`, 1 at `hi`."""
         lo, hi, v = (math.log(x) for x in (self.lo, self.hi, value)) if self.log else (self.lo, self.hi, value)
         return (v - lo) / (hi - lo)
 
@@ -57,12 +57,12 @@ class Scatter:
     """Fastest first."""
     machines: tuple[ScatterMark, ...]
     deadline_s: float | None
-    """If it lies within the picture; the same for the budget."""
+    """Deadline, and below the budget; None: outside the picture."""
     budget_usd: float | None
     time: Reach
     cost: Reach
     beyond: tuple[str, ...]
-    """What lies outside, in words."""
+    """Descriptions of what is outside the picture."""
 
 
 @dataclass(slots=True)

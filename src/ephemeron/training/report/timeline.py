@@ -1,7 +1,7 @@
 """The timeline: one lane for each rank, coloured by phase, with a bracket under each invocation.
 
 The coloured part is an inner SVG whose own viewBox is in seconds and stretches freely, so zooming is one
-attribute; everything that must not stretch (marks, labels, ticks) lies outside it and is moved by the script.
+attribute; everything that must not stretch (marks, labels, ticks) is outside it and is moved by the script.
 Without the script, and in print, the whole run is shown.
 """
 

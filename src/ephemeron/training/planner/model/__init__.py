@@ -1,4 +1,4 @@
-"""What time a training run must take: pure formulas, each citing its source."""
+"""Performance model: profiles, and pure formulas of time, cost and memory, each citing its source."""
 
 from ephemeron.training.planner.model.bounds import iteration_lower_bound_s, round_bound_s
 

@@ -24,7 +24,7 @@ def round_bound_s(
 ) -> float:
     """Least seconds of one K-REDUCE round over links of the given latency and bandwidth in each direction.
 
-    Nothing can be faster that sends these messages over such links, whatever the store: a put's last byte is up
+    Nothing can be faster that sends these messages over such links, for any store: a put's last byte is up
     one latency and its transfer after the request, an object exists only once it is whole, and a reader who has
     asked before gets its first byte at once. Computing and the store itself cost nothing. With S the seconds that
     the whole vector takes on a link and L the latency:
@@ -37,7 +37,7 @@ def round_bound_s(
 
     Pipelined form, pieces as small as you like, everything at once. Three chains, the longest one counts. The
     aggregator's downlink is idle for one latency and then carries W − 1 contributions and K − 1 merged shards. The
-    last contribution of whoever sends most is up at L + S (all aggregate: L + S(K−1)/K), and what it goes into
+    last contribution of the busiest sender is up at L + S (all aggregate: L + S(K−1)/K), and what it goes into
     is published one latency later. And so is what an aggregator makes of the last of its contributions.
 
     Args:

@@ -54,7 +54,7 @@ def builtin_platform(name: str) -> PlatformProfile:
 
 
 def priced(platform: PlatformProfile, prices: Prices) -> PlatformProfile:
-    """The same platform at these prices."""
+    """A platform profile with the prices of a file."""
     return replace(
         platform, price_gb_s=prices.gb_second_usd, price_invocation=prices.invocation_usd, price_put=prices.put_usd,
         price_get=prices.get_usd, price_list=prices.list_usd, price_delete=prices.delete_usd,

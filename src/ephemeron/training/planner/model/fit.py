@@ -1,4 +1,4 @@
-"""From measurements to the coefficients of a profile, each with the error to expect of it. Pure.
+"""Fits of measurements: the coefficients of a profile, each with its expected error. Pure.
 
 Everything is fitted in relative error: a step of 3 ms counts as much as one of 3 s, because a plan multiplies both by
 thousands.
@@ -14,7 +14,7 @@ thousands.
 Measured on AWS Lambda with S3, mean error on every second size kept out (`python -m benchmarks.transfer`): 6.3 % on
 uploads and 4.3 % on downloads with the form chosen from the other sizes alone; FasDL's form 11.8 % and 6.8 %, latency and
 bandwidth 10.7 % and 9.2 %. Tying the coefficients of neighbouring quotas together was tried and made it worse (power,
-uploads: 8.6 % without, 9.0 to 9.3 % with), so every quota stands alone.
+uploads: 8.6 % without, 9.0 to 9.3 % with), so every quota is fitted separately.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StepFit:
     plus_minus: dict[str, float]
     """Half width of the confidence interval of `a`, `b` and `m`; infinite where there are too few measurements."""
     level: float
-    """Of all intervals."""
+    """Confidence level of all intervals."""
     residual: float
     """Root mean square of the relative residuals."""
     left_out: tuple[float, ...]
@@ -131,13 +131,13 @@ def fit_steps(
 
 
 def _jacobian(batch: Array, memory: Array, b: float, m: float) -> Array:
-    """Of log seconds, by log a, b and m."""
+    """Derivatives of log seconds by log a, b and m."""
     batch, memory = np.broadcast_arrays(batch, memory)
     return np.stack([np.ones(batch.shape), 1 / (batch + b), -1 / (memory + m)], axis=-1)
 
 
 _OUTLIER = 0.1
-"""Relative residuals above this count by their size: somebody else used the machine meanwhile."""
+"""Relative residuals above this count by their size: another process used the machine meanwhile."""
 
 _MOST_B = 1000.0
 """In largest batches: a step that does not grow with the batch at all would have b without limit."""
@@ -189,7 +189,7 @@ class MemoryFit:
     slope_mb: float
     base_mb: float
     raised_mb: float
-    """By how much the least-squares line was raised."""
+    """Megabytes by which the least-squares line was raised."""
 
 
 def fit_memory(batch: Sequence[float], peak_mb: Sequence[float]) -> MemoryFit:
@@ -267,7 +267,7 @@ class RateFit:
     error: float
     """Mean relative error on sizes kept out."""
     errors: dict[str, float]
-    """The same of all forms that were tried."""
+    """Errors of all forms that were tried."""
 
 
 def fit_form(form: type[Rate], size_mb: Sequence[float] | Array, seconds: Sequence[float] | Array) -> Rate:
@@ -349,7 +349,7 @@ class TransferFit:
 
     transfer: tuple[Transfer, ...]
     up: dict[float, RateFit]
-    """By quota."""
+    """Rates by quota."""
     down: dict[float, RateFit]
 
     @property

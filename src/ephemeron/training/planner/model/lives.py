@@ -1,8 +1,8 @@
-"""When a function hands over to its successor, and how many iterations it computes until then. Pure.
+"""Hand-off of a function to its successor: its time, and the iterations computed until then. Pure.
 
 Workers decide by these rules, and the performance model counts by them: both call the functions of the first part. A function
-looks at what is left of its life after every iteration, and hands over after the first one at which another iteration and
-handing over might not fit. Its successor is started some whole iterations before, so that it has loaded by then.
+checks the time left of its timeout after every iteration, and hands off after the first one at which another iteration and
+the hand-off might not fit. Its successor is started some whole iterations before, so that it has loaded by then.
 
 All arguments are floats or arrays that broadcast against each other.
 """
@@ -17,34 +17,35 @@ from ephemeron.training.planner.model.rates import Array
 
 LEAST_CLOSING_S = 0.5
 CLOSING_REQUESTS = 12
-"""Requests in a row that whoever waits until its end may make, to find out for whom, and to have a successor."""
+"""Requests in a row that a function may make that waits until its timeout: to name the suspect, and to start a successor."""
 ROUNDING = 1e-9
 SHARE, FIRST_SHARE = 1 / 3, 1 / 2
-"""Of a life that a successor may wait for its predecessor, and the first one, for whose start all wait otherwise."""
+"""Shares of a timeout that a successor may wait for its predecessor; the second for the first successor, whose cold start
+would delay all ranks."""
 SPARE = 0.5
-"""Of an iteration: by so much the next one may take longer than usual."""
+"""Share of an iteration by which the next one may take longer than usual."""
 TOGETHER = 0.25
-"""Of an iteration: whoever is so near to its own hand-over hands over with the others, so that the run stops but once."""
+"""Share of an iteration: a rank this near to its own hand-off hands off with the others, so that the run stops only once."""
 WARM_START_S = 0.3
-"""Until a function runs whose environment is warm, as its predecessor reckons."""
+"""Estimated seconds of a warm start."""
 
 
 def closing_s(life_s: Array | float, write_s: Array | float, request_s: Array | float) -> Array:
-    """Seconds that handing over may take: writing the state, or having oneself replaced in the middle of a wait."""
+    """Seconds that a hand-off may take: writing the state, or being replaced in the middle of a wait."""
     life_s, write_s, request_s = map(np.asarray, (life_s, write_s, request_s))
     least = np.minimum(LEAST_CLOSING_S, 0.03 * life_s)
     return np.asarray(np.maximum(np.maximum(least, 2 * write_s), CLOSING_REQUESTS * request_s))
 
 
 def reserve_s(life_s: Array | float, iteration_s: Array | float, closing: Array | float) -> Array:
-    """Seconds of life that another iteration and handing over may take: with less, a function hands over."""
+    """Seconds that another iteration and a hand-off may take: with less time left, a function hands off."""
     return np.asarray(
         np.maximum(np.minimum(1.0, 0.05 * np.asarray(life_s)), (1 + SPARE) * np.asarray(iteration_s) + closing)
     )
 
 
 def leaving_s(life_s: Array | float, iteration_s: Array | float, closing: Array | float) -> Array:
-    """Seconds of life below which it hands over with the others: somewhat more, but never in the first half of its life."""
+    """Seconds left below which a function hands off with the others: somewhat more, but never in the first half of its timeout."""
     reserve = reserve_s(life_s, iteration_s, closing)
     together = np.minimum(reserve + TOGETHER * np.asarray(iteration_s), 0.5 * np.asarray(life_s))
     return np.asarray(np.maximum(reserve, together))
@@ -76,31 +77,31 @@ def ahead(
 
 
 def stop_s(write_s: Array | float, request_s: Array | float) -> Array:
-    """About what a hand-over stops the run for, where the successor has loaded: writing, telling, reading."""
+    """Estimated seconds for which a hand-off stops the run if the successor has loaded: writing, notifying, reading."""
     return np.asarray(2 * np.asarray(write_s) + 2 * np.asarray(request_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handing:
-    """What lives and hand-overs take on some platform, in seconds."""
+    """Times of invocations and hand-offs on a platform, in seconds."""
 
     life_s: Array | float
-    """Of a function, its start aside."""
+    """Timeout of a function, without its start."""
     first_load_s: Array | float
-    """Until a first function computes."""
+    """From the start of a first function until it computes."""
     load_s: Array | float
-    """Until a successor has loaded all but the state, and could ask where to go on."""
+    """From the start of a successor until it has loaded everything but the state."""
     write_s: Array | float
-    """Of a checkpoint."""
+    """Upload of a checkpoint."""
     read_s: Array | float
     request_s: Array | float
-    """Of something tiny."""
+    """Upload of a tiny object."""
     cold_s: Array | float
     """Start of the first successor, whose predecessor has left no environment."""
     warm_s: Array | float
     """Start of all others."""
     waits: Array | bool = True
-    """Whether it waits for other ranks, and has to leave before its end for that."""
+    """Whether the rank waits for other ranks, and therefore has to end before its timeout."""
     mixed: Array | bool = False
     """Whether aggregators are so many that, under HAP, only some of their first successors find an environment that others have
     left a moment before: these wait for the rest in their first iteration."""
@@ -112,12 +113,12 @@ class Handing:
 
     @property
     def tell_s(self) -> Array:
-        """From a predecessor's last iteration until its successor knows where to go on."""
+        """Seconds from a predecessor's last iteration until its successor knows the next one."""
         return np.asarray(self.write_s) + self.request_s
 
     @property
     def asked_s(self) -> Array:
-        """From a successor's start until it is told where to go on, if that is known by then."""
+        """Seconds from a successor's start until it knows its first iteration, if that is published by then."""
         return np.asarray(self.load_s) + self.request_s
 
     def closing(self) -> Array:
@@ -130,11 +131,11 @@ class Lives:
     """The lives of one rank."""
 
     relays: Array
-    """Hand-overs."""
+    """Number of hand-offs."""
     stops_s: Array
-    """For which they stop the run, all together."""
+    """Seconds for which all hand-offs together stop the run."""
     twice_s: Array
-    """For which two functions of the rank are billed, all together."""
+    """Seconds for which two functions of the rank are billed at once, all hand-offs together."""
 
 
 def lives_of(h: Handing, iteration_s: Array, iterations: Array) -> Lives:
@@ -189,9 +190,9 @@ class Least:
 
     relays: Array
     seconds: Array
-    """By which the run is longer for them than its iterations are."""
+    """Seconds that hand-offs add to the iterations."""
     billed_s: Array
-    """The same for what is billed of the rank."""
+    """Seconds that hand-offs add to the billed time of the rank."""
 
 
 def least_lives(

@@ -1,4 +1,4 @@
-"""How long a run takes and what it costs: FasDL section 3.3, with what its equations leave out.
+"""Predicted time and cost of a run: FasDL section 3.3, and the effects that its equations leave out.
 
 Pure and vectorised: a configuration is a set of arrays that broadcast against each other, so that one call prices a
 million of them. Plans rest on `predict`; `baselines.published` has the thesis's own equations, for comparison. Where and why
@@ -7,10 +7,10 @@ they differ is written down in docs/decisions/0007. In short, `predict` counts
 - objects under way together: n of them take one object's time and n − 1 times the larger of what the link needs for
   one and what a window of `parallel` requests leaves for one (3-2 to 3-4 take the sum of n objects alone, which is the
   same for a window of one);
-- who waits for whom (a contribution is read after it was written; under BSP the slowest worker counts);
+- which rank waits for which (a contribution is read after it was written; under BSP the slowest worker counts);
 - whole iterations, the last one of an epoch partial (3-17 divides);
 - that functions in lockstep wait for the slowest;
-- cold starts, loading, evaluation, relays past the lifetime limit and their checkpoints, the end of the run;
+- cold starts, loading, evaluation, hand-offs before the timeout and their checkpoints, the end of the run;
 - every request that is billed: puts, reads, polls that find nothing, invocations; and what the CPU does to bytes.
 """
 
@@ -34,7 +34,7 @@ PREDICTED = ("bsp", "hap")
 UP = {"none": 1.0, "bf16": 0.5, "int8": 0.2549}
 """Share of the bytes that a contribution keeps; int8 carries one float32 scale per 1,024 elements."""
 DOWN = {"none": 1.0, "bf16": 0.5, "int8": 0.5}
-"""The same for merged shards: bf16 under int8."""
+"""Share of the bytes that a merged shard keeps: bf16 under int8."""
 TINY_MB = 0.001
 """Leases, positions, specifications."""
 START_READS, START_PUTS = 5, 1
@@ -44,9 +44,9 @@ RELAY_PUTS, RELAY_READS = 4, 6
 GATHERED, UNDER_WAY_MB = 4, 3.0
 """Contributions that an aggregator fetches ahead, or as many as these MB are."""
 CONTROL_EVERY_S = 2.0
-"""Between two looks of rank 0 whether somebody wants the run to stop."""
+"""Seconds between two checks of rank 0 for a stop request."""
 CHUNK_MB = 1.0
-"""Of the pipelined form, or half a shard where that is less."""
+"""Chunk of the pipelined form, or half a shard if that is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class ExecutionOptions:
     compression: str = "none"
     epochs: int = 1
     lifetime_s: float | None = None
-    """None: the platform's limit."""
+    """Function timeout; None: the platform's limit."""
     checkpoint_every: int = 25
 
     def __post_init__(self) -> None:
@@ -179,13 +179,13 @@ def exchange(
         return _shaped(shape, *_through_server(workload, platform, w, m))
     if terms.pattern == "pipelined":
         return _shaped(shape, *_pipelined(workload, platform, terms, w, k, m, cpu))
-    plain = w > k  # somebody only sends and receives
+    plain = w > k  # some rank aggregates nothing
     one_up, one_down = platform.seconds("up", s_up, m), platform.seconds("down", s_up, m)
     per_mb = platform.seconds_per_mb("down", m)
     same = UP[terms.compression] == DOWN[terms.compression]
     publish = one_up if same else platform.seconds("up", s_down, m)
     one_read = one_down if same else platform.seconds("down", s_down, m)
-    # Where stores wait, whoever has asked before the object is there does not wait for the request's latency after.
+    # If the store waits, a request made before the object exists has no latency left after it.
     asked = 0.0 if platform.poll_s else np.minimum(platform.seconds("down", TINY_MB, m), one_down)
     sent = span_s(platform, "up", k - 1, s_up, m, alone=one_up)
     folding = cpu * ((w - 1) * s_up + s_down)
@@ -371,7 +371,7 @@ def handing(
     workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Array, aggregators: Array, memory_mb: Array,
     load: Array,
 ) -> Handing:  # fmt: skip
-    """What lives and hand-overs take for functions of a quota that load for some seconds, the first ones."""
+    """Times of invocations and hand-offs for functions of a quota; `load`: seconds of loading of the first ones."""
     state, m, w = state_mb(workload), memory_mb, workers
     return Handing(
         life_s=terms.lifetime_s or platform.lifetime_s, first_load_s=load,

@@ -195,7 +195,7 @@ class Profile:
     workload: Workload
     platform: PlatformProfile
     fit: Provenance = field(default_factory=Provenance)
-    """How the coefficients were measured."""
+    """Provenance of the coefficients."""
 
     def to_json(self) -> str:
         """Text of `profile.json`."""

@@ -1,4 +1,4 @@
-"""How the coefficients of a profile were measured: probes, intervals, errors on what was kept out of a fit.
+"""Provenance of a profile's coefficients: probes, intervals, errors on measurements kept out of a fit.
 
 The table `fit` of `profile.json`. Plans read half widths and errors from it (`planner/uncertainty`), people the rest. None: not
 measured, or not finite.
@@ -34,7 +34,7 @@ class StepProvenance:
     given: bool = False
     """The job's own coefficients, nothing was measured."""
     level: float | None = None
-    """Of the confidence intervals."""
+    """Level of the confidence intervals."""
     plus_minus: Mapping[str, float | None] = field(default_factory=dict)
     """Half widths of a, b and m."""
     half_width: NonNegative | None = None
@@ -98,7 +98,7 @@ class PlatformProvenance:
     measured_on: str = ""
     """ISO date."""
     reused: bool = False
-    """From an earlier measurement of this machine."""
+    """Whether it is an earlier measurement of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class CalibrationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationProvenance:
-    """What runs of several functions changed."""
+    """Corrections by runs of several functions."""
 
     a_scaled_by: float = 1.0
     runs: tuple[CalibrationRow, ...] = ()
@@ -130,7 +130,7 @@ class CalibrationProvenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
-    """What a finished run changed: `profiling.refine`."""
+    """Corrections by a finished run: `profiling.refine`."""
 
     run: str
     iterations: int
@@ -147,7 +147,7 @@ class Refinement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """How a profile came about; empty for one written by hand."""
+    """Provenance of a profile; empty for one written by hand."""
 
     steps: StepProvenance = field(default_factory=StepProvenance)
     memory: MemoryProvenance = field(default_factory=MemoryProvenance)
@@ -157,4 +157,4 @@ class Provenance:
     too_small_quotas_mb: tuple[int, ...] = ()
     refined: tuple[Refinement, ...] = ()
     seconds: float | None = None
-    """Of the measurement."""
+    """Duration of the measurement."""

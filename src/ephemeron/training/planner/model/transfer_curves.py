@@ -140,7 +140,7 @@ class TransferCurves:
 
 
 _KNOWN: dict[int, tuple[tuple[Transfer, ...], dict[Direction, TransferCurves]]] = {}
-"""By the identity of a profile's transfers, which are immutable: stacking them costs more than evaluating them."""
+"""Curves by the identity of a profile's transfers, which are immutable: stacking them costs more than evaluating them."""
 
 
 def transfer_curves(transfer: tuple[Transfer, ...]) -> dict[Direction, TransferCurves]:

@@ -1,4 +1,4 @@
-"""What things cost, from dated files that name their sources."""
+"""Prices of functions, channels and machines, from dated files that name their sources."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Machine:
     """MiB, as for functions."""
     hour_usd: float
     boot_s: float
-    """From the request until a program runs. An assumption: no price list states it."""
+    """Seconds from the request until a program runs. An assumption: no price list states it."""
     source: str
     as_of: str
     """ISO date of the price list."""
@@ -77,7 +77,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A machine with a GPU, whose speed on a job no price list says."""
+    """A machine with a GPU; its speed on a job is in no price list."""
 
     name: str
     hour_usd: float
@@ -85,7 +85,7 @@ class Gpu:
     memory_mb: float
     """MiB of the GPU."""
     speedup: float | None
-    """Over one vCPU of the functions, where the writer of the file knows it."""
+    """Over one vCPU of the functions; None: not known."""
     source: str
     as_of: str
     verified: bool
@@ -93,7 +93,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beyond:
-    """What else a price file says, as tables of numbers; None where it says nothing."""
+    """Prices beside those that a plan is made of; None: the file has none."""
 
     arm64_gb_second_usd: float | None
     gb_second_usd: float | None
@@ -105,27 +105,29 @@ def load_prices(service: str, file: str | Path | None = None) -> Prices:
     """Prices with a channel of the given service (`objects`, `cache`, `server`, `memory`).
 
     Raises:
-        JobError: the file is absent, lacks a value, or holds one that makes no sense; named.
+        JobError: the file is absent, lacks a value, or holds one out of bounds; named.
     """
     raw = read(file)
     where = f"price file {file or DEFAULT}"
     for table in ("functions", *({service} & {"objects", "cache", "server"})):
-        must(table in raw, f"{where}: the table [{table}] is missing")
-    must(bool(raw["name"]), f"{where}: name is missing")
+        must(getattr(raw, table) is not None, f"{where}: the table [{table}] is missing")
+    must(bool(raw.name), f"{where}: name is missing")
+    assert raw.functions is not None
     storage: dict[str, float] = {}
-    if service == "objects":
-        storage = {k: raw["objects"][k] for k in ("put_usd", "get_usd", "list_usd", "delete_usd")}
-    elif service == "cache":
-        ecpu = raw["cache"]["ecpu_usd"]
+    if service == "objects" and raw.objects is not None:
+        o = raw.objects
+        storage = {"put_usd": o.put_usd, "get_usd": o.get_usd, "list_usd": o.list_usd, "delete_usd": o.delete_usd}
+    elif service == "cache" and raw.cache is not None:
+        ecpu = raw.cache.ecpu_usd
         storage = {"put_usd": ecpu, "get_usd": ecpu, "list_usd": ecpu, "delete_usd": ecpu, "byte_usd": ecpu / 1000,
-                   "gb_hour_usd": raw["cache"]["gb_hour_usd"], "least_gb": raw["cache"].get("least_gb", 0.1)}  # fmt: skip
-    elif service == "server":
-        storage = {"server_hour_usd": raw["server"]["hour_usd"]}
-    limits = raw.get("limits", {})
+                   "gb_hour_usd": raw.cache.gb_hour_usd, "least_gb": raw.cache.least_gb}  # fmt: skip
+    elif service == "server" and raw.server is not None:
+        storage = {"server_hour_usd": raw.server.hour_usd}
+    limits = raw.limits
     return Prices(
-        name=raw["name"], as_of=raw["as_of"], gb_second_usd=raw["functions"]["gb_second_usd"],
-        invocation_usd=raw["functions"]["invocation_usd"], burst=int(limits.get("burst", 0)),
-        burst_s=limits.get("burst_s", 0.0), **storage,
+        name=raw.name, as_of=raw.as_of, gb_second_usd=raw.functions.gb_second_usd,
+        invocation_usd=raw.functions.invocation_usd, burst=limits.burst if limits else 0,
+        burst_s=limits.burst_s if limits else 0.0, **storage,
     )  # fmt: skip
 
 
@@ -135,7 +137,13 @@ def load_machines(file: str | Path | None = None) -> tuple[Machine, ...]:
     Raises:
         JobError: as `load_prices`.
     """
-    return tuple(Machine(**row) for row in read(file).get("machine", []))
+    return tuple(
+        Machine(
+            name=m.name, vcpus=m.vcpus, memory_mb=m.memory_mb, hour_usd=m.hour_usd, boot_s=m.boot_s, source=m.source,
+            as_of=m.as_of, arm64=m.arm64, verified=m.verified,
+        )
+        for m in read(file).machine
+    )  # fmt: skip
 
 
 FARGATE_VCPUS = (1, 2, 4, 8, 16)
@@ -150,29 +158,28 @@ def load_rented(file: str | Path | None = None) -> tuple[Machine, ...]:
         JobError: as `load_prices`.
     """
     raw = read(file)
-    machines = [Machine(**row) for row in raw.get("machine", [])]
+    machines = load_machines(file)
     found = list(machines)
-    if "spot" in raw:
-        spot = raw["spot"]
+    spot = raw.spot
+    if spot is not None:
         found += [
             replace(
-                m, name=f"{m.name} spot", kind="spot", hour_usd=m.hour_usd * spot["share"], source=spot["source"],
-                as_of=spot["as_of"], verified=spot["verified"],
+                m, name=f"{m.name} spot", kind="spot", hour_usd=m.hour_usd * spot.share, source=spot.source,
+                as_of=spot.as_of, verified=spot.verified,
             )
             for m in machines
         ]  # fmt: skip
-    if "fargate" in raw:
-        f = raw["fargate"]
-        for arm64 in (False, True):
-            prefix = "arm64_" if arm64 else ""
-            vcpu_usd, gb_usd = f.get(f"{prefix}vcpu_hour_usd"), f.get(f"{prefix}gb_hour_usd")
+    f = raw.fargate
+    if f is not None:
+        prices = ((False, f.vcpu_hour_usd, f.gb_hour_usd), (True, f.arm64_vcpu_hour_usd, f.arm64_gb_hour_usd))
+        for arm64, vcpu_usd, gb_usd in prices:
             if vcpu_usd is None or gb_usd is None:
                 continue
             found += [
                 Machine(
                     name=f"Fargate {vcpus} vCPU {vcpus * gb} GB{' arm64' if arm64 else ''}", vcpus=vcpus,
-                    memory_mb=vcpus * gb * 1024, hour_usd=vcpus * (vcpu_usd + gb * gb_usd), boot_s=f["boot_s"],
-                    source=f["source"], as_of=f["as_of"], kind="fargate", arm64=arm64, verified=f["verified"],
+                    memory_mb=vcpus * gb * 1024, hour_usd=vcpus * (vcpu_usd + gb * gb_usd), boot_s=f.boot_s,
+                    source=f.source, as_of=f.as_of, kind="fargate", arm64=arm64, verified=f.verified,
                 )
                 for vcpus in FARGATE_VCPUS for gb in FARGATE_GB_PER_VCPU
             ]  # fmt: skip
@@ -186,26 +193,30 @@ def load_gpus(file: str | Path | None = None) -> tuple[Gpu, ...]:
         JobError: as `load_prices`.
     """
     return tuple(
-        Gpu(**{"speedup": None, **{k: v for k, v in row.items() if k != "arm64"}}) for row in read(file).get("gpu", [])
-    )
+        Gpu(
+            name=g.name, hour_usd=g.hour_usd, boot_s=g.boot_s, memory_mb=g.memory_mb, speedup=g.speedup, source=g.source,
+            as_of=g.as_of, verified=g.verified,
+        )
+        for g in read(file).gpu
+    )  # fmt: skip
 
 
 def load_beyond(file: str | Path | None = None) -> Beyond:
-    """Prices that no plan is made of, but that stand beside one.
+    """Prices that are shown beside a plan.
 
     Raises:
         JobError: as `load_prices`.
     """
     raw = read(file)
-    functions, egress = raw.get("functions", {}), raw.get("egress", {})
+    functions, egress = raw.functions, raw.egress
     return Beyond(
-        arm64_gb_second_usd=functions.get("arm64_gb_second_usd"), gb_second_usd=functions.get("gb_second_usd"),
-        egress_gb_usd=egress.get("gb_usd"),
+        arm64_gb_second_usd=functions.arm64_gb_second_usd if functions else None,
+        gb_second_usd=functions.gb_second_usd if functions else None, egress_gb_usd=egress.gb_usd if egress else None,
     )  # fmt: skip
 
 
 def age_warning(as_of: str, today: datetime.date) -> str | None:
-    """What to say of prices that are older than `AGED_MONTHS`, or whose age nobody can tell; None: nothing.
+    """A warning about prices that are older than `AGED_MONTHS`, or whose age is unknown; None: no warning.
 
     Args:
         as_of: `Prices.as_of`, an ISO date or date and time.

@@ -1,17 +1,18 @@
-"""Price files as checked tables: every mistake is one line that names file, table and key. Pure but for the file itself."""
+"""Price files, read once into typed tables: every mistake is one line that names file, table and key."""
 
 from __future__ import annotations
 
 import datetime
-import math
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
+from ephemeron.config import typed
 from ephemeron.config.toml import parse_toml
+from ephemeron.config.typed import AtLeast, NonNegative, Positive
 from ephemeron.errors import JobError
 
 DEFAULT = "aws-us-east-1"
@@ -19,66 +20,194 @@ DEFAULT = "aws-us-east-1"
 REMEDY = "compare it with the built-in one"
 
 
-@dataclass(frozen=True, slots=True)
-class PriceKeys:
-    """Keys of one table. All are numbers, not negative; a table may also have `source`, `verified` and `as_of`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dated:
+    """One table of a price file."""
 
-    required: Set[str]
-    optional: Set[str] = frozenset()
-    positive: Set[str] = frozenset()
-    """Those for which 0 makes no sense."""
-    named: bool = False
-    """An array of tables, each with `name` and `source`."""
-
-
-TABLES = {
-    "functions": PriceKeys({"gb_second_usd", "invocation_usd"}, {"arm64_gb_second_usd"}),
-    "limits": PriceKeys({"burst", "burst_s"}, positive={"burst", "burst_s"}),
-    "objects": PriceKeys({"put_usd", "get_usd", "list_usd", "delete_usd"}),
-    "express": PriceKeys({"put_usd", "get_usd", "delete_usd", "gb_up_usd", "gb_down_usd", "gb_month_usd"}),
-    "cache": PriceKeys({"ecpu_usd", "gb_hour_usd"}, {"least_gb"}),
-    "server": PriceKeys({"hour_usd"}),
-    "egress": PriceKeys({"gb_usd"}, {"free_gb_month"}),
-    "spot": PriceKeys({"share"}, positive={"share"}),
-    "fargate": PriceKeys({"vcpu_hour_usd", "gb_hour_usd", "boot_s"}, {"arm64_vcpu_hour_usd", "arm64_gb_hour_usd"}),
-    "machine": PriceKeys(
-        {"vcpus", "memory_mb", "hour_usd", "boot_s"}, {"arm64"}, positive={"vcpus", "memory_mb"}, named=True
-    ),
-    "gpu": PriceKeys({"hour_usd", "boot_s", "memory_mb"}, {"speedup"}, positive={"hour_usd", "speedup", "memory_mb"}, named=True),
-}  # fmt: skip
-"""Every table of a price file. `machine.arm64` is true or false; `gpu.speedup` is over one vCPU, where somebody knows it."""
+    as_of: str = ""
+    """ISO date; by default that of the file."""
+    source: str = ""
+    verified: bool = True
+    """Whether the price was compared with its source at `as_of`; else it is an assumption."""
 
 
-def read(file: str | Path | None = None) -> Mapping[str, Any]:
-    """The tables of a price file, checked; `as_of` of the file and of every table as ISO text. Not to be changed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionPrices(Dated):
+    """`[functions]`."""
+
+    gb_second_usd: NonNegative
+    invocation_usd: NonNegative
+    arm64_gb_second_usd: NonNegative | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartLimits(Dated):
+    """`[limits]`: functions that may start at once, and seconds until as many more may."""
+
+    burst: Annotated[int, AtLeast(1)]
+    burst_s: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectPrices(Dated):
+    """`[objects]`: requests to an object store."""
+
+    put_usd: NonNegative
+    get_usd: NonNegative
+    list_usd: NonNegative
+    delete_usd: NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpressPrices(Dated):
+    """`[express]`: an object store of one zone."""
+
+    put_usd: NonNegative
+    get_usd: NonNegative
+    delete_usd: NonNegative
+    gb_up_usd: NonNegative
+    gb_down_usd: NonNegative
+    gb_month_usd: NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePrices(Dated):
+    """`[cache]`: a serverless cache."""
+
+    ecpu_usd: NonNegative
+    gb_hour_usd: NonNegative
+    least_gb: NonNegative = 0.1
+    """GB that are billed at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPrices(Dated):
+    """`[server]`: a parameter server."""
+
+    hour_usd: NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressPrices(Dated):
+    """`[egress]`: bytes out of the cloud."""
+
+    gb_usd: NonNegative
+    free_gb_month: NonNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotPrices(Dated):
+    """`[spot]`: share of the price on demand."""
+
+    share: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FargatePrices(Dated):
+    """`[fargate]`: containers."""
+
+    vcpu_hour_usd: NonNegative
+    gb_hour_usd: NonNegative
+    boot_s: NonNegative
+    arm64_vcpu_hour_usd: NonNegative | None = None
+    arm64_gb_hour_usd: NonNegative | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePrice(Dated):
+    """`[[machine]]`."""
+
+    name: str
+    vcpus: Positive
+    memory_mb: Positive
+    hour_usd: NonNegative
+    boot_s: NonNegative
+    arm64: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPrice(Dated):
+    """`[[gpu]]`: a machine with a GPU."""
+
+    name: str
+    hour_usd: Positive
+    boot_s: NonNegative
+    memory_mb: Positive
+    speedup: Positive | None = None
+    """Over one vCPU, if it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceFile:
+    """A price file."""
+
+    as_of: str
+    """ISO date of the prices; text of other forms is kept, and its age warned of."""
+    name: str = ""
+    functions: FunctionPrices | None = None
+    limits: StartLimits | None = None
+    objects: ObjectPrices | None = None
+    express: ExpressPrices | None = None
+    cache: CachePrices | None = None
+    server: ServerPrices | None = None
+    egress: EgressPrices | None = None
+    spot: SpotPrices | None = None
+    fargate: FargatePrices | None = None
+    machine: tuple[MachinePrice, ...] = ()
+    gpu: tuple[GpuPrice, ...] = ()
+
+
+def read(file: str | Path | None = None) -> PriceFile:
+    """A price file; every table has a date.
 
     Raises:
-        JobError: the file is absent, or a table or key is unknown, missing or of a value that makes no sense; named.
+        JobError: the file is absent, or a table or key is unknown, missing or out of bounds; named.
     """
-    return _checked(_text(file), f"price file {file or DEFAULT}")
+    return _parsed(_text(file), f"price file {file or DEFAULT}")
 
 
 @lru_cache(maxsize=8)
-def _checked(text: str, where: str) -> Mapping[str, Any]:
-    """The same of one text, which a plan asks for many times."""
-    raw = parse_toml(text, where=where, remedy=REMEDY)
-    must("as_of" in raw, f"{where}: as_of, the date of the prices, is missing")
-    _known(raw.keys(), {"name", "as_of", *TABLES}, where)
-    _text_of(raw, "name", where)
-    read: dict[str, Any] = {"name": raw.get("name"), "as_of": _date(raw["as_of"], where)}
-    for name, keys in TABLES.items():
-        if name not in raw:
-            continue
-        if not keys.named:
-            read[name] = _table(raw[name], keys, read["as_of"], f"{where}: [{name}]")
-            continue
-        rows = raw[name]
-        must(isinstance(rows, list), f"{where}: {name} should be an array, written [[{name}]]")
-        read[name] = [_named(row, keys, read["as_of"], f"{where}: {name} {i}") for i, row in enumerate(rows, start=1)]
-        names = [row["name"] for row in read[name]]
+def _parsed(text: str, where: str) -> PriceFile:
+    """The price file of a text; a plan asks many times for the same."""
+    try:
+        found = typed.build(PriceFile, _iso(parse_toml(text, where=where, remedy=REMEDY)), where=where)
+    except JobError as e:
+        raise JobError(e.problem, remedy=f"{e.remedy}, or {REMEDY}" if e.remedy else REMEDY) from None
+    lists: dict[str, tuple[MachinePrice | GpuPrice, ...]] = {"machine": found.machine, "gpu": found.gpu}
+    for table, rows in lists.items():
+        names = [row.name for row in rows]
         twice = sorted({n for n in names if names.count(n) > 1})
-        must(not twice, f"{where}: {name} {', '.join(twice)} is there twice")
-    return read
+        must(not twice, f"{where}: {table} {', '.join(twice)} is there twice")
+        for i, row in enumerate(rows):
+            must(row.name != "", f"{where}: {table}[{i}]: name is empty")
+            must(row.source != "", f"{where}: {table}[{i}] ({row.name}): source should say where the price is from")
+    return _dated(found)
+
+
+T = TypeVar("T", bound=Dated)
+
+
+def _dated(found: PriceFile) -> PriceFile:
+    """The price file with its date in every table that has none."""
+
+    def dated(table: T | None) -> T | None:
+        return table if table is None or table.as_of else replace(table, as_of=found.as_of)
+
+    return replace(
+        found, functions=dated(found.functions), limits=dated(found.limits), objects=dated(found.objects),
+        express=dated(found.express), cache=dated(found.cache), server=dated(found.server), egress=dated(found.egress),
+        spot=dated(found.spot), fargate=dated(found.fargate), machine=tuple(filter(None, map(dated, found.machine))),
+        gpu=tuple(filter(None, map(dated, found.gpu))),
+    )  # fmt: skip
+
+
+def _iso(value: object) -> object:
+    """Dates as ISO text."""
+    if isinstance(value, Mapping):
+        return {key: _iso(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_iso(inner) for inner in value]
+    return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 def must(holds: bool, problem: str) -> None:
@@ -98,48 +227,3 @@ def _text(file: str | Path | None) -> str:
         raise JobError(f"price file {file} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
         raise JobError(f"price file {file} is not text in UTF-8", remedy=REMEDY) from None
-
-
-def _named(row: Any, keys: PriceKeys, as_of: str, where: str) -> dict[str, Any]:
-    must(isinstance(row, Mapping), f"{where} should be a table of names and values")
-    name = row.get("name")
-    must(isinstance(name, str) and name != "", f"{where}: name = {name!r} should be a word")
-    where = f"{where} ({name})"
-    source = row.get("source")
-    found = _table({k: v for k, v in row.items() if k != "name"}, keys, as_of, where)
-    must(isinstance(source, str) and source != "", f"{where}: source = {source!r} should say where the price is from")
-    return {"name": name, **found}
-
-
-def _table(raw: Any, keys: PriceKeys, as_of: str, where: str) -> dict[str, Any]:
-    must(isinstance(raw, Mapping), f"{where} should be a table of names and values")
-    numbers = {*keys.required, *keys.optional} - {"arm64"}
-    _known(raw.keys(), {*keys.required, *keys.optional, "source", "verified", "as_of"}, where)
-    found: dict[str, Any] = {"as_of": _date(raw.get("as_of", as_of), where), "source": _text_of(raw, "source", where)}
-    for key in ("verified", "arm64"):
-        found[key] = raw.get(key, key == "verified")
-        must(isinstance(found[key], bool), f"{where}: {key} = {found[key]!r} should be true or false")
-    for key in sorted(numbers & {*keys.required, *raw.keys()}):
-        value = raw.get(key)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        must(good and value >= 0, f"{where}: {key} = {value!r} should be a number, and not negative")
-        must(value > 0 or key not in keys.positive, f"{where}: {key} = {value!r} should be above 0")
-        found[key] = float(value)
-    return found
-
-
-def _known(keys: Set[str], known: Set[str], where: str) -> None:
-    unknown = sorted(keys - known)
-    must(not unknown, f"{where} has the unknown key {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-
-
-def _text_of(raw: Mapping[str, Any], key: str, where: str) -> str:
-    value = raw.get(key, "")
-    must(isinstance(value, str), f"{where}: {key} = {value!r} should be text")
-    return str(value)
-
-
-def _date(value: Any, where: str) -> str:
-    """ISO text of a date; text of other forms stays, since its age is warned of."""
-    must(isinstance(value, str | datetime.date), f"{where}: as_of = {value!r} should be a date")
-    return value.isoformat() if isinstance(value, datetime.date) else str(value)

@@ -8,7 +8,7 @@ that run side by side. With s seconds per sample and the exchange's e and o seco
     through the others             s·D·B^n/G + n·(s·b + o)
 
 and therefore at least as long as their mean, weighted by K and W − K, in which B^a and B^n no longer occur: the samples
-are shared out, s·D/W, whatever the batches are. So one term bounds a block with all its batches, and n from the largest
+are shared out, s·D/W, for any batches. So one term bounds a block with all its batches, and n from the largest
 global batch that memory and the limit allow. The cost of functions is bounded by W times the same, where W cancels.
 """
 
@@ -95,7 +95,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What the blocks hold, once W, K and batches are cut to each other and to what is allowed."""
+    """Ranges of W, K and batches in blocks, restricted to each other and to the limits."""
 
     w0: Array
     w1: Array
@@ -147,7 +147,7 @@ def ranges(t: Tables, b: Blocks, largest: Array | float, most: float) -> Ranges:
 
 
 def pace(t: Tables, b: Blocks, r: Ranges) -> tuple[Array, Array]:
-    """Least seconds of an exchange, and of those who do not aggregate (0 where they have no batch of their own)."""
+    """Least seconds of an exchange, and of ranks that do not aggregate (0 where they have no batch of their own)."""
     at = t.place[b.column] + _within(t, b)
     a1, b1, a2, b2 = (np.take(x, at) for x in (t.lines if not t.unequal else (*t.lines[:2], *t.lines[:2])))
     seconds = np.maximum(a1 + b1 * r.w0, a2 + b2 * r.w0)
@@ -161,12 +161,12 @@ def pace(t: Tables, b: Blocks, r: Ranges) -> tuple[Array, Array]:
 
 
 def _within(t: Tables, b: Blocks) -> Array:
-    """Of each block in its row of a table of K."""
+    """Index of each block in its row of a table of K."""
     return np.asarray(np.minimum(t.offset[b.k_level] + b.k_index, t.width[b.column]))
 
 
 def bound(space: Space, t: Tables, b: Blocks, r: Ranges, largest: Array | float) -> tuple[Array, Array]:
-    """Least seconds and US dollars of everything in a block; infinite where nothing is in it."""
+    """Least seconds and US dollars of everything in a block; infinite if it is empty."""
     c = np.take(t.constants, b.column, axis=1)
 
     def of(name: str) -> Array:
@@ -255,7 +255,7 @@ LIVES = slice(PLACE["cold_s"], PLACE["init_s"] + 1)
 def _lives(
     t: Tables, column: Array, c: Array, r: Ranges, epochs: int, each: Array, load: Array, iterations: Array, loop: Array, work: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Seconds and US dollars that handing over adds to blocks at least; infinite where functions live too briefly.
+    """Least seconds and US dollars that hand-offs add to blocks; infinite where the timeout is too short.
 
     Args:
         column, c, r: of the blocks: column of the tables, `LIVES` of its constants, ranges.

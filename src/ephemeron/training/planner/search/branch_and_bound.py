@@ -6,7 +6,7 @@ below in time and cost with all its batches (`bounds`), drops those that what is
 single (W, M, K) settles the batches:
 
 - equal batches: with n iterations in an epoch, the time is the same for every batch that gives n, and grows with n, so the
-  smallest batch of the least n is best, unless functions hand over, where any other may save a life: then the rest of the
+  smallest batch of the least n is best, unless functions hand off, where another batch may save an invocation: then the rest of the
   interval, smaller and larger, is bounded like any block, and halved;
 - unequal ones: intervals of B^a and of B^n are halved like all others, down to single integers.
 
@@ -127,7 +127,7 @@ class _Columns:
     fine: Tables
     coarse: Tables
     begin: dict[float, tuple[Blocks, Ranges]]
-    """By the largest global batch: blocks that cover everything, with their bounds, and what they hold."""
+    """Blocks that cover everything, with their bounds and ranges, by the largest global batch."""
 
 
 class _Descent:
@@ -163,7 +163,7 @@ class _Descent:
     # -- blocks -----------------------------------------------------------------------------------------------
 
     def _begun(self) -> Blocks:
-        """What the targets want of the blocks that cover everything: they and their bounds are the same for all targets."""
+        """The blocks that cover everything, as far as the targets search them; blocks and bounds are the same for all targets."""
         t = self.coarse
         parts = []
         for largest, bits in self.targets.groups:
@@ -183,7 +183,7 @@ class _Descent:
         return Blocks.joined(parts)
 
     def _refined(self, b: Blocks) -> Blocks:
-        """The same blocks for every single quota: those of a group of quotas follow one another."""
+        """Blocks of single quotas in place of those of groups of quotas."""
         family, first, last = (x[b.column] for x in (self.coarse.family, self.coarse.first, self.coarse.last))
         many = (last - first + 1).astype(int)
         begins = np.searchsorted(self.fine.family, family) + first - self.fine.first[0]
@@ -269,7 +269,7 @@ class _Descent:
     def _compute_all(
         self, t: Tables, b: Blocks, w: Array, k: Array, quota: Array, batches: list[tuple[Array, Array]]
     ) -> None:
-        """The same blocks with several batches each."""
+        """Computes blocks with several batches each."""
         n = len(batches)
         x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
         w, k, quota = (np.tile(v, n) for v in (w, k, quota))
@@ -292,7 +292,7 @@ class _Descent:
         p = self._compute(t, b, r.w0, r.k0, t.first[b.column], x, x)
         if self.space.published is not None:
             return b.take(np.empty(0, dtype=int))
-        # Without hand-overs nothing in the rest can be better. With them anything can: lives are of whole iterations, and where
+        # Without hand-offs nothing in the rest can be better. With them anything can: invocations have whole iterations, and where
         # it dies, smaller batches may live.
         may = ~(p.seconds < t.constants[PLACE["brief_s"], b.column])
         parts = []

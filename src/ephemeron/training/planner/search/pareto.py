@@ -1,4 +1,4 @@
-"""What nothing beats so far: one best candidate, or all that nothing beats in both time and cost."""
+"""Incumbents of a search: one best candidate, or the Pareto front of time and cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class SearchResult:
-    """What a search returns."""
+    """Result of a search."""
 
     method: str
     best: Candidate | None = None

@@ -1,9 +1,9 @@
-"""What can be chosen: FasDL section 3.4.2, with every whole number of samples.
+"""Search space of a plan: FasDL section 3.4.2, with every whole number of samples.
 
 A candidate is (terms, W, M, K, B^a, B^n): named choices, integers and a quota that the platform sells. Terms are the
 choices that have names: pattern, synchronisation, compression, and with the platform profile the channel. B^a and B^n
 are any integers that memory (4-2) and the largest global batch (3-30) allow; B^n differs from B^a only under HAP and
-where somebody does not aggregate.
+where some rank does not aggregate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ephemeron.training.planner.plan import PlanLimits
 
 MOST_WORKERS = 256
 LARGEST_GLOBAL_BATCH = 1024
-"""Where neither user nor data set a smaller one."""
+"""Default if neither user nor data set a smaller one."""
 GAMMA_MIN = 0.5
 """Least share of the largest training rate, equation 3-33: the thesis considers no smaller batches."""
 
@@ -72,7 +72,7 @@ class Space:
     published: Callable[..., Prediction] | None = None
     """The thesis's equations (`baselines.published`) in place of our model; None: our model."""
     total_memory_mb: float = 0.0
-    """Of all functions; 0: any."""
+    """Sum of all functions' quotas; 0: no limit."""
     only_workers: frozenset[int] | None = None
     """W to consider; None: all from 1 to `most_workers`."""
 
@@ -89,7 +89,7 @@ class Space:
         return np.where(w > k, np.minimum(np.minimum(bn, allowed), self.workload.largest_batch(m)), ba)
 
     def synchronous(self, o: Option, w: Array, m: Array, k: Array, ba: Array) -> Array:
-        """The largest B^n with which nobody waits for those who do not aggregate: equation 3-22."""
+        """The largest B^n with which no rank waits for those that do not aggregate: equation 3-22."""
         if self.published is None:
             return largest_nonaggregator_batch(
                 self.workload, o.platform, o.terms, workers=w, aggregators=k, memory_mb=m, batch=ba
@@ -173,7 +173,7 @@ def _joined(parts: list[tuple[Array, Array, Array, Array]]) -> tuple[Array, Arra
 
 
 def _pairs(workers: Array, others: Array, largest: int) -> Array:
-    """How many 1 ≤ B^a ≤ B^n there are with B^a·W + (B^n − B^a)·(W − K) ≤ largest, for arrays of W and W − K."""
+    """Number of pairs 1 ≤ B^a ≤ B^n with B^a·W + (B^n − B^a)·(W − K) ≤ largest, for arrays of W and W − K."""
     w, others = workers.astype(float), others.astype(float)
     room = largest - w
     most = np.floor(room / others)

@@ -1,4 +1,4 @@
-"""How blocks of configurations are laid out at first, and cut into smaller ones."""
+"""Initial blocks of configurations, and their division into smaller ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def octaves(most: int) -> tuple[Array, Array]:
 
 
 def groups(t: Tables) -> Array:
-    """Where groups of adjacent quotas begin: narrow where quotas are small."""
+    """Begins of groups of adjacent quotas: narrow where quotas are small."""
     begins = []
     for i in range(len(t.families)):
         columns = np.flatnonzero(t.family == i)

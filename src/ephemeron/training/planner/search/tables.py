@@ -79,7 +79,7 @@ CONSTANTS = (
     "hourly_each_usd", "least_hourly_usd", "moved_by_w", "moved_more", "extra_usd", "brief_s",
     "cold_s", "start_each_s", "gb_usd", "invoke_usd", "life_s", "warm_s", "write_s", "read_s", "request_s", "init_s",
 )  # fmt: skip
-"""Rows of `Tables.constants`; each is a lower bound for every quota of the column. Nobody hands over within `brief_s`."""
+"""Rows of `Tables.constants`; each is a lower bound for every quota of the column. No function hands off within `brief_s`."""
 PLACE = {name: i for i, name in enumerate(CONSTANTS)}
 
 
@@ -90,28 +90,28 @@ class Tables:
     unequal: bool
     families: tuple[Family, ...]
     family: Array
-    """Of every column."""
+    """Index of every column's family."""
     first: Array
     """Index of a column's first quota, and of its last one."""
     last: Array
     offset: Array
-    """Where each level begins."""
+    """Begin of each level."""
     stacks: tuple[Array, ...]
-    """By family, of `lines`: tables × distinct quotas × (level, block of K)."""
+    """`lines` by family: tables × distinct quotas × (level, block of K)."""
     row: Array
-    """Of every column in its family's stack: quotas at which nothing gets faster share a row."""
+    """Row of every column in its family's stack: quotas at which nothing gets faster share a row."""
     small: Array
     """Pace at W = 2 and W = 3: columns × 2."""
     puts: tuple[Array, ...]
-    """By family: puts per iteration and worker, by (level, block of K)."""
+    """Puts per iteration and worker, by family and (level, block of K)."""
     load: Array
     """Seconds to load everything: (platform, quota) × W from 1 on."""
     load_row: Array
-    """Of every column."""
+    """Row of every column in `load`."""
     constants: Array
     """`CONSTANTS` × columns."""
     largest_batch: Array
-    """By memory."""
+    """Largest batch of every column that its memory holds."""
     synchronous: Array
     """Spare samples of 3-22, where B^n is bounded by it: columns × K, at the largest W; else empty."""
 
@@ -122,14 +122,14 @@ class Tables:
 
     @cached_property
     def place(self) -> Array:
-        """Where each column's row begins in `lines`."""
+        """Begin of each column's row in `lines`."""
         begins = np.cumsum([0, *(x[0].size for x in self.stacks[:-1])])
         wide = np.array([x.shape[2] for x in self.stacks])
         return np.asarray(begins[self.family] + self.row * wide[self.family])
 
     @cached_property
     def tied(self) -> Array:
-        """Of every column: K = W."""
+        """Whether K = W, of every column."""
         return np.array([f.tied for f in self.families])[self.family]
 
     @cached_property
@@ -144,7 +144,7 @@ class Tables:
 
     @cached_property
     def pieces_place(self) -> Array:
-        """Where each column's begin."""
+        """Begin of each column in `pieces`."""
         return np.asarray(np.cumsum([0, *(len(x) for x in self.puts[:-1])])[self.family])
 
     def merged(self, groups: Array) -> Tables:
