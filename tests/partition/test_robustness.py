@@ -126,5 +126,5 @@ def test_passes_are_kept_in_the_file_and_checked():
     del table["nodes"][0]["passes_s"]
     assert parse_graph(json.dumps(table)).nodes[0].passes_s == {}
     table["nodes"][1]["passes_s"] = {"a": [[1.0]]}
-    with pytest.raises(JobError, match=r"nodes\[1\]: passes_s.a\[0\] = \[1.0\] should have 2 values"):
+    with pytest.raises(JobError, match=r"nodes\[1\]\.passes_s.a\[0\] = \[1.0\] should have 2 values"):
         parse_graph(json.dumps(table))
