@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from ephemeron.config.typed import Count, NonNegative, Positive, Typed
+from ephemeron.config.typed import AtLeast, Count, NonNegative, Positive, Typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +16,8 @@ class ComputeModel(Typed):
     """s·MB per sample."""
     b: NonNegative
     """Samples."""
-    m: NonNegative
-    """MB."""
+    m: Annotated[float, AtLeast(-1e6)]
+    """MB; negative where a part of the memory quota brings no CPU share."""
 
     def seconds(self, samples: float, memory_mb: float) -> float:
         """Seconds of a step over so many samples at this memory quota."""
