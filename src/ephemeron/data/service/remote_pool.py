@@ -281,7 +281,9 @@ class RemotePool:
         self._results.put(ChunkDone(chunk.number, samples, chunk.seconds, chunk.nbytes))
 
     def _beat(self) -> None:
-        while not self._over.wait(HEARTBEAT_S):
+        first = True  # at once, or a service with a short idle_s ends the flow before it knows of this reader
+        while not self._over.wait(0.0 if first else HEARTBEAT_S):
+            first = False
             try:
                 request = ReaderRequest(reader=self._consumer)
                 found = self._client.router(HEARTBEAT_READER, request, timeout_s=HEARTBEAT_S, over=self._over.is_set)
