@@ -276,7 +276,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     whole = archive.read_bytes()
     for data in (whole[: len(whole) // 2], b"no archive", b""):
         archive.write_bytes(data)
-        with pytest.raises(JobError, match=r"c\.tar\.gz is not a sound tar archive.*fetch the archive again") as e:
+        with pytest.raises(JobError, match=r"c\.tar\.gz is not a valid tar archive.*fetch the archive again") as e:
             read("cifar10", archive)
         assert "\n" not in str(e.value)
 
@@ -286,7 +286,7 @@ def test_a_flipped_pixel_in_an_archive_is_noticed(tmp_path: Path) -> None:
     data = bytearray(archive.read_bytes())
     data[len(data) // 2] ^= 1
     archive.write_bytes(data)
-    with pytest.raises(JobError, match=r"c\.tar\.gz is not a sound tar archive: (CRC check failed|Error -3)"):
+    with pytest.raises(JobError, match=r"c\.tar\.gz is not a valid tar archive: (CRC check failed|Error -3)"):
         read("cifar100", archive)
 
 

@@ -121,7 +121,7 @@ def decode(buffer: Buffer) -> Samples:
     try:
         return Samples(**arrays)
     except JobError as e:
-        raise CorruptMessage(f"these bytes are no samples: {e}") from None
+        raise CorruptMessage(f"the bytes are not samples: {e}") from None
 
 
 def _plain(array: Array) -> Array:

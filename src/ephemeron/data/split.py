@@ -111,7 +111,7 @@ def assign(samples: int, split: SampleSplit, seed: int) -> list[Indices]:
         ValueError: the split was made for another number of samples.
     """
     if samples != split.samples:
-        raise ValueError(f"{samples} samples cannot be dealt out by a split of {split.samples}")
+        raise ValueError(f"{samples} samples do not match a split of {split.samples}")
     order = permutation(samples, seed=seed, purpose=Purpose.ASSIGNMENT)
     return np.split(order, np.cumsum(split.counts)[:-1])
 

@@ -110,7 +110,7 @@ def test_every_change_restarts_the_calm():
 
 def test_mistakes_are_named():
     for wrong in ({"most": 0}, {"most": 2, "least": 3}, {"most": 2, "least": -1}):
-        with pytest.raises(JobError, match="there is no choice"):
+        with pytest.raises(JobError, match="are not a range"):
             ElasticLimits(**wrong)
     with pytest.raises(JobError, match="calm_s = -1"):
         ElasticLimits(most=1, calm_s=-1)

@@ -33,7 +33,8 @@ class ElasticLimits:
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
             raise JobError(
-                f"between {self.least} and {self.most} loaders there is no choice", remedy="give 0 ≤ least ≤ most ≥ 1"
+                f"least = {self.least} and most = {self.most} loaders are not a range",
+                remedy="give 0 ≤ least ≤ most ≥ 1",
             )
         for name in ("grow_after_s", "settle_s", "calm_s", "memory_s", "idle_s"):
             if getattr(self, name) < 0:

@@ -29,10 +29,10 @@ class QueueOptions:
     def __post_init__(self) -> None:
         for name in ("window", "batch", "copies"):
             if getattr(self, name) < 1:
-                raise JobError(f"{name} = {getattr(self, name)} leaves nothing to schedule", remedy="give 1 or more")
+                raise JobError(f"{name} = {getattr(self, name)} is below 1", remedy="give 1 or more")
         for name in ("lease_s", "stuck_s", "unresponsive_s"):
             if not getattr(self, name) > 0:
-                raise JobError(f"{name} = {getattr(self, name)} is no time to wait", remedy="give seconds above 0")
+                raise JobError(f"{name} = {getattr(self, name)} is not above 0", remedy="give seconds above 0")
 
 
 @dataclass(slots=True, eq=False)

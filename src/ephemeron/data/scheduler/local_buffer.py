@@ -32,7 +32,7 @@ class LocalBuffer(Generic[T]):
     def __init__(self, *, batches: int, limit_nbytes: int, in_flight: int = 2, first: int = 0) -> None:
         if min(batches, limit_nbytes, in_flight) <= 0:
             raise JobError(
-                f"batches = {batches}, limit_nbytes = {limit_nbytes}, in_flight = {in_flight} let nothing in",
+                f"batches = {batches}, limit_nbytes = {limit_nbytes}, in_flight = {in_flight} are not all above 0",
                 remedy="give each more than 0",
             )
         self.in_flight = in_flight

@@ -48,7 +48,7 @@ class TaskRetryPolicy:
         if self.retries < 0:
             raise JobError(f"retries = {self.retries} is negative", remedy="give 0 to try once only")
         if self.then not in ("fail", "skip"):
-            raise JobError(f"then = {self.then!r} is no way to end", remedy="give 'fail' or 'skip'")
+            raise JobError(f"then = {self.then!r} is not known", remedy="give 'fail' or 'skip'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

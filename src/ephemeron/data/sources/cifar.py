@@ -103,7 +103,7 @@ def _from_archive(path: Path, wanted: Set[str]) -> dict[str, bytes]:
                 found[name] = stream.read() if stream is not None else b""
             _drain(archive)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as e:
-        raise JobError(f"{path} is not a sound tar archive: {one_line(e)}", remedy="fetch the archive again") from None
+        raise JobError(f"{path} is not a valid tar archive: {one_line(e)}", remedy="fetch the archive again") from None
     return found
 
 
