@@ -22,7 +22,7 @@ PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CifarForm:
     """One published form of a data set."""
 
     pickled: bool
@@ -38,12 +38,12 @@ class Form:
 
 FORMS = {
     "cifar10": (
-        Form(False, "cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
-        Form(True, "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+        CifarForm(False, "cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+        CifarForm(True, "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
     ),
     "cifar100": (
-        Form(False, "cifar-100-binary", ("train.bin",), "test.bin", label_bytes=2),
-        Form(True, "cifar-100-python", ("train",), "test", label_bytes=2),
+        CifarForm(False, "cifar-100-binary", ("train.bin",), "test.bin", label_bytes=2),
+        CifarForm(True, "cifar-100-python", ("train",), "test", label_bytes=2),
     ),
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ LABELS = {
 }
 
 
-def find_form(kind: str, present: Collection[str], where: Path | str) -> Form | None:
+def find_form(kind: str, present: Collection[str], where: Path | str) -> CifarForm | None:
     """The published form of a data set whose files are all present; None: none of its files is.
 
     Args:
@@ -95,7 +95,7 @@ def labels_of(kind: str, name: str, option: str = "labels") -> CifarLabels:
     return choices[name]
 
 
-def read_batch(where: Path | str, data: bytes, form: Form, labels: CifarLabels) -> Samples:
+def read_batch(where: Path | str, data: bytes, form: CifarForm, labels: CifarLabels) -> Samples:
     """One file: inputs uint8 (N, 3, 32, 32), targets int64.
 
     Args:
@@ -117,7 +117,7 @@ def read_batch(where: Path | str, data: bytes, form: Form, labels: CifarLabels) 
     return Samples(pixels.reshape(-1, 3, 32, 32), targets)
 
 
-def _binary(where: Path | str, data: bytes, form: Form, labels: CifarLabels) -> tuple[Array, Array]:
+def _binary(where: Path | str, data: bytes, form: CifarForm, labels: CifarLabels) -> tuple[Array, Array]:
     record = form.label_bytes + PIXELS
     if not data or len(data) % record:
         raise JobError(f"{where} has {len(data)} bytes, not a multiple of {record}", remedy="fetch the data set again")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ephemeron.data.formats.cifar import FORMS, Form, find_form, labels_of, read_batch
+from ephemeron.data.formats.cifar import FORMS, CifarForm, find_form, labels_of, read_batch
 from ephemeron.data.formats.one_line import one_line
 from ephemeron.data.samples import Array, Samples
 from ephemeron.data.sources.options import need_path, read_options
@@ -65,7 +65,7 @@ def read(spec: DataSpec) -> tuple[Samples, Samples]:
     return Samples(_scaled(pixels, scale), targets), Samples(_scaled(test.inputs, scale), test.targets)
 
 
-def _open(kind: str, path: Path) -> tuple[Form, Path, dict[str, bytes]]:
+def _open(kind: str, path: Path) -> tuple[CifarForm, Path, dict[str, bytes]]:
     """The form that is there, the folder or archive that holds it, and the contents of all its files."""
     forms = FORMS[kind]
     wanted = {name for form in forms for name in form.names}

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class PlacementEvaluation:
     """A proposed placement with its simulation."""
 
     candidate: PlacementCandidate
@@ -40,11 +40,11 @@ class PlacementTrial:
     schedule: Schedule
     objective: Objective
     costs: Costs
-    evaluated: list[Evaluated] = field(default_factory=list)
+    evaluated: list[PlacementEvaluation] = field(default_factory=list)
 
     def evaluate(
         self, name: str, where: Sequence[int], orders: DeviceOrders | None = None, stages: Sequence[str] = ()
-    ) -> Evaluated:
+    ) -> PlacementEvaluation:
         """Simulation of a placement, which is added to `evaluated`.
 
         Args:
@@ -55,7 +55,7 @@ class PlacementTrial:
         """
         if self.schedule.recompute and staging(self.costs, self.schedule, where) is None:
             candidate = PlacementCandidate(name=name, value_s=float("inf"), iteration_s=float("inf"), over_bytes=0)
-            self.evaluated.append(Evaluated(candidate=candidate, where=tuple(where), replay=None))
+            self.evaluated.append(PlacementEvaluation(candidate=candidate, where=tuple(where), replay=None))
             return self.evaluated[-1]
         done = replay(
             self.graph, self.topology, self.costs.placement(where), schedule=self.schedule, orders=orders, stages=stages
@@ -68,11 +68,11 @@ class PlacementTrial:
             name=name, value_s=value_s, iteration_s=done.iteration_s, over_bytes=sum(done.over_bytes.values())
         )
         _log.debug("evaluated %s: %s", name, candidate)
-        self.evaluated.append(Evaluated(candidate=candidate, where=tuple(where), replay=done))
+        self.evaluated.append(PlacementEvaluation(candidate=candidate, where=tuple(where), replay=done))
         return self.evaluated[-1]
 
     @property
-    def best(self) -> Evaluated | None:
+    def best(self) -> PlacementEvaluation | None:
         """Best placement that can be chosen; None: there is none."""
         admitted = [j for j in self.evaluated if j.candidate.admitted]
         return min(admitted, key=lambda j: (j.candidate.value_s, j.candidate.iteration_s), default=None)

@@ -21,7 +21,7 @@ from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_
 from ephemeron.partition.placement.canonical import canonical
 from ephemeron.partition.placement.cp_sat import improve
 from ephemeron.partition.placement.energetic_bound import energy_bound_s
-from ephemeron.partition.placement.evaluation import TIGHT, Evaluated, PlacementTrial
+from ephemeron.partition.placement.evaluation import TIGHT, PlacementEvaluation, PlacementTrial
 from ephemeron.partition.placement.list_search import list_search
 from ephemeron.partition.placement.memory import no_plan_found, refuse_what_cannot_fit
 from ephemeron.partition.placement.milp_model import iteration_program, load_program, path_bound_s
@@ -326,7 +326,7 @@ def _annealed(trial: PlacementTrial, budget: SearchBudget, limit: Timer, rng: Ra
     """Annealing: short runs from the two best candidates at a low and a high temperature (heavy tensors need a high one), then a long one from
     the best."""
     costs = trial.costs
-    starts: dict[tuple[int, ...], Evaluated] = {}
+    starts: dict[tuple[int, ...], PlacementEvaluation] = {}
     for j in sorted(trial.evaluated, key=lambda j: (j.candidate.over_bytes, j.candidate.value_s)):
         starts.setdefault(j.where, j)
     runs: list[tuple[AnnealingResult, float]] = []

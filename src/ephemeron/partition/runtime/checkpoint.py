@@ -28,7 +28,7 @@ _FORMAT = "ephemeron-pipeline-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerState:
+class PipelineOptimizerState:
     """Optimiser state of all devices, by original parameter name."""
 
     states: Mapping[str, Mapping[str, Any]]
@@ -37,17 +37,17 @@ class OptimizerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class PipelineCheckpoint:
     """State from which training continues."""
 
     iteration: int
     """Next iteration."""
     seed: int
     model: Mapping[str, torch.Tensor]
-    optimizer: OptimizerState
+    optimizer: PipelineOptimizerState
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
+def save(folder: Path, checkpoint: PipelineCheckpoint) -> None:
     """Write both files, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     about = {"format": _FORMAT, "iteration": str(checkpoint.iteration), "seed": str(checkpoint.seed)}
@@ -64,7 +64,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     _write(folder / OPTIMIZER, tensors, {**about, **words})
 
 
-def load(folder: Path) -> Checkpoint:
+def load(folder: Path) -> PipelineCheckpoint:
     """Read both files.
 
     Raises:
@@ -82,11 +82,11 @@ def load(folder: Path) -> Checkpoint:
         name, what = json.loads(key)
         states.setdefault(name, {})[what] = t
     options = {n: o for names, o in json.loads(of_optimizer["options"]) for n in names}
-    return Checkpoint(
+    return PipelineCheckpoint(
         iteration=int(about["iteration"]),
         seed=int(about["seed"]),
         model=model,
-        optimizer=OptimizerState(states=states, options=options),
+        optimizer=PipelineOptimizerState(states=states, options=options),
     )
 
 

@@ -31,7 +31,7 @@ from ephemeron.partition.costs.peer import Throttle
 from ephemeron.partition.runtime.backend import Backend, DeviceState, InProcessBackend, StepResult, load_stage
 from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.checking import check_stages
-from ephemeron.partition.runtime.checkpoint import Checkpoint, OptimizerState, load, save
+from ephemeron.partition.runtime.checkpoint import PipelineCheckpoint, PipelineOptimizerState, load, save
 from ephemeron.partition.runtime.device import MicroBatchInput
 from ephemeron.partition.runtime.execution import MicroBatchLoss
 from ephemeron.partition.runtime.micro_batches import MicroBatch, Weigh, cut
@@ -200,7 +200,7 @@ class Pipeline:
         Raises:
             JobError: names or shapes are not the model's; names the first.
         """
-        self._take(state, OptimizerState(states={}, options={}))
+        self._take(state, PipelineOptimizerState(states={}, options={}))
 
     def save(self, folder: str | Path) -> None:
         """Write model, optimisers and iteration; see `checkpoint`."""
@@ -212,11 +212,11 @@ class Pipeline:
             options |= {n: v for n, v in s.options.items() if n not in options}
         save(
             Path(folder),
-            Checkpoint(
+            PipelineCheckpoint(
                 iteration=self.iteration,
                 seed=self.seed,
                 model=self.split.state(),
-                optimizer=OptimizerState(states=optimizer, options=options),
+                optimizer=PipelineOptimizerState(states=optimizer, options=options),
             ),
         )
 
@@ -290,7 +290,7 @@ class Pipeline:
                 load_stage(self.split.stages[i], values)
         return states
 
-    def _take(self, state: Mapping[str, torch.Tensor], optimizer: OptimizerState) -> None:
+    def _take(self, state: Mapping[str, torch.Tensor], optimizer: PipelineOptimizerState) -> None:
         self._check_open()
         known = self.split.state()
         for name in (*known, *state):

@@ -25,7 +25,7 @@ class FaultConfig:
         return left > 0
 
 
-class BackgroundTasks:
+class EmulatorTasks:
     """Tasks that no caller waits for."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ephemeron.communication.rpc.http import HttpRequest, Response
-from ephemeron.testing._emulation.faults import BackgroundTasks, FaultConfig
+from ephemeron.testing._emulation.faults import EmulatorTasks, FaultConfig
 from ephemeron.testing.lambda_service.environment import InvocationDone, LambdaEnvironment, Work
 from ephemeron.testing.lambda_service.functions import LambdaApiError, LambdaFunction
 from ephemeron.units import MIB
@@ -60,7 +60,7 @@ class Invoker:
         self._idle: dict[str, list[LambdaEnvironment]] = defaultdict(list)
         self._running: dict[str, int] = defaultdict(int)
         self.busy: list[LambdaEnvironment] = []
-        self._tasks = BackgroundTasks()
+        self._tasks = EmulatorTasks()
 
     @property
     def environments(self) -> list[LambdaEnvironment]:

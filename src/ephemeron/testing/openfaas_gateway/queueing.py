@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
-from ephemeron.testing._emulation.faults import BackgroundTasks, FaultConfig
+from ephemeron.testing._emulation.faults import EmulatorTasks, FaultConfig
 from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, seconds
 
 MESSAGE_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class Queue:
         """X-Call-Id and the last status of each call that is over."""
         self._deliver, self._find, self._inflight = deliver, find, inflight
         self._waiting: asyncio.Queue[_Message] = asyncio.Queue()
-        self._tasks = BackgroundTasks()
+        self._tasks = EmulatorTasks()
 
     def start(self) -> None:
         """Starts the workers."""

@@ -34,7 +34,7 @@ from ephemeron.training.worker.probe_messages import (
     ProbeRequest,
     ProbeResult,
     StepProbe,
-    StepResult,
+    StepTiming,
     TransferProbe,
     TransferResult,
 )
@@ -129,7 +129,7 @@ def timings_of(memory_mb: int, raw: TransferResult) -> list[TimingSample]:
     return out
 
 
-def _cell(part: StepResult, memory_mb: int) -> Measurement:
+def _cell(part: StepTiming, memory_mb: int) -> Measurement:
     windows = part.seconds
     middle = statistics.median(windows)
     spread = statistics.stdev(windows) / middle / len(windows) ** 0.5 if len(windows) > 1 else 0.0

@@ -22,7 +22,7 @@ from ephemeron.training.metrics import means
 from ephemeron.training.tensors import digest, encode_state
 from ephemeron.training.worker.invocation import InvocationContext
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
-from ephemeron.training.worker.result import RunSummary
+from ephemeron.training.worker.result import RunResult
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.startup import StartedWorker
 from ephemeron.training.worker.trainer import EvaluationSums
@@ -33,7 +33,7 @@ CHECK_EVERY_S = 1.0
 """Interval at which a rank that is done checks whether the run is over: the object that it waits for is deleted then."""
 
 
-async def finish(started: StartedWorker, collective: Collective, evaluation: EvaluationSums) -> RunSummary | None:
+async def finish(started: StartedWorker, collective: Collective, evaluation: EvaluationSums) -> RunResult | None:
     """Closes this rank's part of the run; rank 0 closes the run.
 
     Returns:
@@ -60,7 +60,7 @@ async def finish(started: StartedWorker, collective: Collective, evaluation: Eva
         weights_sha256 = digest(arrays)
     else:  # no function may be large enough for all of them: the client puts the parts together
         arrays, notes, weights_sha256 = {}, {"parts": spec.stages.count}, None
-    summary = RunSummary(
+    summary = RunResult(
         iterations=spec.iterations, metrics=means([evaluation, *slices]), weights_sha256=weights_sha256
     )  # fmt: skip
     with contextlib.suppress(KeyExists):  # another attempt of this rank was first: its result counts

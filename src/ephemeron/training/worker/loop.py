@@ -25,7 +25,7 @@ from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, first_leaf
 from ephemeron.training.worker.lease import Exit
-from ephemeron.training.worker.result import RunSummary, WorkerResult
+from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
 from ephemeron.training.worker.step import IterationStep, WholeModelStep
 from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
@@ -48,7 +48,7 @@ async def run_worker(ctx: Context) -> dict[str, object]:
 
 
 async def _run(invocation: InvocationContext) -> WorkerResult:
-    summary: RunSummary | None = None
+    summary: RunResult | None = None
     outcome: Exit = "finished"
     try:
         with invocation.at_end:
@@ -112,7 +112,7 @@ class TrainingLoop:
             collective.load(self.started.state.collective, self.started.state.meta.collective)
         return collective
 
-    async def run(self) -> RunSummary | None:
+    async def run(self) -> RunResult | None:
         """Trains from the state at the start to the end, and closes the run.
 
         Returns:

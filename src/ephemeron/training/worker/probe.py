@@ -38,10 +38,10 @@ from ephemeron.training.worker.probe_messages import (
     ProbeRequest,
     ProbeResult,
     StepProbe,
-    StepResult,
+    StepTiming,
     TransferProbe,
     TransferResult,
-    TransferRow,
+    TransferTiming,
 )
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.units import MB, MIB
@@ -94,8 +94,8 @@ class _Windows:
     peak_mb: float = 0.0
     steps: int = 0
 
-    def result(self) -> StepResult:
-        return StepResult(
+    def result(self) -> StepTiming:
+        return StepTiming(
             batch=self.batch, seconds=tuple(self.seconds), cpu_s=tuple(self.cpu_s), quickest_s=self.quickest_s,
             apply_s=self.applied_s / self.steps, peak_mb=self.peak_mb, steps=self.steps,
         )  # fmt: skip
@@ -124,7 +124,7 @@ class _Steps:
         trainer.load(*decode_state(init, key=keys.init))
         return cls(ctx, spec, trainer)
 
-    async def measure(self, wanted: StepProbe) -> list[StepResult]:
+    async def measure(self, wanted: StepProbe) -> list[StepTiming]:
         """Steps of each batch size. The batches take turns, so that a machine that is slower for a while is so for all."""
         batches, window_s, windows = wanted.batches, wanted.window_s, wanted.windows
         parts = [_Windows(batch) for batch in sorted(batches)]
@@ -222,7 +222,7 @@ async def _transfers(ctx: Context, wanted: TransferProbe) -> TransferResult:
         await _both(channel, f"{prefix}.0", data)  # connections are made
         for _ in range(repeats):
             up, down = await _both(channel, f"{prefix}.0", data)
-            rows.append(TransferRow(size_mb=len(data) / MB, up_s=up, down_s=down))
+            rows.append(TransferTiming(size_mb=len(data) / MB, up_s=up, down_s=down))
     together = []
     keys = [f"{prefix}.{i}" for i in range(parallel)]
     for size in (SMALL_MB, max(sizes_mb) / parallel):

@@ -53,7 +53,7 @@ class ProbeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepTiming:
     """Steps of one batch size."""
 
     batch: int
@@ -69,7 +69,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferRow:
+class TransferTiming:
     """One put and one get."""
 
     size_mb: float
@@ -92,7 +92,7 @@ class ParallelTransferRow:
 class TransferResult:
     """Times of transfers."""
 
-    rows: tuple[TransferRow, ...]
+    rows: tuple[TransferTiming, ...]
     together: tuple[ParallelTransferRow, ...]
     parallel: int
     polls_s: tuple[float, ...]
@@ -125,7 +125,7 @@ class ProbeResult:
     """Size of the exchanged vector."""
     state_bytes: int = 0
     """Size of a checkpoint."""
-    steps: tuple[StepResult, ...] = ()
+    steps: tuple[StepTiming, ...] = ()
     transfer: TransferResult | None = None
     fold: FoldResult | None = None
 

@@ -10,7 +10,7 @@ from ephemeron.training.worker.lease import Exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunResult:
     """Result of a run, as rank 0 knows it."""
 
     iterations: int
@@ -31,7 +31,7 @@ class WorkerResult:
     outcome: Exit
     traffic: Traffic
     """Channel operations of the invocation."""
-    summary: RunSummary | None = None
+    summary: RunResult | None = None
     """Result of the run, where this invocation has closed it."""
 
     def to_json(self) -> dict[str, object]:
