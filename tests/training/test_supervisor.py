@@ -230,3 +230,23 @@ def test_what_the_newest_attempt_has_finished(supervisor):
     assert supervisor.reached == {}
     supervisor.feed(progress(1, 3, attempt=1))
     assert supervisor.reached == {1: 3}
+
+
+def test_functions_that_time_out_before_each_hand_off_end_the_run(supervisor):
+    """Each invokes its successor and is killed before it hands off; the successor repeats the iteration."""
+    for attempt in range(2):
+        supervisor.feed(loaded(1, 4, attempt))
+        supervisor.feed(invoked(1, attempt + 1, "relay"))
+        assert supervisor.feed(ended(1, attempt, status="timed_out")) == []
+    supervisor.feed(loaded(1, 4, 2))
+    supervisor.feed(invoked(1, 3, "relay"))
+    (action,) = supervisor.feed(ended(1, 2, status="timed_out"))
+    assert isinstance(action, Fail)
+    assert "no iteration fits the lifetime limit" in action.cause
+
+
+def test_a_missed_hand_off_is_forgotten_after_progress(supervisor):
+    for attempt in range(6):
+        supervisor.feed(progress(1, attempt, attempt))
+        supervisor.feed(invoked(1, attempt + 1, "relay"))
+        assert supervisor.feed(ended(1, attempt, status="timed_out")) == []

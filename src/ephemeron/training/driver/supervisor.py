@@ -103,7 +103,8 @@ class RunSupervisor:
             return []  # relayed, duplicate or fenced: another invocation carries on
         if event.status == "cancelled":  # this client, another one, or the platform has ended the run
             return [] if self.running else [Stopped()]
-        if rank in self.finished or (event.attempt < self.latest.get(rank, 0) and not self._has_not_handed_off(event)):
+        succeeded = event.attempt < self.latest.get(rank, 0)
+        if rank in self.finished or (succeeded and self._waiting.get(rank) != event.attempt + 1):
             return []
         if event.status == "error":
             return [Fail(f"rank {rank}, {self._place(event)}: {in_short(event.error)}")]
@@ -112,11 +113,9 @@ class RunSupervisor:
             return [Fail(f"rank {rank}, attempt {event.attempt}: out of memory: {event.error or 'the quota was exceeded'}; "
                          f"it had allocated {event.peak_memory_mb:.0f} MB and needed more, its quota is {event.memory_mb} MB: use a larger "
                          f"--memory-mb, such as {more}, or smaller batches")]  # fmt: skip
-        return self._lost(event)
-
-    def _has_not_handed_off(self, event: Ended) -> bool:
-        """Whether a function failed before its hand-off: its successor, which waits for it, would fail in the same way."""
-        return event.status in ("error", "out_of_memory") and self._waiting.get(event.rank) == event.attempt + 1
+        actions = self._lost(event)
+        # Without a hand-off the successor recovers by itself. It fails in the same way if no iteration fits its time.
+        return [a for a in actions if not isinstance(a, Replace)] if succeeded else actions
 
     def _place(self, event: Ended) -> str:
         """The iteration that a rank had begun; its attempt if none is known."""

@@ -182,6 +182,8 @@ async def _state(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> tu
             lifecycle.detector.progress_seen.update(recovery.seen)
         except ChannelTimeout:
             _log.warning("no hand-off from the predecessor; recovers from the newest checkpoint")
+            # The predecessor was lost, and this is its replacement: a run in which no hand-off succeeds has to end.
+            await lifecycle.replacement.spend(invocation.rank, max(request.reached, 0))
     return await checkpoints.newest(request.not_after), True
 
 
