@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from pathlib import Path
 
+import ephemeron
 from ephemeron import errors
 
+ROOT = Path(ephemeron.__file__).parent
 CLASSES = {name: c for name, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BaseException)}
 
 
@@ -25,3 +29,15 @@ def test_the_drawn_tree_is_the_tree_of_classes():
     assert {name: c.__bases__[0].__name__ for name, c in CLASSES.items() if name != "EphemeronError"} == drawn() | {
         "DamagedObject": "ChannelTimeout"
     }
+
+
+def test_no_other_module_adds_to_the_tree():
+    """Private classes may: they do not leave their module. Control flow is a plain `Exception`, and no error."""
+    elsewhere = []
+    for file in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if file != ROOT / "errors.py" and isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                bases = {b.id for b in node.bases if isinstance(b, ast.Name)}
+                if bases & set(CLASSES):
+                    elsewhere.append(f"{file.relative_to(ROOT)}: {node.name}")
+    assert elsewhere == []

@@ -27,7 +27,7 @@ compute = {{ a = 60.0, b = 4.0, m = 0.0 }}
 def test_plan_uses_what_profile_has_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     job = tmp_path / "job.toml"
-    job.write_text(JOB.format(code=Path(__file__).parents[1] / "training" / "code"))
+    job.write_text(JOB.format(code=Path(__file__).parents[2] / "training" / "code"))
     profiled = CliRunner().invoke(
         main, ["profile", str(job), "--platform", "simulated", "--out", str(tmp_path / "profile.json")]
     )

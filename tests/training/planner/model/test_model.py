@@ -39,7 +39,7 @@ def digits(tmp_path_factory):
     patch.setenv("EPHEMERON_HOME", str(tmp_path_factory.mktemp("home")))
     from pathlib import Path
 
-    code = Path(__file__).parents[1] / "training" / "code"
+    code = Path(__file__).parents[3] / "training" / "code"
     job = Job(
         name="test", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=2, code=(code,),
         simulation=Simulation(compute={"a": 60.0, "b": 4.0, "m": 0.0}),

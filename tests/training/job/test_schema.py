@@ -16,7 +16,7 @@ from ephemeron.config.schema import descriptions
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.schema import job_schema
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(job_schema()))
 JOBS = sorted(ROOT.glob("examples/**/job*.toml"))
 

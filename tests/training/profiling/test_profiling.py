@@ -27,7 +27,7 @@ from ephemeron.training.profiling.probe_design import (
     widest,
 )
 
-CODE = Path(__file__).parents[1] / "training" / "code"
+CODE = Path(__file__).parents[2] / "training" / "code"
 
 
 @pytest.fixture(autouse=True)

@@ -252,7 +252,7 @@ def test_a_run_over_tls_has_the_same_weights_and_the_password_is_nowhere(
     from ephemeron.training.driver import configure, train
     from ephemeron.training.job import DataSpec, Job, Simulation, Target
 
-    code = Path(__file__).parents[1] / "training" / "code"
+    code = Path(__file__).parents[2] / "training" / "code"
     job = Job(
         name="tls", model=Target(target="tiny:mlp"), data=DataSpec(), epochs=1, code=(code,), simulation=Simulation(),
         optimizer=Target(target="SGD", options={"lr": 0.1}),

@@ -40,7 +40,7 @@ def test_a_model_is_enough(write, tmp_path):
 
 
 def test_the_examples_own_job_file_loads():
-    job = load_job(Path(__file__).parents[2] / "examples/digits/job.toml")
+    job = load_job(Path(__file__).parents[3] / "examples/digits/job.toml")
     assert job.model == Target(target="model:build")
     assert job.optimizer.options == {"lr": 0.1, "momentum": 0.9}
     assert job.run == {"workers": 4, "aggregators": 2, "batch_size": 16}

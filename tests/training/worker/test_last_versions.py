@@ -10,7 +10,7 @@ import pytest
 from ephemeron.events import Invoked
 from ephemeron.training.job import Simulation
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 from training_runs import synthetic
 
 
