@@ -25,12 +25,12 @@ from ephemeron.data.service.lifecycle import FlowEntry, Registry
 from ephemeron.data.service.messages import (
     AccessReply,
     FlowRequest,
-    ListReply,
     Nothing,
     PingReply,
     RegisterReply,
     RegisterRequest,
     RouterStatus,
+    StatusReply,
 )
 from ephemeron.data.service.protocol import (
     ACCESS,
@@ -40,7 +40,7 @@ from ephemeron.data.service.protocol import (
     REGISTER,
     ROUTER_STATUS,
     Buffers,
-    Dispatcher,
+    CallDispatcher,
 )
 from ephemeron.data.service.settings import RouterSettings, ServiceSettings, ShardSettings
 from ephemeron.errors import EphemeronError
@@ -94,7 +94,7 @@ class Coordinator:
         self._over = threading.Event()
         self._on_end = on_end
         self._restore()
-        calls = Dispatcher("coordinator")
+        calls = CallDispatcher("coordinator")
         calls.add(REGISTER, self._register)
         calls.add(ACCESS, self._access)
         calls.add(LIST_FLOWS, self._list)
@@ -147,9 +147,9 @@ class Coordinator:
         if old is not None and old.payload != str(place):
             Path(old.payload).unlink(missing_ok=True)
 
-    def _list(self, p: Nothing, buffers: list[Any]) -> tuple[ListReply, Buffers]:
+    def _list(self, p: Nothing, buffers: list[Any]) -> tuple[StatusReply, Buffers]:
         with self._lock:
-            return ListReply(flows=self._registry.entries(), routers=dict(self._status)), ()
+            return StatusReply(flows=self._registry.entries(), routers=dict(self._status)), ()
 
     def _ping(self, p: Nothing, buffers: list[Any]) -> tuple[PingReply, Buffers]:
         return PingReply(settings=plain(self.settings)), ()

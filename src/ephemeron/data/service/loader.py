@@ -27,7 +27,7 @@ from ephemeron.data.service.flow_definition import restore
 from ephemeron.data.service.messages import LoaderRequest, ResultRow, SyncReply, SyncRequest
 from ephemeron.data.service.protocol import ADD_LOADER, HEARTBEAT_LOADER, REMOVE_LOADER, SYNC
 from ephemeron.data.service.sample_codec import pack, unpack
-from ephemeron.data.service.settings import LoaderOptions
+from ephemeron.data.service.settings import ServiceLoaderOptions
 from ephemeron.data.service.shard_state import SampleKey, SerializedSample
 from ephemeron.errors import CallTimedOut, ConnectionLost, SampleFailed, ServiceUnreachable
 from ephemeron.functions.context import Context
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 async def run_loader(ctx: Context) -> dict[str, Any]:
     """Entry of the function: loads until its shard or its time limit ends it."""
-    options = build(LoaderOptions, ctx.call.request, where="request of a loader")
+    options = build(ServiceLoaderOptions, ctx.call.request, where="request of a loader")
     left_s = ctx.deadline - asyncio.get_running_loop().time()
     work = _Work(
         options.loader, options.shard, os.environ[TOKEN_VARIABLE],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
-from ephemeron.data.service.settings import LoaderOptions
+from ephemeron.data.service.settings import ServiceLoaderOptions
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.base import Call, Invocation, Outcome, Platform
 from ephemeron.functions.local import LocalPlatform
@@ -105,7 +105,7 @@ class LoaderFleet:
     async def _one(self, name: str) -> None:
         call = Call(
             run=RUN, rank=int(name.rpartition("-")[2]), attempt=0, memory_mb=self._memory_mb,
-            lifetime_s=self._lifetime_s, channel="folder", request=asdict(LoaderOptions(loader=name, shard=self._shard)),
+            lifetime_s=self._lifetime_s, channel="folder", request=asdict(ServiceLoaderOptions(loader=name, shard=self._shard)),
         )  # fmt: skip
         try:
             if self._platform is None:

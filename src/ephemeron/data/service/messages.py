@@ -82,7 +82,7 @@ class RouterStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListReply:
+class StatusReply:
     """Registered flows, and the status of the routers that run."""
 
     flows: tuple[FlowEntry, ...]

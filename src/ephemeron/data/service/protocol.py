@@ -22,7 +22,6 @@ from ephemeron.data.service.messages import (
     GenerationReply,
     JoinReply,
     JoinRequest,
-    ListReply,
     LoaderRequest,
     LoaderWelcome,
     MarkReply,
@@ -38,6 +37,7 @@ from ephemeron.data.service.messages import (
     Routes,
     RoutesRequest,
     ShardStatus,
+    StatusReply,
     StatusRequest,
     SyncReply,
     SyncRequest,
@@ -104,7 +104,7 @@ class Method(Generic[Request, Reply]):
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatcher:
+class CallDispatcher:
     """Answers calls by their methods. It is a `BlockingHandler`."""
 
     part: str
@@ -127,7 +127,7 @@ class Dispatcher:
 
 REGISTER = Method("register", RegisterRequest, RegisterReply)
 ACCESS = Method("access", FlowRequest, AccessReply)
-LIST_FLOWS = Method("list", Nothing, ListReply)
+LIST_FLOWS = Method("list", Nothing, StatusReply)
 DELETE_FLOW = Method("delete", FlowRequest, Nothing)
 PING = Method("ping", Nothing, PingReply)
 

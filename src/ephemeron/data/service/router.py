@@ -47,7 +47,7 @@ from ephemeron.data.service.protocol import (
     SHARD_STATUS,
     TRAVERSE,
     Buffers,
-    Dispatcher,
+    CallDispatcher,
 )
 from ephemeron.data.service.settings import RouterSettings
 from ephemeron.data.service.shared_epochs import SharedEpochs
@@ -86,7 +86,7 @@ class Router:
             if not self._is_current(shard.settings(), number):
                 shard.kill()
         self._monitor()
-        calls = Dispatcher("router")
+        calls = CallDispatcher("router")
         calls.add(ROUTES, self._routes)
         calls.add(HEARTBEAT_READER, self._heartbeat)
         calls.add(REMOVE_READER, self._remove_reader)

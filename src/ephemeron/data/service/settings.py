@@ -89,7 +89,7 @@ class RouterSettings(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderOptions:
+class ServiceLoaderOptions:
     """Options of a loader's call."""
 
     loader: str

@@ -55,7 +55,7 @@ from ephemeron.data.service.protocol import (
     SHARD_STATUS,
     SYNC,
     Buffers,
-    Dispatcher,
+    CallDispatcher,
 )
 from ephemeron.data.service.sample_codec import layout, owned, pack
 from ephemeron.data.service.settings import ShardSettings
@@ -116,7 +116,7 @@ class Shard:
         self._monitored_at = time.monotonic()
         self._on_end = on_end
         self._over = threading.Event()
-        calls = Dispatcher("shard")
+        calls = CallDispatcher("shard")
         calls.add(READ, self._read)
         calls.add(ANNOUNCE, self._announce)
         calls.add(HEARTBEAT_CONSUMER, self._heartbeat_consumer)
