@@ -71,7 +71,8 @@ def test_weights_beside_the_model_travel(folder: Path, tmp_path: Path) -> None:
 def test_what_stays_behind_is_named_and_can_be_included(folder: Path) -> None:
     job = job_in(folder, "Path(__file__).parent / 'data' / 'init.safetensors'", at="data/init.safetensors")
     with pytest.raises(
-        JobError, match=r"not from the files that travel.*left out: .*data/init.safetensors.*code_include"
+        JobError,
+        match=r"not from the files that are sent to the functions.*left out: .*data/init.safetensors.*code_include",
     ) as e:
         ready(job)
     assert "\n" not in str(e.value)

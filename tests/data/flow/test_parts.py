@@ -146,7 +146,7 @@ def test_a_job_s_batches_are_pairs(sample, match):
     flow = Flow("a/b").dataset(Same(sample))
     loading = SampleLoader(flow, flow.source.dataset)
     with pytest.raises(SampleFailed, match=match):
-        Prefetcher(loading=loading, way=Inline(loading)).get(
+        Prefetcher(loading=loading, strategy=Inline(loading)).get(
             0, lambda i: [SampleRequest(index=0), SampleRequest(index=1)]
         )
     assert paired([(1, 2), (3, 4)], Collator(list), loading, [SampleRequest(index=0)]) == ((1, 2), (3, 4))
