@@ -49,10 +49,10 @@ def once(epochs: int, lifetime_s: float | None) -> dict[str, Any]:
     s = result.summary
     return {
         "lifetime_s": lifetime_s,
-        "seconds": s["seconds"] - max(loaded.values()),
-        "invocations": s["invocations"],
-        "cost_usd": s["cost_usd"],
-        "weights_sha256": s["weights_sha256"],
+        "seconds": s.seconds - max(loaded.values()),
+        "invocations": s.invocations,
+        "cost_usd": s.cost_usd,
+        "weights_sha256": s.weights_sha256,
         "first_relay_at": relayed_at[0] if relayed_at else None,
         "done": done,
     }

@@ -25,6 +25,7 @@ from benchmarks.stores import Unavailable, store
 from ephemeron.config.typed import plain
 from ephemeron.events import Event, Progress, Started
 from ephemeron.training.driver import configure, train
+from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.job import Job, Simulation, load_job
 from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
 from ephemeron.training.planner.model.profile import Profile
@@ -69,7 +70,7 @@ def one(job: Job, profile: Profile, platform: str, channel: str, values: dict[st
     return compare(job, profile, platform, channel, values, [run(job, platform, channel, values)])
 
 
-def run(job: Job, platform: str, channel: str, values: dict[str, Any]) -> tuple[dict[str, Any], list[Event]]:
+def run(job: Job, platform: str, channel: str, values: dict[str, Any]) -> tuple[ResultSummary, list[Event]]:
     """Summary and events of one run."""
     events: list[Event] = []
     result = train(job, configure(job, platform=platform, channel=channel, **values), on_event=events.append)
@@ -78,7 +79,7 @@ def run(job: Job, platform: str, channel: str, values: dict[str, Any]) -> tuple[
 
 def compare(
     job: Job, profile: Profile, platform: str, channel: str, values: dict[str, Any],
-    runs: list[tuple[dict[str, Any], list[Event]]],
+    runs: list[tuple[ResultSummary, list[Event]]],
 ) -> dict[str, Any]:  # fmt: skip
     """Prediction compared with the median of some runs, and the scatter of these runs."""
     c = configure(job, platform=platform, channel=channel, **values)
@@ -86,21 +87,21 @@ def compare(
                   checkpoint_every=c.checkpoint_every)  # fmt: skip
     p = predict(profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb,
                 aggregators=c.aggregators, batch=c.batch_size, other_batch=c.nonaggregator_batch_size)  # fmt: skip
-    runs = sorted(runs, key=lambda r: float(r[0]["seconds"]))
+    runs = sorted(runs, key=lambda r: float(r[0].seconds))
     s, events = runs[len(runs) // 2]
-    took = [float(r[0]["seconds"]) for r in runs]
+    took = [float(r[0].seconds) for r in runs]
     seconds, usd = float(p.seconds), float(p.cost_usd)
-    measured_usd = statistics.median(float(r[0]["cost_usd"]) for r in runs)
+    measured_usd = statistics.median(float(r[0].cost_usd) for r in runs)
     return {
         "platform": platform, "channel": channel.partition(":")[0], **values,
-        "predicted_s": round(seconds, 3), "measured_s": s["seconds"], "error_s": round(seconds / s["seconds"] - 1, 4),
+        "predicted_s": round(seconds, 3), "measured_s": s.seconds, "error_s": round(seconds / s.seconds - 1, 4),
         "predicted_usd": round(usd, 7), "measured_usd": measured_usd, "error_usd": round(usd / measured_usd - 1, 4),
-        "spread_s": round((took[-1] - took[0]) / s["seconds"], 4), "runs_s": took,
+        "spread_s": round((took[-1] - took[0]) / s.seconds, 4), "runs_s": took,
         "predicted_phases_s": {
             n: round(float(getattr(p, f"{n}_s")), 3) for n in ("start", "load", "compute", "upload", "aggregate", "download", "relay")
         },
-        "measured_phases_s": s["phases_s"], **moments(events, float(p.iteration_s)),
-        "polls": [round(float(p.polls)), s["traffic"]["polls"]],
+        "measured_phases_s": dict(s.phases_s), **moments(events, float(p.iteration_s)),
+        "polls": [round(float(p.polls)), s.traffic.polls],
     }  # fmt: skip
 
 

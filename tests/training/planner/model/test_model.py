@@ -76,13 +76,13 @@ def test_predictions_hold_in_the_simulator(digits, values):
     )  # fmt: skip
     s = train(job, c).raise_if_failed().summary
     relayed = "function_timeout_s" in values
-    assert float(p.seconds) == pytest.approx(s["seconds"], rel=0.01)
-    assert float(p.cost_usd) == pytest.approx(s["cost_usd"], rel=0.06 if relayed else 0.01)
-    assert int(p.iterations) == s["iterations"]
+    assert float(p.seconds) == pytest.approx(s.seconds, rel=0.01)
+    assert float(p.cost_usd) == pytest.approx(s.cost_usd, rel=0.06 if relayed else 0.01)
+    assert int(p.iterations) == s.iterations
     if not relayed:
-        assert int(p.invocations) == s["invocations"]
-        assert int(p.puts) == s["traffic"]["puts"]
-        assert int(p.gets) == pytest.approx(s["traffic"]["gets"], abs=1)
+        assert int(p.invocations) == s.invocations
+        assert int(p.puts) == s.traffic.puts
+        assert int(p.gets) == pytest.approx(s.traffic.gets, abs=1)
 
 
 def test_published_equations_by_hand():
