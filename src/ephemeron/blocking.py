@@ -23,7 +23,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """What Ctrl-C and SIGTERM do to a coroutine: cancel it, unless it handles them itself for a while."""
+    """Signal handling of a coroutine: Ctrl-C and SIGTERM cancel it, unless it handles them itself for a while."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -128,7 +128,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Turns SIGTERM into `KeyboardInterrupt`, so that what was begun is tidied up; only where nobody else handles it."""
+    """Turns SIGTERM into `KeyboardInterrupt`, so that cleanup runs. Only where no other handler is installed."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

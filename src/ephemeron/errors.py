@@ -63,7 +63,7 @@ class EphemeronError(Exception):
 
 
 class UserError(EphemeronError):
-    """What was asked for cannot be done. Nothing has been started or paid for."""
+    """The request cannot be carried out. Nothing has been started or paid for."""
 
 
 class JobError(UserError):
@@ -199,7 +199,7 @@ class NonFiniteValue(EphemeronError):
 
 
 class DamagedObject(ChannelTimeout, CorruptMessage):
-    """What was under the key until the deadline was damaged, or another key's."""
+    """The object under the key was damaged until the deadline, or belonged to another key."""
 
 
 class DatasetNotFound(UserError):

@@ -1,4 +1,4 @@
-"""What happened, as small values that save themselves as one JSON line each.
+"""Events of a run, as small values that are saved as one JSON line each.
 
 Workers and platforms emit events; progress bars, the supervisor, the meter and the report only read them.
 `t` is always seconds since the run was first launched, on the run's own clock (virtual in the simulator).
@@ -18,7 +18,7 @@ Phase = Literal["load", "compute", "upload", "aggregate", "download", "wait"]
 PHASES: tuple[Phase, ...] = ("load", "compute", "upload", "aggregate", "download", "wait")
 
 Status = Literal["ok", "error", "timed_out", "out_of_memory", "lost", "cancelled"]
-"""How an invocation ended. `lost`: it vanished; `cancelled`: we ended it."""
+"""End of an invocation. `lost`: it vanished; `cancelled`: we ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class RunStarted(Event):
     wall_time: float = 0.0
     """Unix time at t=0, for display only."""
     notes: list[str] = field(default_factory=list)
-    """What the platform cannot enforce here, and other things a reader should know."""
+    """Limits that the platform cannot enforce here, and other notes for the reader."""
     traffic: Traffic = field(default_factory=Traffic)
-    """Of the trigger itself, preparing the run."""
+    """Traffic of the client while it prepared the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,11 @@ class Progress(Event):
     loss: float
     """Mean loss over this rank's batch, before the step."""
     version: int
-    """How many merged updates the parameters had seen when the gradient was computed."""
+    """Number of merged updates that the parameters had when the gradient was computed."""
     spans: list[tuple[Phase, float, float]] = field(default_factory=list)
     """(phase, start, end) in run seconds; transfers may overlap, `wait` is what nothing else covers."""
     traffic: Traffic = field(default_factory=Traffic)
-    """Of this invocation so far."""
+    """Traffic of this invocation so far."""
     cpu_s: float = 0.0
     """CPU seconds of this invocation so far, loading included; 0 where time is virtual."""
 
@@ -125,7 +125,7 @@ class Loaded(Event):
     rank: int
     attempt: int
     iteration: int
-    """Where it takes up the work."""
+    """Iteration from which it continues."""
     spans: list[tuple[Phase, float, float]] = field(default_factory=list)
     nbytes: int = 0
 

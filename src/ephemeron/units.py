@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def exact_seconds(s: float) -> str:
-    """Four digits, whatever the size: `0.0123 -> '12.3 ms'`, `3e-06 -> '3 µs'`."""
+    """Four significant digits, with a unit that fits the size: `0.0123 -> '12.3 ms'`, `3e-06 -> '3 µs'`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if s >= size:
             return f"{s / size:.4g} {unit}"

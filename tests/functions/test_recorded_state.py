@@ -144,7 +144,7 @@ def test_silence_is_a_loss_after_lifetime_and_grace():
     calls = fed(SENDING, SENT, BEGUN)
     assert calls.due(now=900.0 + LATE_S - 1) == []
     final = only(calls, 900.0 + LATE_S)
-    assert (final.outcome.status, final.billed_by) == ("lost", "nobody")
+    assert (final.outcome.status, final.billed_by) == ("lost", "unknown")
 
 
 @pytest.mark.parametrize(

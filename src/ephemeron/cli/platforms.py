@@ -31,7 +31,7 @@ class PlatformRow:
     install: str
     """Command that installs them; empty where nothing is missing."""
     needs: str
-    """What else it needs."""
+    """Further requirements."""
     limits: Limits
     limits_from: str
     prices: str

@@ -1,4 +1,4 @@
-"""Where a job's samples come from, as a frozen value."""
+"""Data source of a job, as a frozen value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ephemeron.errors import JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec(Typed):
-    """Where the samples come from."""
+    """Source of the samples."""
 
     source: str = "digits"
     """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, or `module:function` that returns a Dataset."""
@@ -24,7 +24,7 @@ class DataSpec(Typed):
     test_fraction: Annotated[float, Within(0, 1, open_maximum=True)] = 0.2
     """Share held out for testing where the source brings no test set of its own."""
     last_batch: Literal["keep", "drop", "merge"] = "keep"
-    """What becomes of the smaller last batch of an epoch: it is trained on, dropped, or merged with the one before."""
+    """Treatment of the smaller last batch of an epoch: trained on, dropped, or merged with the one before."""
     flow: str | None = None
     """`module:function` that returns a Flow, in place of `source`: functions read and map the samples themselves."""
     test_flow: str | None = None

@@ -43,7 +43,7 @@ class ForkReply:
 
     kind: Literal["ready", "forked", "refused"]
     pid: int = 0
-    """Of the server once it is ready, of the forked process; 0 if refused."""
+    """Process id of the server once it is ready, or of the forked process; 0 if refused."""
     text: str = ""
     """Reason of a refusal."""
 

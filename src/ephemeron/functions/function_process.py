@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOutcome:
-    """How an invocation in a function process ended."""
+    """End of an invocation in a function process."""
 
     status: Status
     error: str = ""
@@ -201,7 +201,7 @@ class FunctionProcess:
                 self._group.kill()
 
     def outcome(self, reply: InvocationReply | StartFailed | None) -> ProcessOutcome:
-        """How an invocation ended.
+        """End of an invocation.
 
         Args:
             reply: its last message, or the `StartFailed` of the process; None: the process has ended without one.

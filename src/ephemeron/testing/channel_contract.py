@@ -78,7 +78,7 @@ class ChannelContract:
 
         self.run(scenario)
 
-    def test_buffers_are_concatenated_whatever_their_kind(self) -> None:
+    def test_buffers_of_all_kinds_are_concatenated(self) -> None:
         async def scenario(channel: Channel, prefix: str) -> None:
             floats: Any = memoryview(bytes(range(16))).cast("f")
             await channel.put(f"{prefix}/a", [b"head", bytearray(b"-body-"), b"", floats])
@@ -290,7 +290,7 @@ class ChannelContract:
 
         self.run(scenario)
 
-    def test_nobody_sees_half_an_object(self) -> None:
+    def test_no_reader_sees_half_an_object(self) -> None:
         async def scenario(channel: Channel, prefix: str) -> None:
             key, size, done = f"{prefix}/a", 300_000, asyncio.Event()
             await channel.put(key, [bytes(size)])

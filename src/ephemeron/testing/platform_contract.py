@@ -154,8 +154,8 @@ class PlatformContract:
     def test_a_call_is_started_although_the_provider_throttles(self) -> None:
         async def scenario(platform: Platform, run: str) -> None:
             self.throttle(3)
-            outcome = await self._outcome(platform, self.call(run, "echo", say="patience"))
-            assert outcome.value["said"] == "patience"
+            outcome = await self._outcome(platform, self.call(run, "echo", say="hello"))
+            assert outcome.value["said"] == "hello"
 
         self.run(scenario)
 

@@ -39,7 +39,7 @@ class TrainingWorld:
     memory_mb: int | None = None
     """Quota of a function; None: the platform's own."""
     settings: Any = None
-    """Of a cloud."""
+    """Settings of a cloud."""
     channels: Mapping[str, str | None] = field(default_factory=lambda: {"own": None})
     """Addresses by name; the first is used where a test names none. None: the platform's default."""
     shape: Mapping[str, Any] = field(default_factory=lambda: dict(SHAPE))

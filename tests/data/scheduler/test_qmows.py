@@ -124,7 +124,7 @@ def test_a_silent_loader_can_be_robbed_of_everything_but_only_once():
     assert ask(made, "a", 2, [0], now=11).accepted == (), "the first result wins"
 
 
-def test_a_late_answer_starts_the_patience_anew():
+def test_a_late_answer_restarts_the_timeout():
     made = scheduler("a", "b")
     ask(made, "a", 1, now=0)
     ask(made, "b", 1, now=0)

@@ -87,7 +87,7 @@ class AccumulateParams:
     rank: Annotated[int, AtLeast(0)]
     iteration: int
     dtype: str
-    """As in `ReduceParams`."""
+    """Same as in `ReduceParams`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from ephemeron.communication.rpc.session import SendState, Session
 from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError
 
 _FLUSH_S = 5.0
-_PATIENCE_S = 1.0
+_POLL_TIMEOUT_S = 1.0
 """Longest time of a thread in one system call, unless its deadline is earlier."""
 
 
@@ -130,7 +130,7 @@ class BlockingConnection:
             while True:
                 if self._frame is None:
                     self._frame = self.wire.receiving(self.session.receives)
-                soon = time.monotonic() + _PATIENCE_S
+                soon = time.monotonic() + _POLL_TIMEOUT_S
                 try:
                     frame = drive(self.wire, self._frame, min(deadline or soon, soon), writing=False)
                 except CallTimedOut:
@@ -185,7 +185,7 @@ def drive(wire: FrameSocket, steps: Steps[Any], deadline: float | None, *, writi
     """
     while True:
         left = _left(deadline)
-        wire.patience(left if 0 <= left < 0.9 * _PATIENCE_S else _PATIENCE_S, writing=writing)
+        wire.set_timeout(left if 0 <= left < 0.9 * _POLL_TIMEOUT_S else _POLL_TIMEOUT_S, writing=writing)
         try:
             next(steps)
         except StopIteration as done:

@@ -92,7 +92,7 @@ class FrameSocket:
         self._clock = clock
         self._shared_bytes = shared_bytes
         self._arrival_bps = 0.0
-        self._patience: dict[int, float] = {}
+        self._timeouts: dict[int, float] = {}
         self._squeezer: compression.Squeezer | None = None
         self._segments: shared_memory.Segments | None = None
         self._mappings: shared_memory.Mappings | None = None
@@ -197,11 +197,11 @@ class FrameSocket:
             if number and not left and self._segments is not None:
                 self._segments.forget(number)
 
-    def patience(self, seconds: float, *, writing: bool) -> None:
+    def set_timeout(self, seconds: float, *, writing: bool) -> None:
         """Sets the time for which a blocking socket waits before a step yields."""
         option = socket.SO_SNDTIMEO if writing else socket.SO_RCVTIMEO
-        if self._patience.get(option) != seconds:
-            self._patience[option] = seconds
+        if self._timeouts.get(option) != seconds:
+            self._timeouts[option] = seconds
             whole = int(seconds)
             parts = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)) if not whole else 0)
             self._sock.setsockopt(socket.SOL_SOCKET, option, parts)

@@ -25,7 +25,7 @@ class Options:
     max_calls: int = 1024
     """Concurrent calls of one client. A client waits; one that does not is disconnected."""
     receive: Receive = Receive.VIEWS
-    """Of a server: type of the buffers of requests."""
+    """Type of the buffers of requests; for servers."""
     compress: bool = True
     """Whether data may be compressed where the link is slower than the codec; TCP only."""
     shared: bool = True

@@ -1,4 +1,4 @@
-"""Where a loader's iterations begin, and where a resumed one continues. Pure; exactly as torchdata's `StatefulDataLoader`.
+"""Position at which an iteration of a loader begins, or continues after a resume. Pure; exactly as torchdata's `StatefulDataLoader`.
 
 - Every iteration is an epoch: the one after the epoch before, even if that was left early, unless a state was loaded or an
   epoch was set.

@@ -38,7 +38,7 @@ LATE_S = 30.0
 EVENT_AGE_S = 60.0
 """Age at which AWS Lambda drops waiting calls; the smallest that can be configured."""
 NOT_BEGUN_S = EVENT_AGE_S + 60.0
-"""That age, and a minute in which a large image may start."""
+"""Largest age of a queued event, and a minute for the start of a large image."""
 CANCELLED_S = 5.0
 ORPHANED_S = 5.0
 """After the end of the sender: by then it would have begun, or a cold start takes longer."""
@@ -58,7 +58,7 @@ class CallDelivery:
     outcome: OutcomeRecord | None = None
     outcome_at: float = 0.0
     billed_by: str = ""
-    """Who measures the bill, where it is not the cloud: then no report is awaited."""
+    """Party that measures the bill, if not the cloud. Then no report is awaited."""
     report: LogReport | None = None
     death: Death | None = None
     death_at: float = math.inf
@@ -99,9 +99,9 @@ class CallResult:
     request: str
     stream: str
     billed_by: str
-    """`report`, `handler`, `nobody` (the cost is unknown), or `supervisor` on platforms other than AWS."""
+    """`report`, `handler`, `unknown` (no bill), or `supervisor` on platforms other than AWS."""
     traffic: Traffic
-    """Of its reporter."""
+    """Traffic of its reporter."""
 
     @property
     def invocation(self) -> str:
@@ -259,7 +259,7 @@ def _end_of(sent: CallState, number: int, delivery: CallDelivery, now: float) ->
         return _dead(sent, number, delivery)
     if now >= delivery.seen_at + sent.call.lifetime_s + LATE_S:
         error = f"nothing was reported {LATE_S:g} s after its lifetime of {sent.call.lifetime_s:g} s"
-        return _final(sent, number, delivery, "lost", error, billed_s=sent.call.lifetime_s, billed_by="nobody")
+        return _final(sent, number, delivery, "lost", error, billed_s=sent.call.lifetime_s, billed_by="unknown")
     return None
 
 
@@ -283,7 +283,7 @@ def _dead(sent: CallState, number: int, delivery: CallDelivery) -> CallResult:
     elif report is not None and report.used_mb >= report.size_mb:
         status, text = "out_of_memory", f"killed at its memory quota of {report.size_mb:g} MB"
     billed, peak = (0.0, 0.0) if report is None else (report.billed_s, report.used_mb)
-    by = "nobody" if report is None else "report"
+    by = "unknown" if report is None else "report"
     return _final(sent, number, delivery, status, text, billed_s=billed, peak_mb=peak, billed_by=by)
 
 
@@ -299,11 +299,11 @@ def _never_begun(sent: CallState, now: float, orphaned_at: float) -> CallResult 
         return _final(sent, 0, blank, "lost", f"it could not be sent: {sent.unsent}", billed_by="handler")
     if now >= orphaned_at + ORPHANED_S:
         text = f"{sent.by} ended before it had sent it"
-        return _final(sent, 0, blank, "lost", text, billed_by="nobody")
+        return _final(sent, 0, blank, "lost", text, billed_by="unknown")
     if now >= sent.cancelled_at + CANCELLED_S:
-        return _final(sent, 0, blank, "cancelled", "cancelled before it began", billed_by="nobody")
+        return _final(sent, 0, blank, "cancelled", "cancelled before it began", billed_by="unknown")
     if now >= sent.seen_at + NOT_BEGUN_S:
-        return _final(sent, 0, blank, "lost", f"it has not begun within {NOT_BEGUN_S:g} s", billed_by="nobody")
+        return _final(sent, 0, blank, "lost", f"it has not begun within {NOT_BEGUN_S:g} s", billed_by="unknown")
     return None
 
 

@@ -249,7 +249,7 @@ class Collector:
         traffic = self._channel.traffic
         event = dataclasses.replace(event, traffic=event.traffic + final.traffic + _minus(traffic, self._booked))
         self._booked = traffic
-        if final.billed_by in ("handler", "nobody") and outcome.status != "cancelled" and final.request:
+        if final.billed_by in ("handler", "unknown") and outcome.status != "cancelled" and final.request:
             how = "as its handler measured it" if final.billed_by == "handler" else "not at all: its bill is not known"
             self._events.append(to_json(Note(t=t, text=f"{name} is billed {how}; no REPORT line came in time")))
         self._events.append(to_json(event))

@@ -28,7 +28,7 @@ class SendingRecord:
     memory_mb: int
     lifetime_s: float
     origin: float
-    """As in `Call`."""
+    """Same as in `Call`."""
     at: float
     """Unix time."""
     copies: Count = 1
@@ -75,7 +75,7 @@ class BegunRecord:
     mark: str = ""
     """Random text by which a reporter recognises its own record."""
     billed_by: str = ""
-    """Who measures the bill, where it is not the cloud."""
+    """Party that measures the bill, if not the cloud."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class OutcomeRecord:
     peak_mb: float
     value: Mapping[str, object] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
-    """Of the reporter."""
+    """Traffic of the reporter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class DeliverySource:
     stream: str = ""
     """Log stream; empty: none."""
     billed_by: str = ""
-    """Who measures the bill, where it is not the cloud."""
+    """Party that measures the bill, if not the cloud."""
 
 
 class InvocationReporter:

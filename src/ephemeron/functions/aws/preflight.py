@@ -26,7 +26,7 @@ class DeployedLambda:
     concurrency: int
     """Concurrent invocations: reserved for the function, or else unreserved in the account."""
     digest: str
-    """Of its code; empty: unknown."""
+    """Digest of its code; empty: unknown."""
 
     @property
     def limits(self) -> Limits:

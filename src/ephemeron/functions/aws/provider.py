@@ -37,7 +37,7 @@ class AwsLambda(Provider[AwsSettings]):
             "it may be asked about and invoked"
         )
         preflight.check_code(found, settings, digest())
-        yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
+        yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
         yield f"quota: {found.concurrency} functions at once"
 
     def logs(self, settings: AwsSettings) -> str:

@@ -41,7 +41,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
         preflight.check_fit(
             found, settings, workers=1, memory_mb=found.memory_mb, lifetime_s=found.lifetime_s, digest=digest()
         )
-        yield f"its code is of this release ({found.digest})" if found.digest else "nobody says which code it runs"
+        yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
 
     def logs(self, settings: OpenFaasSettings) -> str:
         return f"faas-cli logs {settings.function} --gateway {settings.gateway}"

@@ -109,7 +109,7 @@ def cpus_of(memory_mb: int, mb_per_vcpu: float) -> float:
 
 
 def room(nodes: Sequence[ClusterNode], *, memory_mb: int, cpus: float) -> int:
-    """How many functions fit at once in an empty cluster: each on one node, none on two."""
+    """Number of functions that fit at once in an empty cluster. Each function is on one node."""
     fits = 0
     for node in nodes:
         by_memory = int(node.memory_mb // memory_mb)

@@ -22,7 +22,7 @@ class WorkerSettings:
     """Settings of calls on a cluster. Pickled by Ray, and without secrets."""
 
     namespace: str
-    """Of the run's actors."""
+    """Namespace of the run's actors."""
     mb_per_vcpu: float
     variables: dict[str, str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from ephemeron.errors import JobError
 ADDRESS_ENV = "RAY_ADDRESS"
 """Ray's own variable."""
 MB_PER_VCPU = 1769.0
-"""As on AWS Lambda, so that a plan for one means the same on the other."""
+"""Same as on AWS Lambda, so that a plan for one means the same on the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

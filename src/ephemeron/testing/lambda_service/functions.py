@@ -23,7 +23,7 @@ MOST_ZIPPED = 50 * MIB
 MOST_UNZIPPED = 250 * MIB
 EVENT_AGE_S = 21_600.0
 RETRIES = 2
-"""Of a failed asynchronous call, where nothing else is configured."""
+"""Retries of a failed asynchronous call by default."""
 
 
 class LambdaApiError(Exception):

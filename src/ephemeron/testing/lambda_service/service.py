@@ -30,7 +30,7 @@ class RunningLambdaService:
     pid: int
     function: str
     request_id: str
-    """Of its invocation; empty while it is idle."""
+    """Request id of its invocation; empty while it is idle."""
     payload: bytes
 
 

@@ -32,7 +32,7 @@ class Image:
 
     folder: Path
     variables: Mapping[str, str]
-    """Of its ENV lines; the image's `/home/app` is `folder` here."""
+    """Environment of its ENV lines; the image's `/home/app` is `folder` here."""
 
     @classmethod
     def of(cls, folder: Path) -> Image:

@@ -134,6 +134,6 @@ class Queue:
         }  # fmt: skip
         if message.tries:
             headers |= {"X-Retry": str(message.tries)}
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, IndexError):  # nobody listens there
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, IndexError):  # no listener there
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             await ask(parts.hostname or "", parts.port or 80, "POST", target, headers=headers, body=answer.body)

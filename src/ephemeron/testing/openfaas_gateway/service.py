@@ -36,11 +36,11 @@ class RunningGateway:
     """State of one replica."""
 
     pid: int
-    """Of its first process."""
+    """Process id of its first process."""
     function: str
     ready: bool
     body: bytes
-    """Of the call that it serves; empty while it is idle."""
+    """Id of the call that it serves; empty while it is idle."""
 
 
 class OpenFaasGateway(EmulatedService):

@@ -32,7 +32,7 @@ _ALONE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """What the process of a trial builds."""
+    """Objects that the process of a trial builds."""
 
     model: Target
     loss: Target

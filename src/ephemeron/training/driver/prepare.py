@@ -43,7 +43,7 @@ class Prepared:
     model_bytes: int
     """S_m: bytes of the exchanged vector."""
     source: CodeSource | None = None
-    """Where the code came from, for `renewal`; None: the run cannot get new code."""
+    """Origin of the code, for `renewal`; None: the run cannot get new code."""
     test_samples: int = 0
     notes: tuple[str, ...] = ()
     """Remarks for the reader of the run's output."""

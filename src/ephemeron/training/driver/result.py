@@ -29,7 +29,7 @@ class Result:
     """A run that has ended."""
 
     summary: ResultSummary
-    """What it did and what that costs; as JSON it is what `--json` prints."""
+    """Work and cost of the run; `--json` prints it as JSON."""
     folder: RunFolder
     """Files of the run: weights, events, report."""
     causes: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(slots=True)
 class RunOutcome:
-    """How a run ended."""
+    """End of a run."""
 
     status: Status
     causes: list[str]

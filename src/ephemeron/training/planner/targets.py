@@ -63,7 +63,7 @@ ALL = Query()
 
 
 class Targets:
-    """What is looked for, each with the part of the space it is looked for in."""
+    """Targets of the search, each with its part of the space."""
 
     def __init__(self, asked: Sequence[tuple[Best | Front, Query]], space: Space, most: int) -> None:
         """Args: `most`: W."""

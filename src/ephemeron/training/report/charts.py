@@ -40,7 +40,7 @@ class ChartLine:
     colour: str
     """A name in `palette.LINE_COLOURS`."""
     marks: tuple[str, ...] = ()
-    """What to say when a point is hovered; points are drawn as dots when given."""
+    """Tooltips of the points; points are drawn as dots when given."""
     faint: bool = False
     dashed: bool = False
     right: bool = False
@@ -110,7 +110,7 @@ def accuracy_axis(values: list[float]) -> Axis:
 
 
 def cost_chart(story: RunSummary, figures: Headline) -> Markup:
-    """Where the money went, and the budget."""
+    """Cost over time, and the budget."""
     spent, top = story.spending, story.spending.total_usd
     lines = [ChartLine(label="total", points=spent.points("total_usd"), colour="blue", fill=True)]
     parts = (("compute (GB-seconds)", "compute_usd", "green"), ("requests", "requests_usd", "orange"))

@@ -1,4 +1,4 @@
-"""What the run cost and moved, as it went on.
+"""Cost and traffic of a run over time.
 
 GB-seconds accrue evenly while an invocation runs, scaled to its bill where there is one; the price of the call
 falls due when it is made; requests are known whenever a function reports its counters. A function that was
@@ -25,7 +25,7 @@ _COUNTERS = tuple(f.name for f in dataclasses.fields(Traffic))
 
 
 class CostRates(Protocol):
-    """What the platform and the channel charge."""
+    """Rates of the platform and the channel."""
 
     @property
     def gb_second_usd(self) -> float: ...

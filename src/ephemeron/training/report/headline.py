@@ -121,7 +121,7 @@ def compact(n: float) -> str:
 
 
 def learning_note(story: RunSummary) -> str:
-    """What is odd about the loss, or nothing."""
+    """Remark on an unusual loss curve; empty if there is none."""
     n = story.learning.not_finite
     return f"{n} iteration{'s' if n != 1 else ''} had a loss that is not a finite number." if n else ""
 

@@ -29,7 +29,7 @@ class InvocationRow:
     cold: bool | None = None
     """None: it never started."""
     status: str = ""
-    """As in `Ended`; `running` or `unknown` when no end is recorded."""
+    """Status as in `Ended`; `running` or `unknown` when no end is recorded."""
     outcome: str = ""
     error: str = ""
     ended: bool = False

@@ -83,7 +83,7 @@ def _collect(reports: Iterable[Progress | Loaded]) -> dict[tuple[int, int], list
 
 
 def _flatten(spans: list[Span]) -> list[Segment]:
-    """What the lane shows: never two phases at once."""
+    """Spans that the lane shows; no two phases overlap."""
     waiting = sorted(spans, key=lambda s: s[1])
     cuts = sorted({t for s in spans for t in s[1:3]})
     active: list[tuple[int, float, float, Phase, int]] = []

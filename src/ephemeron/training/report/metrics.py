@@ -42,7 +42,7 @@ class EvaluationPoint:
     """None: outputs and targets are no classes."""
     samples: int
     ranks: int
-    """How many ranks reported; fewer than in other epochs when one died."""
+    """Number of ranks that reported; fewer than in other epochs when one died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a plan predicted against what its run measured: one table, for the terminal and for the page.
+"""Prediction of a plan beside the measurement of its run: one table, for the terminal and for the page.
 
 Totals are compared as they are. Phases need a word, because a plan and a run count them differently: a plan states the
 seconds of each phase *on the critical path*, a run adds up the seconds that *every function* spent. So the measured

@@ -31,7 +31,7 @@ from ephemeron.training.report.metrics import Learning, learning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What happened in a run."""
+    """Summary of a run's events."""
 
     run: RunStarted | None
     """The first launch; None when even that line is missing."""
@@ -51,7 +51,7 @@ class RunSummary:
     faults: tuple[FaultFired, ...]
     notes: tuple[Note, ...]
     environment: tuple[str, ...]
-    """What the platform could not enforce, and other things said at the launch."""
+    """Limits that the platform could not enforce, and other notes of the launch."""
     spending: Spending
 
     @property

@@ -91,7 +91,7 @@ def _invocation(r: InvocationRow) -> list[str]:
 
 
 def bill_table(story: RunSummary, figures: Headline) -> Markup:
-    """What was paid for."""
+    """Items of the bill."""
     spent, t = story.spending, story.spending.traffic
     requests = f"{t.puts:,} puts, {t.gets:,} gets, {t.polls:,} polls, {t.deletes:,} deletes"
     requests += f", {t.lists:,} lists" if t.lists else ""

@@ -67,7 +67,7 @@ def timeline(story: RunSummary, figures: Headline) -> Markup:
 
 
 def caption(story: RunSummary) -> str:
-    """How to read the picture."""
+    """Legend of the picture."""
     words = "Where phases overlap, the lane shows the first of " + ", ".join(SHOWN_FIRST) + "."
     if story.merged:
         how = "and the heights in it are the exact shares of the phases. "

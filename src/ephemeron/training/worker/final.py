@@ -12,7 +12,7 @@ from ephemeron.errors import CorruptMessage, JobError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalState:
-    """How a run finished."""
+    """Final state of a run."""
 
     iterations: int
     metrics: Mapping[str, float | None]

@@ -39,7 +39,7 @@ class DeploymentSpec:
 
     image: str
     memory_mb: int
-    """Of a replica; the handler's own 60 MB are part of it."""
+    """Memory of a replica; the handler's own 60 MB are part of it."""
     lifetime_s: float = 900.0
     replicas: int = 5
     """At most. A worker takes one, and a successor another one for a moment."""

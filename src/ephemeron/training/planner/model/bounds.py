@@ -32,7 +32,7 @@ def round_bound_s(
     Plain form, the phases of FasDL equations 3-2 to 3-4 one after the other, with an aggregator's own shard left
     out as in equations 3-24 and 3-25. An aggregator uploads K − 1 shards (L + S(K−1)/K), only then asks for W − 1
     contributions (L + S(W−1)/K), and publishes their sum (L + S/K). Nothing merged exists before; then those who
-    aggregate nothing have K shards to read on an idle link (S), or, if all aggregate, everybody K − 1. With K = 1
+    aggregate nothing have K shards to read on an idle link (S), or, if all aggregate, every rank K − 1. With K = 1
     the aggregator uploads nothing and has asked long before the first contribution exists, at L + S.
 
     Pipelined form, pieces as small as you like, everything at once. Three chains, the longest one counts. The

@@ -51,7 +51,7 @@ CHUNK_MB = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionOptions:
-    """What is fixed while numbers vary: how a run is organised."""
+    """Options of a run that are fixed while workers, memory and batches vary."""
 
     pattern: str = "k-reduce"
     """`k-reduce`, `all-reduce`, `scatter-reduce`, `pipelined`, `parameter-server` or `standalone`."""
@@ -230,7 +230,7 @@ def _pipelined(
     downlink = latency_down + ((w - 1) * up + (k - 1) * down) * shard * per_down
     uplink = (sent * up + down) * shard * per_up
     chains = np.maximum(downlink, latency_up + latency_down + np.maximum(uplink, (w - 1) * up * shard * per_down))
-    tail = np.minimum(w - 1, 3) * chunk * up * per_up  # as long as it takes until everybody's link is busy
+    tail = np.minimum(w - 1, 3) * chunk * up * per_up  # as long as it takes until every link is busy
     wait = platform.poll_s * platform.polls_per_get
     total = np.where(w > 1, chains + tail + cpu * (w - 1 + k) * shard + 2 * wait, 0.0)
     chunks = np.where(w > 1, np.ceil(shard / chunk - 1e-9), 0.0)
@@ -255,7 +255,7 @@ def largest_nonaggregator_batch(
 ) -> Array:  # fmt: skip
     """B^n of equation 3-22: the most samples that a non-aggregator computes while an aggregator aggregates.
 
-    Under BSP, or where everybody aggregates, the aggregators' own batch.
+    Under BSP, or where every rank aggregates, the aggregators' own batch.
     """
     w, k, m, b = broadcast(workers, aggregators, memory_mb, batch)
     if terms.sync != "hap" or terms.pattern not in ("k-reduce", "all-reduce", "scatter-reduce"):

@@ -31,7 +31,7 @@ class Candidate:
     cost_usd: float
 
     def key(self, minimise: str) -> tuple[float, ...]:
-        """What is compared: the aim, then the other, then the plainer configuration."""
+        """Sort key: the objective, then the other quantity, then the plainer configuration."""
         two = (self.cost_usd, self.seconds) if minimise == "cost" else (self.seconds, self.cost_usd)
         return (*two, self.workers, self.memory_mb, self.aggregators, self.batch)
 

@@ -67,7 +67,7 @@ def families(space: Space) -> list[Family]:
             continue
         many = pattern not in ("all-reduce", "parameter-server")
         found.append(Family(i, False, o.unequal, 2, high, high - 1 if many else 1))
-        # Where everybody aggregates, HAP is BSP.
+        # With K = W, HAP is BSP.
         if many and not (o.unequal and (pattern, o.terms.compression, o.platform.name) in named):
             found.append(Family(i, True, False, 2, high, high))
     return sorted((f for f in found if f.most >= f.least), key=lambda f: f.unequal)
