@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from ephemeron.training.planner.model.profile import Profile, load_profile
     from ephemeron.training.planning_workflow import plan_job
     from ephemeron.training.profiling import profile_job
+    from ephemeron.training.task.task import Task
 
 _LAZY = {
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
     "training.driver": ("Result", "attach", "configure", "resume", "stop", "train"),
+    "training.task.task": ("Task",),
     "training.planning_workflow": ("plan_job",),
     "training.planner": ("Plan", "load_plan"),
     "training.profiling": ("profile_job",),
@@ -50,6 +52,7 @@ __all__ = [
     "RunFailed",
     "Simulation",
     "Target",
+    "Task",
     "UserError",
     "attach",
     "configure",

@@ -115,6 +115,8 @@ class Progress(Event):
     """Traffic of this invocation so far."""
     cpu_s: float = 0.0
     """CPU seconds of this invocation so far, loading included; 0 where time is virtual."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further numbers that the program reports for its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +142,24 @@ class Evaluated(Event):
     epoch: int
     """Epochs completed."""
     iteration: int
-    loss_sum: float
-    correct: int | None
-    """Right answers; None where outputs and targets are no classes."""
     samples: int
-    counted: int | None = None
-    """Answers that could be right; None: one of each sample."""
+    sums: dict[str, tuple[float, float] | None] = field(default_factory=dict)
+    """By metric, its total and the number of its terms; None where there is no such number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Event):
+    """Metrics of the whole evaluation data, where functions have merged them (metrics that are no sums, decisions)."""
+
+    kind: ClassVar[str] = "measured"
+    rank: int
+    attempt: int
+    epoch: int
+    """Epochs completed."""
+    iteration: int
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    decision: str = ""
+    """What follows from them, such as the end of the run; empty: it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +224,7 @@ class RunEnded(Event):
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
-        RunStarted, Invoked, Started, Loaded, Progress, Evaluated, Checkpointed, FaultFired, Ended,
+        RunStarted, Invoked, Started, Loaded, Progress, Evaluated, Measured, Checkpointed, FaultFired, Ended,
         Note, RunEnded,
     )
 }  # fmt: skip
@@ -223,6 +237,10 @@ def to_json(event: Event) -> str:
         value = getattr(event, f.name)
         if isinstance(value, float) and not math.isfinite(value):
             value = None  # JSON has no NaN
+        elif f.name == "metrics":
+            value = {name: v if v is None or math.isfinite(v) else None for name, v in value.items()}
+        elif f.name == "sums":
+            value = {name: v if v is None or all(map(math.isfinite, v)) else None for name, v in value.items()}
         out[f.name] = dataclasses.asdict(value) if isinstance(value, Traffic) else value
     return json.dumps(out, separators=(",", ":"), allow_nan=False)
 
@@ -241,7 +259,10 @@ def from_json(line: str) -> Event:
         raw["traffic"] = Traffic(**raw["traffic"])
     if "spans" in raw:
         raw["spans"] = [tuple(s) for s in raw["spans"]]
-    for name in ("loss", "loss_sum"):
-        if name in raw and raw[name] is None:
-            raw[name] = math.nan
+    if "sums" in raw:
+        raw["sums"] = {name: None if v is None else tuple(v) for name, v in raw["sums"].items()}
+    if "metrics" in raw:
+        raw["metrics"] = {name: math.nan if v is None and cls is Progress else v for name, v in raw["metrics"].items()}
+    if raw.get("loss", 0) is None:
+        raw["loss"] = math.nan
     return cls(**raw)

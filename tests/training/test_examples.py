@@ -23,6 +23,6 @@ def test_superresolution_learns_and_reports_no_accuracy(job, home):
     configuration = ephemeron.configure(job, platform="simulated", workers=2, batch_size=4)
     seen = []
     result = ephemeron.train(job, configuration, on_event=seen.append)
-    losses = [e.loss_sum / e.samples for e in seen if e.kind == "evaluated"]
+    losses = [e.sums["loss"][0] / e.samples for e in seen if e.kind == "evaluated"]
     assert result.summary.metrics.get("accuracy") is None
     assert losses[-1] < losses[0]

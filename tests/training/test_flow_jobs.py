@@ -103,7 +103,7 @@ def delivered(ready: Prepared, *, own_process: bool = False, first: int = 0) -> 
         for iteration in range(first, spec.iterations):
             batch = feed.batch(sampler, iteration)
             for index, image in zip(
-                indices[sampler.batch(iteration)], batch.inputs if batch.samples else (), strict=True
+                indices[sampler.batch(iteration)], batch.data[0] if batch.samples else (), strict=True
             ):
                 key = (iteration // spec.split.iterations, int(index))
                 assert key not in found

@@ -43,7 +43,7 @@ def test_what_merely_happens_calls_for_nothing(supervisor):
         loaded(0, 0),
         progress(0, 0),
         Checkpointed(t=0, rank=0, attempt=0, iteration=1, nbytes=1),
-        Evaluated(t=0, rank=0, attempt=0, epoch=1, iteration=1, loss_sum=1, correct=1, samples=1),
+        Evaluated(t=0, rank=0, attempt=0, epoch=1, iteration=1, samples=1, sums={"loss": (1, 1)}),
         Note(t=0, text="hello"),
     ):
         assert supervisor.feed(event) == []

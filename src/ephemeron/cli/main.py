@@ -105,7 +105,7 @@ def _output_options(command: F) -> F:
 
 
 @main.command()
-@click.argument("job", type=click.Path(path_type=Path))
+@click.argument("job")
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Platform on which functions run.  [default: local]")
 @cloud_options
 @click.option(
@@ -195,11 +195,12 @@ def _output_options(command: F) -> F:
     "--plan", "plan_file", type=click.Path(path_type=Path), help="A plan.json to run, from `ephemeron plan --out`."
 )
 @_output_options
-def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
+def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
-    """Train JOB (a TOML or JSON file) on functions, and show its progress.
+    """Train JOB on functions, and show its progress. JOB is a TOML or JSON file, or module:Class of an ephemeron.Task.
 
     \b
+    ephemeron train tasks:Classifier --workers 4               a task of tasks.py in this folder
     ephemeron train job.toml                                   workers, memory and batches from the job, or planned
     ephemeron train job.toml --workers 8 --sync hap --channel s3://bucket/prefix
     ephemeron train job.toml --platform simulated --fault kill:rank=2,iteration=5
@@ -211,10 +212,11 @@ def train(job: Path, faults: tuple[str, ...], prices_file: Path | None, plan_fil
     import dataclasses
 
     from ephemeron.training.driver import api
-    from ephemeron.training.job import load_job, parse_fault
+    from ephemeron.training.driver.programs import job_of
+    from ephemeron.training.job import parse_fault
 
     where = taken(flags)
-    wanted = load_job(job)
+    wanted = job_of(job)
     if epochs is not None:
         wanted = dataclasses.replace(wanted, epochs=epochs)
     if budget_usd is not None:

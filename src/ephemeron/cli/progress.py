@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ephemeron.cli.terminal import Part, make_console, text_of
 from ephemeron.config.typed import plain
-from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Note, RunStarted
+from ephemeron.events import Ended, Evaluated, Event, FaultFired, Invoked, Measured, Note, RunStarted
 from ephemeron.events import Progress as Iterated
 from ephemeron.training.driver.cost import CostMeter, latest_metrics
 from ephemeron.training.driver.failures import in_short
@@ -42,7 +42,7 @@ class Display:
         )  # fmt: skip
         self._all: TaskID | None = None
         self._ranks: dict[int, TaskID] = {}
-        self._shown_epoch = 0
+        self._shown_iteration = 0
         self._said: set[str] = set()
 
     def __enter__(self) -> Display:
@@ -58,7 +58,7 @@ class Display:
         """Shows one event."""
         self.ledger.feed(event)
         handlers: dict[type[Event], Callable[[Any], None]] = {
-            RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Invoked: self._invoked,
+            RunStarted: self._run_started, Iterated: self._iterated, Evaluated: self._evaluated, Measured: self._measured, Invoked: self._invoked,
             Ended: self._ended, Note: self._note, FaultFired: self._fault,
         }  # fmt: skip
         show = handlers.get(type(event))
@@ -96,17 +96,20 @@ class Display:
     def _evaluated(self, e: Evaluated) -> None:
         if (
             self.started is None
-            or len(self.ledger.evaluations[e.epoch]) < self.started.workers
-            or e.epoch <= self._shown_epoch
+            or len(self.ledger.evaluations[e.iteration]) < self.started.workers
+            or e.iteration <= self._shown_iteration
         ):
             return
-        self._shown_epoch = e.epoch
+        self._shown_iteration = e.iteration
         metrics = latest_metrics(self.ledger)
-        accuracy = metrics["accuracy"]
-        if metrics["loss"] is not None:
+        if any(value is not None for value in metrics.values()):
             losses = list(self.ledger.losses.values())
-            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  test loss {metrics['loss']:.4f}  "
-                      f"{'' if accuracy is None else f'accuracy {accuracy:.4f}  '}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
+            self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  "
+                      f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
+
+    def _measured(self, e: Measured) -> None:
+        if e.decision:
+            self._say((human_seconds(e.t), "cyan"), f" the run ends after iteration {e.iteration}: {e.decision}")
 
     def _invoked(self, e: Invoked) -> None:
         if e.reason in ("replacement", "duplicate"):
@@ -160,9 +163,16 @@ class Display:
         self.console.print()
 
 
+def listed(metrics: Mapping[str, float | None]) -> str:
+    """Metrics in a line, such as `test loss 0.1203  accuracy 0.9512  `."""
+    known = {name: value for name, value in metrics.items() if value is not None}
+    return "".join(f"{'test loss' if name == 'loss' else name} {value:.4f}  " for name, value in known.items())
+
+
 def tested(metrics: Mapping[str, float | None]) -> str:
-    """`; accuracy 0.9512`, or the test loss where there is no accuracy, or nothing."""
-    accuracy, loss = metrics.get("accuracy"), metrics.get("loss")
-    if accuracy is not None:
-        return f"; accuracy {accuracy:.4f}"
+    """`; accuracy 0.9512`: what the program reports beside the loss, or the test loss, or nothing."""
+    loss = metrics.get("loss")
+    others = [f"{name} {value:.4f}" for name, value in metrics.items() if name != "loss" and value is not None]
+    if others:
+        return f"; {', '.join(others)}"
     return "" if loss is None else f"; test loss {loss:.4f}"

@@ -9,6 +9,9 @@ RUN/gGROUP/ITERATION.c.FROM.SHARD          contributions (dots: a folder must no
 RUN/gGROUP/ITERATION.m.SHARD               merged shards; a group is a stage, 0 where there are none
 RUN/state/RANK/ITERATION                   checkpoints, two per rank
 RUN/hand/RANK/ATTEMPT                      iteration at which the next attempt takes over
+RUN/evaluation/ITERATION.RANK              evaluation of a rank's slice, where functions merge them
+RUN/measured/ITERATION                     metrics of the whole evaluation data
+RUN/kept/ITERATION                         weights of an evaluation that are kept
 RUN/done/RANK  RUN/result                  the end
 RUN/control                                requests of the user during the run
 
@@ -93,6 +96,20 @@ class Keys:
 
     def hand(self, rank: int, attempt: int) -> str:
         return f"{self.run}/hand/{rank}/{attempt}"
+
+    def evaluation(self, iteration: int, rank: int) -> str:
+        return f"{self.run}/evaluation/{iteration}.{rank}"
+
+    def measured(self, iteration: int) -> str:
+        return f"{self.run}/measured/{iteration}"
+
+    @property
+    def all_kept(self) -> str:
+        """Prefix of all weights that are kept."""
+        return f"{self.run}/kept/"
+
+    def kept(self, iteration: int) -> str:
+        return f"{self.run}/kept/{iteration:09d}"
 
     @property
     def dones(self) -> str:

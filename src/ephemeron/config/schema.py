@@ -118,10 +118,11 @@ def _table(cls: type[Any], made: dict[str, Schema]) -> Schema:
 
 
 def descriptions(cls: type[Any]) -> Mapping[str, str]:
-    """Docstrings under the fields of a class, by field."""
+    """Docstrings under the fields of a class and its bases, by field."""
+    bases = [base for base in cls.__bases__ if dataclasses.is_dataclass(base)]
+    found: dict[str, str] = {name: text for base in bases for name, text in descriptions(base).items()}
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     body = typing.cast("ast.ClassDef", tree.body[0]).body
-    found: dict[str, str] = {}
     for field, text in itertools.pairwise(body):
         if (
             isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

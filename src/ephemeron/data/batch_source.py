@@ -20,12 +20,10 @@ EVALUATION_BATCH = 256
 class TrainingBatch(NamedTuple):
     """A batch of samples."""
 
-    inputs: Any
-    """Input of the model: an array or a tensor whose first axis is the sample, or a tree of them."""
-    targets: Any
-    """Input of the loss, beside the model's output."""
+    data: Any
+    """Arrays or tensors in any nesting, as the collate function has made it; `(inputs, targets)` for arrays in memory and for
+    jobs that name a model and a loss. None in an empty batch."""
     samples: int
-    """Number of samples; in an empty batch, `inputs` and `targets` are None."""
     skipped: int = 0
     """Samples that failed and were skipped."""
     failure: str = ""
@@ -81,6 +79,4 @@ class ArrayBatchSource:
 
 
 def _batch(samples: Samples) -> TrainingBatch:
-    return (
-        TrainingBatch(samples.inputs, samples.targets, len(samples)) if len(samples) else TrainingBatch(None, None, 0)
-    )
+    return TrainingBatch((samples.inputs, samples.targets) if len(samples) else None, len(samples))

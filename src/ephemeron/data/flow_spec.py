@@ -10,11 +10,21 @@ from ephemeron.config.typed import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """An object of the user's code whose methods `train_data` and `evaluation_data` return datasets or flows."""
+
+    target: str
+    """`module:Class`, or a function that returns the object."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Keyword arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPart:
     """A flow function, and the dataset that it was found to read."""
 
     target: str
-    """`module:function`."""
+    """`module:function`, or the name of a provider's method."""
     samples: int
     """Samples in the dataset, whether used or not."""
     version: str = ""
@@ -29,6 +39,8 @@ class FlowSpec:
 
     train: FlowPart
     test: FlowPart
+    provider: Provider | None = None
+    """Object whose methods the parts are; None: they are functions."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the flow functions, from the job."""
     path: str | None = None
@@ -36,6 +48,8 @@ class FlowSpec:
     on_error: str = "fail"
     loaders: int = 1
     prefetch_mb: float = 64.0
+    pairs: bool = True
+    """Whether every batch is a pair of inputs and targets."""
     sample_nbytes: int = 0
     """Bytes of a sample in a batch, after all steps."""
 

@@ -30,7 +30,8 @@ def test_the_shipped_file_is_current() -> None:
 def test_it_is_a_schema_and_describes_every_field() -> None:
     schema = json.loads(job_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["required"] == ["model"]
+    assert schema["required"] == []
+    assert schema["oneOf"] == [{"required": ["model"]}, {"required": ["task"]}]
     described = {name for name, text in descriptions(Configuration).items() if text}
     assert described == set(schema["properties"]["run"]["properties"])
     assert set(descriptions(Job)) == set(schema["properties"]) - {"$schema"}
@@ -53,6 +54,7 @@ def test_examples_name_the_schema() -> None:
     "text",
     [
         "epochs = 3",
+        "model = 'm:f'\ntask = 'm:T'",
         "model = 3",
         "model = 'm:f'\nepoch = 3",
         "model = 'm:f'\nepochs = 0",

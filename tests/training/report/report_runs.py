@@ -147,9 +147,8 @@ class Run:
                 attempt=attempt,
                 epoch=epoch,
                 iteration=iteration,
-                loss_sum=loss_sum,
-                correct=right,
                 samples=90,
+                sums={"loss": (loss_sum, 90), "accuracy": (right, 90)},
             )
         )
 

@@ -82,8 +82,9 @@ def test_thinned_lines_keep_their_gaps() -> None:
 def test_a_test_loss_that_is_no_number_is_a_gap_too(value: float) -> None:
     def evaluated(epoch: int, loss: float, correct: int | None) -> Evaluated:
         return Evaluated(
-            t=epoch, rank=0, attempt=0, epoch=epoch, iteration=epoch, loss_sum=loss, correct=correct, samples=1
-        )
+            t=epoch, rank=0, attempt=0, epoch=epoch, iteration=epoch, samples=1,
+            sums={"loss": (loss, 1), "accuracy": None if correct is None else (correct, 1)},
+        )  # fmt: skip
 
     story = tell([evaluated(1, 1.0, 1), evaluated(2, value, None), evaluated(3, 0.5, 0)])
     assert [e.loss for e in story.learning.evaluations] == [1.0, None, 0.5]
@@ -102,8 +103,9 @@ def test_events_with_numbers_that_json_lacks_are_json_all_the_same() -> None:
 def test_evaluation_sums_ranks_and_drops_repeats() -> None:
     def evaluated(rank: int, attempt: int, correct: int) -> Evaluated:
         return Evaluated(
-            t=1, rank=rank, attempt=attempt, epoch=1, iteration=9, loss_sum=5.0, correct=correct, samples=10
-        )
+            t=1, rank=rank, attempt=attempt, epoch=1, iteration=9, samples=10,
+            sums={"loss": (5.0, 10), "accuracy": (correct, 10)},
+        )  # fmt: skip
 
     (point,) = tell([evaluated(0, 0, 5), evaluated(1, 1, 9), evaluated(1, 0, 0)]).learning.evaluations
     assert (point.accuracy, point.loss, point.samples, point.ranks) == (14 / 20, 0.5, 20, 2)

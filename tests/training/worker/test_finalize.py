@@ -15,31 +15,35 @@ from ephemeron.functions import simulation
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context
 from ephemeron.training.job import Configuration, Target
-from ephemeron.training.metrics import means
+from ephemeron.training.metrics import EvaluationSums, means
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.finalize import clear
 from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec, Stages
-from ephemeron.training.worker.trainer import EvaluationSums
+
+
+def evaluation(loss, correct, samples, counted=None):
+    accuracy = None if correct is None else (correct, samples if counted is None else counted)
+    return EvaluationSums(samples, {"loss": (loss, samples), "accuracy": accuracy})
 
 
 def test_metrics_weigh_slices_by_their_samples():
-    got = means([EvaluationSums(6.0, 1, 2), EvaluationSums(4.0, 7, 8), EvaluationSums(0.0, 0, 0)])
+    got = means([evaluation(6.0, 1, 2), evaluation(4.0, 7, 8), EvaluationSums()])
     assert got == {"loss": pytest.approx(1.0), "accuracy": pytest.approx(0.8)}
 
 
 def test_positions_are_counted_and_one_slice_without_answers_is_enough_for_no_accuracy():
-    assert means([EvaluationSums(1.0, 6, 2, 8), EvaluationSums(1.0, 2, 2, 8)])["accuracy"] == pytest.approx(0.5)
-    assert means([EvaluationSums(1.0, 6, 2, 8), EvaluationSums(1.0, None, 2, 0)]) == {"loss": 0.5, "accuracy": None}
+    assert means([evaluation(1.0, 6, 2, 8), evaluation(1.0, 2, 2, 8)])["accuracy"] == pytest.approx(0.5)
+    assert means([evaluation(1.0, 6, 2, 8), evaluation(1.0, None, 2, 0)]) == {"loss": 0.5, "accuracy": None}
 
 
 def test_a_loss_that_is_not_finite_is_none():
-    assert means([EvaluationSums(math.nan, 1, 2)]) == {"loss": None, "accuracy": 0.5}
+    assert means([evaluation(math.nan, 1, 2)]) == {"loss": None, "accuracy": 0.5}
 
 
-@pytest.mark.parametrize("slices", [[], [EvaluationSums(0.0, 0, 0)]])
+@pytest.mark.parametrize("slices", [[], [EvaluationSums()]])
 def test_no_test_set_no_means(slices):
-    assert means(slices) == {"loss": None, "accuracy": None}
+    assert means(slices) == {"loss": None}
 
 
 def test_the_result_and_the_specification_stay_and_so_do_other_runs():

@@ -14,11 +14,14 @@ from torch import nn  # noqa: E402
 from ephemeron.data import Samples  # noqa: E402
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
-from ephemeron.training.job import Target  # noqa: E402
+from ephemeron.training.job import Target, TrainingOptions  # noqa: E402
+from ephemeron.training.metrics import EvaluationSums  # noqa: E402
+from ephemeron.training.task.job_task import JobTask, optimizer_over  # noqa: E402
+from ephemeron.training.task.losses import make_loss  # noqa: E402
+from ephemeron.training.task.program import make_model, trainable, with_optimizers  # noqa: E402
+from ephemeron.training.task.tensors import model_arrays  # noqa: E402
 from ephemeron.training.tensors import decode_state, digest, encode_state  # noqa: E402
-from ephemeron.training.worker.losses import make_loss  # noqa: E402
-from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer  # noqa: E402
-from ephemeron.training.worker.trainer import EvaluationSums  # noqa: E402
+from ephemeron.training.worker.torch_trainer import TorchTrainer  # noqa: E402
 
 CLASSES = 4
 RNG = np.random.default_rng(0)
@@ -94,12 +97,14 @@ def seeded(build, seed=1):
     return build()
 
 
+def program(model, optimizer=SGD, loss="cross_entropy", **options):
+    task = JobTask(lambda: model, make_loss(Target(target=loss), no_code), optimizer)
+    return with_optimizers(task, model, TrainingOptions(**options), find=no_code, epoch_length=4, epochs=2)
+
+
 def trainer(build=linear, optimizer=SGD, *, exchange="gradients", seed=7, weights=1, test=NOTHING, batches=BATCHES):
-    model = seeded(build, weights)
     return TorchTrainer(
-        model=model,
-        loss=make_loss(Target(target="cross_entropy"), no_code),
-        optimizer=make_optimizer(optimizer, model),
+        program(seeded(build, weights), optimizer),
         feed=ArrayBatchSource(DATA, test),
         sampler=Batches(batches),
         exchange=exchange,
@@ -306,8 +311,7 @@ def test_a_trainer_does_not_change_global_random_states():
     iterate(t, range(3))
     t.evaluate()
     trainer_again = TorchTrainer(
-        model=t.model, loss=t.loss, optimizer=t.optimizer, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(),
-        exchange="gradients", seed=3,
+        t.program, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(), exchange="gradients", seed=3,
     )  # fmt: skip
     trainer_again.evaluate()
     assert states() == before
@@ -340,8 +344,8 @@ def test_evaluation_sums_over_all_batches(size):
         output = t.model(torch.tensor(inputs))
         expected = float(nn.functional.cross_entropy(output, torch.tensor(test.targets), reduction="sum"))
     got = t.evaluate()
-    assert got.loss_sum == pytest.approx(expected, rel=1e-4)
-    assert got.correct == int((output.argmax(1).numpy() == test.targets).sum())
+    assert got.sums["loss"] == (pytest.approx(expected, rel=1e-4), size)
+    assert got.sums["accuracy"] == (int((output.argmax(1).numpy() == test.targets).sum()), size)
     assert got.samples == size
 
 
@@ -355,16 +359,13 @@ def test_evaluating_changes_no_weights_and_the_next_step_trains_again():
 
 
 def test_no_test_set():
-    assert trainer(test=NOTHING).evaluate() == EvaluationSums(0.0, 0, 0)
+    assert trainer(test=NOTHING).evaluate() == EvaluationSums()
 
 
 def test_a_regression_has_a_loss_and_no_accuracy():
     targets = RNG.normal(size=(40, CLASSES)).astype(np.float32)
-    model = seeded(linear)
     t = TorchTrainer(
-        model=model,
-        loss=make_loss(Target(target="mse_loss"), no_code),
-        optimizer=make_optimizer(SGD, model),
+        program(seeded(linear), loss="mse_loss"),
         feed=ArrayBatchSource(Samples(DATA.inputs, targets), Samples(DATA.inputs, targets)),
         sampler=Batches(),
         exchange="gradients",
@@ -373,8 +374,8 @@ def test_a_regression_has_a_loss_and_no_accuracy():
     first = t.evaluate()
     iterate(t, range(8))
     last = t.evaluate()
-    assert last.loss_sum < first.loss_sum
-    assert last.correct is None
+    assert last.sums["loss"][0] < first.sums["loss"][0]
+    assert last.sums["accuracy"] is None
 
 
 # -- state ------------------------------------------------------------------------------------------------
@@ -384,6 +385,8 @@ def handed_over(t, **options):
     """A fresh trainer with other weights and other random numbers, that was given the state as it travels."""
     arrays, meta = t.state()
     fresh = trainer(**{"weights": 99, "seed": 99, **options})
+    if fresh.initial_first:  # as at the start of a function: frozen parameters are not part of a state
+        fresh.load(*model_arrays(seeded(options.get("build", linear))))
     fresh.load(*decode_state(encode_state(arrays, meta)))
     return fresh
 
@@ -478,7 +481,7 @@ def test_parameters_are_a_copy():
 )
 def test_optimizers_that_cannot_be(target, says):
     with pytest.raises(JobError) as caught:
-        make_optimizer(target, linear())
+        optimizer_over(target, list(linear().parameters()))
     for part in says:
         assert part in str(caught.value)
 
@@ -486,12 +489,9 @@ def test_optimizers_that_cannot_be(target, says):
 @pytest.mark.parametrize("build", [lambda: linear().requires_grad_(False), nn.ReLU], ids=["frozen", "none at all"])
 def test_a_model_without_anything_to_train(build):
     with pytest.raises(JobError, match="the model has no trainable parameter"):
-        make_optimizer(SGD, build())
+        trainable(build())
     with pytest.raises(JobError, match="the model has no trainable parameter"):
-        TorchTrainer(
-            model=build(), loss=None, optimizer=None, feed=ArrayBatchSource(DATA, DATA), sampler=Batches(), exchange="gradients",
-            seed=0,
-        )  # fmt: skip
+        program(build())
 
 
 def test_losses():

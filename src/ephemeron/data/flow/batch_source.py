@@ -63,12 +63,12 @@ class FlowBatchSource:
         code: Sequence[Path], own_process: bool,
     ) -> None:  # fmt: skip
         train = open_part(spec.train, spec, code)
-        collate = collate_of(spec.collate, code)
+        collate = collate_of(spec.collate, code, spec.provider)
         self._train_indices, self._test_indices = train_indices, test_indices
         self._seed, self._iterations, self._epoch_length = seed, iterations, epoch_length
         self._prefetcher = Prefetcher(
             loading=train, strategy=load_strategy(train, loaders=spec.loaders, own_process=own_process, collate=collate),
-            collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB,
+            collate=collate, on_error=spec.on_error, prefetch_bytes=spec.prefetch_mb * MB, pairs=spec.pairs,
         )  # fmt: skip
         self._test: SampleLoader | None = None
         self._spec, self._code, self._own_process = spec, code, own_process
@@ -104,6 +104,7 @@ class FlowBatchSource:
             strategy=Inline(self._test),
             collate=self._prefetcher.collate,
             on_error=self._spec.on_error,
+            pairs=self._spec.pairs,
         )
         size = max(1, min(EVALUATION_BATCH, int(EVALUATION_BYTES // max(1, self._spec.sample_nbytes))))
         items = [SampleRequest(index=int(i), epoch=0, seed=self._seed) for i in self._test_indices]

@@ -20,9 +20,9 @@ from ephemeron.data.flow.collate import Collate, Collator, Stacking
 from ephemeron.data.flow.description import FlowSource
 from ephemeron.data.flow.determinism import warn_if_unrepeatable
 from ephemeron.data.flow.flow import Flow
-from ephemeron.data.flow.prefetch import paired
+from ephemeron.data.flow.prefetch import collated
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
-from ephemeron.data.flow_spec import FlowPart, FlowSpec
+from ephemeron.data.flow_spec import FlowPart, FlowSpec, Provider
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.data.split import held_out
@@ -30,6 +30,8 @@ from ephemeron.data.user_function import call
 from ephemeron.errors import DatasetError, JobError, SampleFailed
 
 _log = logging.getLogger(__name__)
+TRAIN_DATA, EVALUATION_DATA = "train_data", "evaluation_data"
+"""Methods of a provider."""
 TRIED = 8
 """Number of samples loaded before any function is started."""
 
@@ -49,13 +51,14 @@ class NamedFlow:
     """The first samples, after all steps."""
 
 
-def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedFlow:
+def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = (), provider: Provider | None = None) -> NamedFlow:
     """Finds and checks the flow of a job before a function is started.
 
     Args:
-        data: specification of the data, with a flow.
+        data: specification of the data, with a flow unless there is a provider.
         seed: seed of the job: determines the held-out samples, and the random steps.
         code: folders of the user's code.
+        provider: object whose methods `train_data` and `evaluation_data` return the data; its batches may have any form.
 
     Raises:
         JobError: a function cannot be imported, raises, or returns no flow; the flow has no dataset, no samples, or its first
@@ -64,36 +67,45 @@ def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = ()) -> NamedF
         DatasetError: it cannot be read.
     """
     check_data(data)
-    assert data.flow is not None
     arguments = arguments_of(data)
-    train, part = _pinned(data.flow, arguments, code)
+    if provider is None:
+        assert data.flow is not None
+        target, test_target, where = data.flow, data.test_flow, f"data.flow {data.flow}"
+    else:
+        separate = getattr(provided(provider, code), EVALUATION_DATA)() is not None
+        target, test_target, where = (
+            TRAIN_DATA,
+            EVALUATION_DATA if separate else None,
+            f"{TRAIN_DATA} of {provider.target}",
+        )
+    train, part = _pinned(target, arguments, code, provider)
     if len(train) == 0:
-        raise JobError(f"data.flow {data.flow}: its dataset {train.flow.source} is empty", remedy="give it samples")
+        raise JobError(f"{where}: its dataset {train.flow.source} is empty", remedy="give it samples")
     everything = np.arange(len(train))
-    if data.test_flow is None or data.test_flow == data.flow:
+    if test_target is None or test_target == target:
         test_part = part
         chosen, tested = held_out(len(train), data.test_fraction, seed=seed)
     else:
-        test, test_part = _pinned(data.test_flow, arguments, code)
+        test, test_part = _pinned(test_target, arguments, code, provider)
         if _same(train, test):
             chosen, tested = held_out(len(train), data.test_fraction, seed=seed)
         else:
             chosen, tested = everything, np.arange(len(test))
-    collate = collate_of(data.collate, code)
-    samples = _try(train, chosen, data, seed)
-    try:
-        batch = paired(
-            samples, Collator(collate), train, [SampleRequest(index=int(i), seed=seed) for i in chosen[:TRIED]]
-        )
-    except SampleFailed as e:
-        remedy = "bring samples to one shape in a step, or name a function with data.collate"
-        raise JobError(f"data.flow {data.flow}: {e}", remedy=remedy) from e
-    warn_if_unrepeatable(train)
     spec = FlowSpec(
         train=part, test=test_part, options=dict(data.options), path=None if data.path is None else str(data.path),
-        collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb,
-        sample_nbytes=nbytes(batch) // len(samples),
+        collate=data.collate, on_error=data.on_error, loaders=data.loaders, prefetch_mb=data.prefetch_mb, provider=provider,
+        pairs=provider is None,
     )  # fmt: skip
+    collate = collate_of(data.collate, code, provider)
+    samples = _try(train, chosen, data, seed, where)
+    requests = [SampleRequest(index=int(i), seed=seed) for i in chosen[:TRIED]]
+    try:
+        batch = collated(samples, Collator(collate), train, requests, pairs=spec.pairs)
+    except SampleFailed as e:
+        remedy = "bring samples to one shape in a step, or name a function with data.collate"
+        raise JobError(f"{where}: {e}", remedy=remedy) from e
+    warn_if_unrepeatable(train)
+    spec = replace(spec, sample_nbytes=nbytes(batch) // len(samples))
     _log.info("flow %s: %d samples to train on, %d to test on", train.flow.name, len(chosen), len(tested))
     return NamedFlow(spec=spec, train=train, train_indices=chosen, test_indices=tested, collate=collate, tried=samples)
 
@@ -110,7 +122,7 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
         JobError: the user's function does not return a flow any more.
         DatasetError: the dataset has changed, or cannot be read.
     """
-    flow = make_flow(part.target, spec.arguments, code)
+    flow = make_flow(part.target, spec.arguments, code, spec.provider)
     assert flow.source is not None
     if part.store is not None:
         flow = replace(flow, source=replace(flow.source, version=part.version, store=part.store))
@@ -124,13 +136,20 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
     return loading
 
 
-def make_flow(target: str, arguments: Mapping[str, object], code: Sequence[Path]) -> Flow:
-    """The flow that `module:function` returns.
+def make_flow(
+    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: Provider | None = None
+) -> Flow:
+    """The flow that `module:function`, or a provider's method, returns. A map-style dataset is a flow without steps.
 
     Raises:
         JobError: the function cannot be imported, does not take these arguments, raises, or returns no flow with a dataset.
     """
-    made = call(target, resolve(target, code), arguments, code)
+    if provider is None:
+        made = call(target, resolve(target, code), arguments, code)
+    else:
+        made = call(f"{provider.target}.{target}", getattr(provided(provider, code), target), {}, code)
+        if not isinstance(made, Flow):
+            made = _flow_over(made, f"{target} of {provider.target}")
     if not isinstance(made, Flow):
         raise JobError(f"{target} returned {type(made).__name__}", remedy="return an ephemeron.data.Flow")
     if made.source is None:
@@ -138,15 +157,42 @@ def make_flow(target: str, arguments: Mapping[str, object], code: Sequence[Path]
     return made
 
 
-def collate_of(target: str | None, code: Sequence[Path]) -> Collate:
-    """The user's function, or the default.
+def provided(provider: Provider, code: Sequence[Path]) -> Any:
+    """The provider's object, made by its class or function.
 
     Raises:
-        JobError: it cannot be imported.
+        JobError: it cannot be imported, or raises.
     """
-    if target is None:
+    found = resolve(provider.target, code)
+    return call(provider.target, found, provider.options, code) if callable(found) else found
+
+
+def _flow_over(dataset: Any, where: str) -> Flow:
+    """A flow without steps over a map-style dataset.
+
+    Raises:
+        JobError: it is not of that style.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise JobError(
+            f"{where} returned {type(dataset).__name__}, which has no length or no items by number",
+            remedy="return a map-style torch Dataset, an ephemeron.data.Flow, or a pair of arrays",
+        )
+    return Flow("task/data").dataset(dataset)
+
+
+def collate_of(target: str | None, code: Sequence[Path], provider: Provider | None = None) -> Collate:
+    """The collate function of a job or of its provider, or the default.
+
+    Raises:
+        JobError: it cannot be imported, or is not callable.
+    """
+    if target is not None:
+        function = resolve(target, code)
+    elif provider is not None and (own := getattr(provided(provider, code), "collate", None)) is not None:
+        target, function = f"{provider.target}.collate", own
+    else:
         return Stacking()
-    function = resolve(target, code)
     if not callable(function):
         raise JobError(f"data.collate {target} is not callable but {type(function).__name__}", remedy="name a function")
     collate: Collate = function
@@ -162,8 +208,10 @@ def nbytes(batch: Any) -> int:
     return int(getattr(batch, "nbytes", 0))
 
 
-def _pinned(target: str, arguments: Mapping[str, object], code: Sequence[Path]) -> tuple[SampleLoader, FlowPart]:
-    flow = make_flow(target, arguments, code)
+def _pinned(
+    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: Provider | None
+) -> tuple[SampleLoader, FlowPart]:
+    flow = make_flow(target, arguments, code, provider)
     source = flow.source
     assert source is not None
     if source.dataset is not None:
@@ -184,11 +232,11 @@ def _same(a: SampleLoader, b: SampleLoader) -> bool:
     return place(a.flow.source) == place(b.flow.source)
 
 
-def _try(loading: SampleLoader, chosen: Indices, data: DataSpec, seed: int) -> list[Any]:
+def _try(loading: SampleLoader, chosen: Indices, data: DataSpec, seed: int, where: str) -> list[Any]:
     items = [SampleRequest(index=int(i), epoch=0, seed=seed) for i in chosen[:TRIED]]
     results = loading.load(items)
     samples = [r for r in results if not isinstance(r, SampleFailed)]
     failed = [r for r in results if isinstance(r, SampleFailed)]
     if failed and (data.on_error != "skip" or not samples):
-        raise JobError(f"data.flow {data.flow}: {failed[0]}", remedy="see: ephemeron data benchmark") from failed[0]
+        raise JobError(f"{where}: {failed[0]}", remedy="see: ephemeron data benchmark") from failed[0]
     return samples

@@ -128,6 +128,7 @@ class Prefetcher:
         strategy: the load strategy.
         collate: makes a batch of samples; the same as in the strategy, if that collates.
         on_error: `fail`, `skip`, or `retry:N` and then fail.
+        pairs: whether every batch is to be a pair of inputs and targets.
         prefetch_bytes: limit of what is loaded ahead; the next batch is loaded in any case.
     """
 
@@ -136,6 +137,7 @@ class Prefetcher:
     collate: Collate = field(default_factory=Stacking)
     on_error: str = "fail"
     prefetch_bytes: float = 64 * MB
+    pairs: bool = True
     _coming: dict[int, _Coming] = field(default_factory=dict)
     _dropped: set[int] = field(default_factory=set)
     _following: int = 0
@@ -209,8 +211,8 @@ class Prefetcher:
 
     def _settle(self, items: Sequence[SampleRequest], done: ChunkDone) -> TrainingBatch:
         if isinstance(done.results, Collated):
-            inputs, targets = _pair(done.results.value)
-            return TrainingBatch(inputs, targets, done.results.samples)
+            value = done.results.value
+            return TrainingBatch(_pair(value) if self.pairs else value, done.results.samples)
         samples, skipped, failure = [], 0, ""
         retry = _RETRY.fullmatch(self.on_error)
         for item, result in zip(items, done.results, strict=True):
@@ -227,39 +229,39 @@ class Prefetcher:
             else:
                 raise result
         if not samples:
-            return TrainingBatch(None, None, 0, skipped, failure)
+            return TrainingBatch(None, 0, skipped, failure)
         if self._collator is None:
             self._collator = Collator(self.collate)
-        inputs, targets = paired(samples, self._collator, self.loading, items)
-        return TrainingBatch(inputs, targets, len(samples), skipped, failure)
+        batch = collated(samples, self._collator, self.loading, items, pairs=self.pairs)
+        return TrainingBatch(batch, len(samples), skipped, failure)
 
 
-def paired(
-    samples: list[Any], collator: Collator, loading: SampleLoader, items: Sequence[SampleRequest]
-) -> tuple[Any, Any]:
-    """A batch of these samples, as a pair of inputs and targets.
+def collated(
+    samples: list[Any], collator: Collator, loading: SampleLoader, items: Sequence[SampleRequest], *, pairs: bool = True
+) -> Any:
+    """A batch of these samples.
 
     Args:
         samples: in order.
         collator: makes the batch.
         loading: the flow that they are from.
         items: requests of the whole batch, also of samples that failed.
+        pairs: whether the batch is to be a pair of inputs and targets.
 
     Raises:
         SampleFailed: they cannot be collated, or the batch is no pair of inputs and targets.
     """
     try:
-        inputs, targets = _pair(collator(samples, items))
+        batch = collator(samples, items)
+        return _pair(batch) if pairs else batch
     except Exception as e:
         flow = loading.flow
-        text = (
-            f"{len(samples)} samples from this one on cannot be put together to (inputs, targets): {type(e).__name__}: "
-        )
+        to = " to (inputs, targets)" if pairs else ""
+        text = f"{len(samples)} samples from this one on cannot be put together{to}: {type(e).__name__}: "
         raise SampleFailed(
             text + " ".join(str(e).split())[:300], flow=f"{flow.name}@{flow.version}", dataset=str(flow.source),
             index=items[0].index, step=COLLATE,
         ) from e  # fmt: skip
-    return inputs, targets
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

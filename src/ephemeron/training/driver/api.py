@@ -8,13 +8,12 @@ print(result.summary.metrics, result.summary.cost_usd)
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ephemeron import blocking
 from ephemeron.communication.channels import public_address
@@ -30,28 +29,24 @@ from ephemeron.training.driver import lifecycle, records, run_dir, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import prepare, refuse_contradictions
+from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
-from ephemeron.training.job import Configuration, Fault, Job, Simulation, load_job
+from ephemeron.training.job import Configuration, Fault, Job, Simulation
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.task.task import Task
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Provider, Settings
 
+Program: TypeAlias = str | Path | Task | type[Task]
+"""Path of a job file, `module:Class`, or a task."""
 SIMULATED_MEMORY_MB = 1769
 LOCAL_COLD_START_S = 3.0
 """Seconds before its end at which a function on this machine starts its successor."""
-
-
-def _job(job: Job | str | Path) -> Job:
-    if isinstance(job, Job):
-        return job
-    if isinstance(job, (str, os.PathLike)):
-        return load_job(job)
-    raise JobError(f"job is a {type(job).__name__}", remedy="give a Job, or the path of a job file")
 
 
 def _checked_configuration(c: Configuration) -> Configuration:
@@ -62,19 +57,19 @@ def _checked_configuration(c: Configuration) -> Configuration:
 
 
 def configure(
-    job: Job | str | Path, *, on_note: Callable[[str], None] = warnings.warn, **overrides: object
+    job: Job | Program, *, on_note: Callable[[str], None] = warnings.warn, **overrides: object
 ) -> Configuration:
     """The configuration of a run: explicit options over those of the job's `[run]` table over defaults of the platform.
 
     Args:
-        job: the job, or the path of its file.
+        job: the job, or the program that `train` takes.
         on_note: called with a line that names values of `[run]` that were left out because explicit options contradict them.
         overrides: explicit options, named as in `Configuration`. None: not given.
 
     Raises:
         JobError: an option is unknown or has a wrong type, a value is out of bounds, or two values contradict each other.
     """
-    job = _job(job)
+    job = job_of(job)
     explicit = {name: value for name, value in overrides.items() if value is not None}
     options = [f.name for f in dataclasses.fields(Configuration)]
     for name in explicit:
@@ -147,15 +142,15 @@ def platform_limits(name: str, world: Simulation | None = None) -> Limits:
 
 
 def train(
-    job: Job | str | Path, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
+    job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
+    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True, **options: object,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
 
     Args:
-        job: the job, or the path of its file.
-        configuration: options of the run, from `configure`. None: the job's own `[run]` table and defaults.
+        job: a job; the path of a job file; a `Task` (class or instance), or its name `module:Class`.
+        configuration: options of the run, from `configure`. None: the job's own `[run]` table, `options` and defaults.
         faults: faults to inject.
         prices_file: price file instead of the built-in prices.
         on_event: called with every event of the run.
@@ -165,6 +160,7 @@ def train(
         profile: the profile of the plan. It is stored with the run, so that the run's measurements can refine it.
         cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's defaults.
         check: raise an error if the run fails; False: return its result.
+        options: fields of `Job` and `Configuration` that override the job's, such as `epochs=3, clip_norm=1.0, workers=4`.
 
     Returns:
         The result of a run that has finished, or was stopped at a checkpoint.
@@ -173,7 +169,9 @@ def train(
         UserError: the job or an option is refused. Nothing was started or paid for.
         RunFailed: the run failed. Its `result` has the summary and the folder of the run.
     """
-    job = _job(job)
+    job = job_of(job, options)
+    if configuration is not None and (named := options.keys() & {f.name for f in dataclasses.fields(Configuration)}):
+        raise JobError(f"{min(named)} is given beside a configuration", remedy="give it to configure(…) instead")
     c = configure(job) if configuration is None else _checked_configuration(configuration)
     run_id = run_dir.new_run_id(job.name)
     world = job.simulation

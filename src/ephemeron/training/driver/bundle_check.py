@@ -12,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from ephemeron.config.code_bundle import Selection, bundle, left_out, unbundle
 from ephemeron.config.paths import home
 from ephemeron.config.typed import build, plain
-from ephemeron.config.user_code import isolated, resolve
+from ephemeron.config.user_code import isolated
 from ephemeron.data.flow.from_job import find_flow
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.job import Job, Target
@@ -36,6 +35,7 @@ class _Trial:
 
     model: Target
     loss: Target
+    task: Target | None
     seed: int
     dtype: Literal["float32", "float64"]
     folders: tuple[Path, ...]
@@ -82,26 +82,25 @@ def check_bundle(job: Job, code: bytes) -> None:
     others = left_out(job.code, selection_of(job))
     listed = ", ".join(str(p) for p in others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
     raise JobError(
-        f"model {job.model.target} can be built here, but not from the files that are sent to the functions: {problem}",
+        f"{'model' if job.task is None else 'task'} {job.program.target} can be built here, but not from the files that are sent to the functions: {problem}",
         remedy=f"files left out: {listed}; name what is needed in code_include" if others
         else "put what it needs into a folder of 'code', and open it relative to __file__",
     )  # fmt: skip
 
 
 def _build(job: Job, folders: list[Path]) -> None:
-    from ephemeron.training.worker.losses import make_loss
-    from ephemeron.training.worker.torch_trainer import make_model
+    from ephemeron.training.task.program import model_of, task_from
 
-    find = partial(resolve, folders=folders)
-    make_model(job.model, find, seed=job.seed, dtype=job.dtype)
-    make_loss(job.loss, find)
+    model_of(task_from(job, folders), job)
     if job.data.flow is not None:
         find_flow(job.data, seed=job.seed, code=folders)
 
 
 def _alone(job: Job, folders: list[Path], place: Path) -> str:
     """The problem that a new process has with the bundle; empty: none."""
-    wanted = _Trial(model=job.model, loss=job.loss, seed=job.seed, dtype=job.dtype, folders=tuple(folders))
+    wanted = _Trial(
+        model=job.model, loss=job.loss, task=job.task, seed=job.seed, dtype=job.dtype, folders=tuple(folders)
+    )
     command = [sys.executable, "-P", "-m", __name__]
     try:
         done = subprocess.run(
@@ -116,7 +115,7 @@ def _alone(job: Job, folders: list[Path], place: Path) -> str:
 def _main() -> None:
     """Builds what standard input describes; the last line of standard error is the problem."""
     wanted = build(_Trial, json.load(sys.stdin), where="trial")
-    job = Job(name="", model=wanted.model, loss=wanted.loss, seed=wanted.seed, dtype=wanted.dtype)
+    job = Job(name="", model=wanted.model, loss=wanted.loss, task=wanted.task, seed=wanted.seed, dtype=wanted.dtype)
     try:
         _build(job, list(wanted.folders))
     except EphemeronError as e:

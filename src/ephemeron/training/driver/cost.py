@@ -11,6 +11,7 @@ from ephemeron.events import (
     Event,
     Invoked,
     Loaded,
+    Measured,
     Phase,
     Progress,
     RunStarted,
@@ -39,6 +40,9 @@ class CostMeter:
     memory_mb: int = 0
     ended_at: float = 0.0
     evaluations: dict[int, dict[int, Evaluated]] = field(default_factory=dict)
+    """By iteration and rank."""
+    measured: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    """By iteration, metrics that functions have merged."""
     _own: Traffic = field(default_factory=Traffic)
     _traffic: dict[str, Traffic] = field(default_factory=dict)
     _invoked: dict[str, Invoked] = field(default_factory=dict)
@@ -64,7 +68,9 @@ class CostMeter:
             case Loaded():
                 self._spend(event.spans)
             case Evaluated():
-                self.evaluations.setdefault(event.epoch, {})[event.rank] = event
+                self.evaluations.setdefault(event.iteration, {})[event.rank] = event
+            case Measured():
+                self.measured[event.iteration] = event.metrics
             case Ended():
                 self.gb_seconds += event.gb_seconds
                 self._invoked.pop(event.invocation, None)
@@ -121,7 +127,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         micro_batches=c.micro_batches, schedule=c.schedule, pattern=c.pattern, sync=c.sync, channel=c.channel,
         exchange=c.exchange, compression=c.compression, iterations=done if final is None else final.iterations,
         invocations=meter.invocations,
-        metrics={"loss": metrics["loss"], "accuracy": metrics["accuracy"]} if final is None else final.metrics,
+        metrics=metrics if final is None else final.metrics,
         traffic=meter.traffic,
         billed=Bill(
             gb_seconds=round(meter.gb_seconds_at(t), 6), requests=meter.invocations,
@@ -129,10 +135,14 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         ),
         weights_sha256=None if final is None else final.weights_sha256,
         phases_s={phase: round(s, 3) for phase, s in meter.phases_s.items()}, platform=c.platform,
-        budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
+        best_iteration=None if final is None else final.best, budget_usd=spec.budget_usd, prices=f"{meter.prices.name}, {meter.prices.as_of}",
     )  # fmt: skip
 
 
 def latest_metrics(ledger: CostMeter) -> Metrics:
-    """Metrics of the last epoch that was evaluated."""
-    return means(ledger.evaluations[max(ledger.evaluations)].values() if ledger.evaluations else ())
+    """Metrics of the latest evaluation."""
+    if not ledger.evaluations:
+        return means(())
+    latest = max(ledger.evaluations)
+    merged = ledger.measured.get(latest)
+    return means(ledger.evaluations[latest].values()) if merged is None else merged

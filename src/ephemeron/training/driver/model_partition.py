@@ -87,7 +87,8 @@ def divide(
     from ephemeron.partition.runtime import check_stages
     from ephemeron.partition.runtime.micro_batches import sizes
     from ephemeron.partition.tracing import graph_of, operators, split, trace
-    from ephemeron.training.worker.torch_trainer import as_tensors, make_model
+    from ephemeron.training.task.program import make_model
+    from ephemeron.training.task.tensors import as_tensors
 
     if job.data.flow is not None:
         raise JobError(
@@ -97,7 +98,7 @@ def divide(
     model = make_model(job.model, find, seed=job.seed, dtype=job.dtype)
     dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
     batch = data.trial(EXAMPLE).batch(_All(), 0)
-    args = (as_tensors(batch.inputs, dtype),)
+    args = (as_tensors(batch.data[0], dtype),)
     tracing = trace(model, args)
     traced = tracing.model
     if not tracing.splittable:
@@ -163,8 +164,8 @@ def objects(job: Job, spec: RunSpec, data: TrainingData, divided: PartitionedMod
         JobError: a part of the model cannot be serialised.
     """
     from ephemeron.partition.serialization.stage_bundle import make_bundle
+    from ephemeron.training.task.tensors import to_arrays
     from ephemeron.training.worker.pipeline.factory import stage_object
-    from ephemeron.training.worker.torch_state import to_arrays
 
     keys, stages = Keys(spec.run_id), divided.stages
     made: dict[str, list[Buffer]] = {}

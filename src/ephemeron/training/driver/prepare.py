@@ -25,7 +25,7 @@ from ephemeron.training.driver.records import CodeSource
 from ephemeron.training.driver.renewal import source_of
 from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
-from ephemeron.training.job import Configuration, Fault, Job, check_limits, sync_name
+from ephemeron.training.job import Configuration, Fault, Job, TrainingOptions, check_limits, sync_name
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.spec import RunSpec
 
@@ -103,6 +103,29 @@ def _refuse_with_stages(c: Configuration, sync: str) -> None:
         )
 
 
+def _refuse_program_with_stages(job: Job) -> None:
+    """Stages divide a model and a loss; they have no merged gradient of all parameters, and one optimiser each."""
+    if job.task is not None:
+        raise JobError(
+            f"task {job.task.target} cannot be divided into stages", remedy="name a model and a loss, or use stages = 1"
+        )
+    usual = TrainingOptions()
+    given = [f.name for f in dataclasses.fields(usual) if getattr(job, f.name) != getattr(usual, f.name)]
+    refused = [name for name in given if name not in ("evaluate_every", "device", "keep_last")]
+    if refused:
+        raise JobError(f"{refused[0]} is not for a model on several functions", remedy="use stages = 1")
+
+
+def _refuse_decisions(spec: RunSpec) -> None:
+    """Refuses merged evaluations where ranks do not come to them together."""
+    sync, _ = sync_name(spec.configuration.sync)
+    if spec.shares_evaluations and sync in ("ssp", "asp"):
+        raise JobError(
+            f"early_stopping, keep_best, monitored schedulers and metrics that are no means need sync bsp or hap, not {spec.configuration.sync}",
+            remedy="use --sync bsp or hap",
+        )
+
+
 def prepare(
     job: Job, configuration: Configuration, *, run_id: str, limits: Limits, prices: Prices, faults: Sequence[Fault] = (),
     peer_timeout_s: float = 20.0, cold_start_s: float = 3.0, network: tuple[float, float | None] = (0.0, None),
@@ -119,6 +142,8 @@ def prepare(
         JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
     """
     refuse_contradictions(configuration)
+    if configuration.stages > 1:
+        _refuse_program_with_stages(job)
     check_limits(job, configuration)
     for fault in faults:
         if fault.rank >= configuration.workers:
@@ -127,7 +152,8 @@ def prepare(
             )
     data = training_data(job, only_first=only_first)
     spec = RunSpec(
-        run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, configuration=configuration,
+        run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, task=job.task,
+        options=job.options, time_limit_s=job.limits.time_limit_s, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
         flow=data.flow, last_batch=job.data.last_batch,
@@ -148,7 +174,14 @@ def prepare(
         channel=configuration.channel,
     )
     check_call(call, workers=configuration.workers, limits=limits)
-    tried = trial_of(job, data, smallest_batch(spec))
+    tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations)
+    spec = dataclasses.replace(spec, shares_evaluations=tried.shares_evaluations)
+    _refuse_decisions(spec)
+    if tried.takes_turns and configuration.sync == "asp":
+        raise JobError(
+            "optimisers that take turns need versions of one iteration each, which sync 'asp' does not have",
+            remedy="use --sync bsp",
+        )
     model_bytes, copies = tried.model_bytes, tried.optimizer_copies
     code = bundled(job)
     check_bundle(job, code)

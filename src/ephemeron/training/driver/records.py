@@ -115,7 +115,7 @@ class ResultSummary:
     iterations: int
     invocations: int
     metrics: Mapping[str, float | None]
-    """Means over the test set by name: `loss`, `accuracy`. None where there is no such number."""
+    """Metrics of the evaluation data by name: `loss`, and what the program reports. None where there is no such number."""
     traffic: Traffic
     billed: Bill
     weights_sha256: str | None
@@ -125,6 +125,8 @@ class ResultSummary:
     budget_usd: float | None
     prices: str
     """Name and date of the price list."""
+    best_iteration: int | None = None
+    """Iterations before the best evaluation, where its weights are kept."""
 
 
 def new_record(

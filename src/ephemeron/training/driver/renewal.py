@@ -11,14 +11,13 @@ import logging
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from ephemeron.communication.channels import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.config.code_bundle import Selection, bundle, unbundle
-from ephemeron.config.user_code import isolated, resolve
+from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, UserError
 from ephemeron.training.driver.bundle_check import selection_of
 from ephemeron.training.driver.records import CodeSource, TensorLayout
@@ -98,17 +97,14 @@ def differing(a: bytes, b: bytes) -> tuple[str, ...]:
 
 
 def _check_fits(source: CodeSource, spec: RunSpec, made: Renewal) -> None:
-    from ephemeron.training.worker.losses import make_loss
-    from ephemeron.training.worker.torch_trainer import make_model
+    from ephemeron.training.task.program import model_of, task_from
 
     with tempfile.TemporaryDirectory(prefix="ephemeron-renewal-") as name:
         place = Path(name).resolve()
         folders = unbundle(made.bundle, place / "code")
         with isolated(place, hidden=source.folders):
-            find = partial(resolve, folders=folders)
             try:
-                model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
-                make_loss(spec.loss, find)
+                model = model_of(task_from(spec, folders), spec)
             except JobError as e:
                 raise JobError(f"{made}; {e}", remedy=f"correct it, or {_KEEP}") from None
             layout = layout_of(model)

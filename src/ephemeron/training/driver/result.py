@@ -20,6 +20,7 @@ from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.training.worker.trainer import WeightNotes
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ def conclude(folder: RunFolder, spec: RunSpec, ledger: CostMeter, ending: RunOut
     _log.info("wrote result of run %s: %s", folder.run_id, ending.status)
     if ending.arrays is not None:
         write_weights(folder.weights, ending.arrays, () if ending.final is None else ending.final.bf16)
+    for iteration, (arrays, notes) in ending.kept.items():
+        write_weights(folder.kept_weights(iteration), arrays, build(WeightNotes, notes, where="kept weights").bf16)
     write_report(folder, ledger.prices)
     copy(folder, out)
     return Result(value, folder, tuple(ending.causes))
@@ -107,7 +110,8 @@ def copy(folder: RunFolder, out: Path | None) -> None:
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    for name in (records.RESULT_FILE, folder.weights.name, "report.html", "report.png"):
+    kept = [path.name for path in folder.all_kept()]
+    for name in (records.RESULT_FILE, folder.weights.name, *kept, "report.html", "report.png"):
         if (folder.path / name).exists():
             shutil.copy2(folder.path / name, out / name)
 

@@ -52,6 +52,14 @@ class RunFolder:
     def weights(self) -> Path:
         return self.path / "weights.safetensors"
 
+    def kept_weights(self, iteration: int) -> Path:
+        """File with the weights of an evaluation that are kept."""
+        return self.path / f"weights-{iteration:09d}.safetensors"
+
+    def all_kept(self) -> list[Path]:
+        """Files with weights that evaluations have kept, oldest first."""
+        return sorted(self.path.glob("weights-*.safetensors"))
+
     def write(self, name: str, value: Mapping[str, object]) -> None:
         """Replaces a JSON file as a whole."""
         target = self.path / name

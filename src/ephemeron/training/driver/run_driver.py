@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ephemeron.communication.channels.base import Channel
@@ -65,6 +65,8 @@ class RunOutcome:
     arrays: Arrays | None = None
     final: FinalState | None = None
     """Metadata of the run's result; None: it has none."""
+    kept: dict[int, tuple[Arrays, dict[str, object]]] = field(default_factory=dict)
+    """Weights that evaluations have kept, and their plain values, by iteration."""
 
 
 class RunDriver:
@@ -156,7 +158,7 @@ class RunDriver:
             RunStarted(
                 t=self.now(),
                 run_id=spec.run_id,
-                job=spec.name or spec.model.target,
+                job=spec.name or (spec.task or spec.model).target,
                 workers=c.workers,
                 aggregators=c.aggregators,
                 memory_mb=c.memory_mb,
@@ -391,6 +393,9 @@ async def read_result(ending: RunOutcome, channel: Channel, keys: Keys, data: me
             arrays |= part
             bf16 += build(WeightNotes, notes, where=keys.part(stage)).bf16
         final = dataclasses.replace(final, weights_sha256=digest(arrays), bf16=tuple(bf16))
+    for iteration in final.kept:
+        received = await channel.get(keys.kept(iteration), deadline=asyncio.get_running_loop().time() + 30)
+        ending.kept[iteration] = decode_state(received.data, key=keys.kept(iteration))
     ending.arrays, ending.final = arrays, final
 
 
@@ -405,5 +410,6 @@ def describe(spec: RunSpec) -> dict[str, object]:
         **({} if spec.stages is None else {
             "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.schedule,
         }),
-        "optimizer": spec.optimizer.target, "loss": spec.loss.target, "seed": spec.seed, "dtype": spec.dtype,
+        **({"optimizer": spec.optimizer.target, "loss": spec.loss.target} if spec.task is None else {"task": spec.task.target}),
+        "seed": spec.seed, "dtype": spec.dtype,
     }  # fmt: skip

@@ -9,15 +9,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.data import DataSets, encode, load
+from ephemeron.data import DataSets, Samples, encode, load
 from ephemeron.data.batch_source import BatchSource, Positions, TrainingBatch
 from ephemeron.data.flow.batch_source import encode_indices
 from ephemeron.data.flow.collate import Collator
-from ephemeron.data.flow.from_job import NamedFlow, find_flow
-from ephemeron.data.flow.prefetch import paired
+from ephemeron.data.flow.from_job import EVALUATION_DATA, TRAIN_DATA, NamedFlow, find_flow, provided
+from ephemeron.data.flow.prefetch import collated
 from ephemeron.data.flow.sample_loader import SampleRequest
-from ephemeron.data.flow_spec import FlowSpec
+from ephemeron.data.flow_spec import FlowSpec, Provider
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.sources.registry import hold_out
+from ephemeron.data.user_function import call
 from ephemeron.errors import JobError
 from ephemeron.training.job import Job, check_data
 
@@ -60,15 +62,57 @@ def training_data(job: Job, *, only_first: int | None = None) -> TrainingData:
         JobError, MissingExtra, DatasetNotFound, DatasetError: the data cannot be read.
     """
     check_data(job.data)
-    if job.data.flow is not None:
+    given = None if job.task is None else _of_task(job)
+    if isinstance(given, Provider):
+        return FlowData(find_flow(job.data, seed=job.seed, code=job.code, provider=given), only_first=only_first)
+    if given is None and job.data.flow is not None:
         return FlowData(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first)
-    data = load(job.data, seed=job.seed, code=job.code)
+    data = given or load(job.data, seed=job.seed, code=job.code)
     if len(data.train) == 0:
         raise JobError(f"data source {job.data.source!r} has no training samples")
     if only_first is not None:
         first = np.arange(min(only_first, len(data.train)))
         data = DataSets(train=data.train.take(first), test=data.test.take(np.arange(0)))
     return ArrayData(data)
+
+
+def _of_task(job: Job) -> DataSets | Provider | None:
+    """Data of a job's task: arrays; a provider of datasets that functions read; None: the task has none.
+
+    Raises:
+        JobError: `train_data` or `evaluation_data` raises or returns something else, or the job names data, too.
+    """
+    assert job.task is not None
+    provider = Provider(target=job.task.target, options=job.task.options)
+    task = provided(provider, job.code)
+    train = call(f"{job.task.target}.{TRAIN_DATA}", getattr(task, TRAIN_DATA), {}, job.code)
+    if train is None:
+        return None
+    if job.data.flow is not None or job.data.path is not None:
+        raise JobError(
+            f"both task {job.task.target} and the job's [data] name training samples", remedy="leave one of them out"
+        )
+    samples = _as_samples(train)
+    if samples is None:
+        return provider
+    test = call(f"{job.task.target}.{EVALUATION_DATA}", getattr(task, EVALUATION_DATA), {}, job.code)
+    if test is None:
+        return hold_out(samples, job.data.test_fraction, seed=job.seed)
+    tested = _as_samples(test)
+    if tested is None:
+        raise JobError(
+            f"{EVALUATION_DATA} of {job.task.target} returned {type(test).__name__}, but {TRAIN_DATA} a pair of arrays",
+            remedy="return both in one form",
+        )
+    return DataSets(samples, tested)
+
+
+def _as_samples(value: Any) -> Samples | None:
+    """A pair of arrays or tensors as samples; None: it is something else."""
+    if not (isinstance(value, (tuple, list)) and len(value) == 2 and all(hasattr(v, "__array__") for v in value)):
+        return None
+    inputs, targets = (np.asarray(v) for v in value)
+    return Samples(inputs, targets)
 
 
 class ArrayData:
@@ -93,8 +137,8 @@ class ArrayData:
         first = self._data.train.take(np.arange(min(most, self.samples)))
         tested = self._data.test.take(np.arange(min(most, self.test_samples)))
         return _OneBatch(
-            TrainingBatch(first.inputs, first.targets, len(first)),
-            TrainingBatch(tested.inputs, tested.targets, len(tested)) if len(tested) else None,
+            TrainingBatch((first.inputs, first.targets), len(first)),
+            TrainingBatch((tested.inputs, tested.targets), len(tested)) if len(tested) else None,
         )
 
     def described(self) -> str:
@@ -125,18 +169,21 @@ class FlowData:
         return min(owned, batch) * self._named.spec.sample_nbytes
 
     def trial(self, most: int = TRIAL) -> BatchSource:
-        batch = TrainingBatch(*self._first(most), len(self._named.tried[:most]))
+        batch = TrainingBatch(self._first(most), len(self._named.tried[:most]))
         return _OneBatch(batch, batch if self.test_samples else None)
 
-    def _first(self, most: int) -> tuple[Any, Any]:
+    def _first(self, most: int) -> Any:
         named = self._named
         tried = named.tried[:most]
         items = [SampleRequest(index=int(i), seed=0) for i in named.train_indices[: len(tried)]]
-        return paired(tried, Collator(named.collate), named.train, items)
+        return collated(tried, Collator(named.collate), named.train, items, pairs=named.spec.pairs)
 
     def described(self) -> str:
+        part = self._named.spec.train.target
+        if not self._named.spec.pairs:
+            return f"a batch of {part}: {_described(self._trial)}"
         inputs, targets = map(_described, self._trial)
-        return f"a batch of flow {self._named.spec.train.target} with inputs {inputs} and targets {targets}"
+        return f"a batch of flow {part} with inputs {inputs} and targets {targets}"
 
 
 class _OneBatch:

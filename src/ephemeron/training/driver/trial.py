@@ -6,18 +6,19 @@ What fails here would fail on every function, after it has been paid for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ephemeron.config.user_code import resolve
+from ephemeron.config.user_code import where_raised
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.driver.memory import Activations, measured
 from ephemeron.training.driver.records import TensorLayout
 from ephemeron.training.driver.training_data import TRIAL, TrainingData
 from ephemeron.training.job import Job
+from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.tensors import encode_state
+from ephemeron.training.worker.decisions import DecisionState, decide
 from ephemeron.training.worker.factory import rank_seed
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Trial:
     activations: Activations
     state_bytes: int
     """Bytes of parameters and buffers."""
+    takes_turns: bool = False
+    """Whether each iteration steps one of several optimisers."""
+    shares_evaluations: bool = False
+    """Whether functions have to merge their evaluations."""
 
 
 def layout_of(model: nn.Module) -> tuple[TensorLayout, ...]:
@@ -51,10 +56,11 @@ def layout_of(model: nn.Module) -> tuple[TensorLayout, ...]:
     )
 
 
-def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "")) -> Trial:
-    """Tries a job's model on its data.
+def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, ""), *, epoch_length: int = 1) -> Trial:
+    """Tries a job's program on its data.
 
     Args:
+        epoch_length: iterations of an epoch.
         smallest: the smallest batch of any function, and which function has it, for messages.
 
     Raises:
@@ -65,41 +71,67 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
         import torch
     except ModuleNotFoundError:
         raise MissingExtra("PyTorch", "torch") from None
-    from ephemeron.training.worker.losses import make_loss
-    from ephemeron.training.worker.torch_state import model_arrays
-    from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer
+    from ephemeron.training.task.program import program_of
+    from ephemeron.training.task.task import Task
+    from ephemeron.training.task.tensors import model_arrays
+    from ephemeron.training.worker.torch_trainer import TorchTrainer
 
-    find = partial(resolve, folders=job.code)
-    model = make_model(job.model, find, seed=job.seed, dtype=job.dtype)
+    program = program_of(job, folders=job.code, epoch_length=epoch_length, epochs=job.epochs)
+    model = program.model
     layout = layout_of(model)
     fresh, notes = model_arrays(model)
     trainer = TorchTrainer(
-        model=model, loss=make_loss(job.loss, find), optimizer=make_optimizer(job.optimizer, model),
-        feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0),
-    )  # fmt: skip
+        program, feed=data.trial(), exchange="gradients", sampler=_First(), seed=rank_seed(job.seed, 0)
+    )
     activations = Activations()
     doing = "does not accept the data"
     try:
         batch = trainer.feed.batch(trainer.sampler, 0)
-        with measured(model, max(1, batch.samples), activations):
-            step = trainer.compute(0)
-        trainer.apply(step.vector.copy())
+        for turn in range(len(program.optimizers) if program.takes_turns else 1):
+            with measured(model, max(1, batch.samples), activations):
+                step = trainer.compute(turn)
+            trainer.apply(step.vector.copy())
         doing = "trains, but cannot be evaluated"
-        trainer.evaluate()
+        evaluation = trainer.evaluate()
+        doing = "trains, but its state cannot be saved"
+        trainer.state()
+    except JobError as e:
+        raise JobError(f"{_name(job)} {doing}: {e.problem}", remedy=e.remedy) from e
     except Exception as e:
         raise JobError(
-            f"model {job.model.target} {doing}: {data.described()} "
-            f"raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
+            f"{_name(job)} {doing}: {data.described()} raised {where_raised(e, job.code)}",
             remedy="check the model's input size, the loss and the labels",
         ) from e
+    overrides = type(program.task).evaluation_end is not Task.evaluation_end
+    decides = job.options.decides or any(s.monitor is not None for s in program.schedulers)
+    if evaluation.samples:
+        _check_monitors(job, trainer, evaluation)
+    elif decides:
+        raise JobError(
+            "early_stopping, keep_best and schedulers with a monitor need evaluation data, and there is none",
+            remedy="give evaluation data, or data.test_fraction above 0",
+        )
     if smallest[0] == 1:
         _try_one(trainer, data, job, smallest[1])
-    held = sum(t.numel() for s in trainer.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor))
+    states = [s for o in program.optimizers for s in o.state.values()]
+    held = sum(t.numel() for s in states for t in s.values() if isinstance(t, torch.Tensor))
     copies = round(held / max(1, trainer.size))
     return Trial(
         initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
         layout=layout, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
+        takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states),
     )  # fmt: skip
+
+
+def _name(job: Job) -> str:
+    return f"{'model' if job.task is None else 'task'} {job.program.target}"
+
+
+def _check_monitors(job: Job, trainer: TorchTrainer, evaluation: EvaluationSums) -> None:
+    """Refuses names of metrics that the program does not report."""
+    metrics = trainer.metrics([evaluation])
+    trainer.take_metrics(metrics)
+    decide(job.options, DecisionState(), metrics, 0)
 
 
 class _First:
@@ -116,7 +148,6 @@ def _try_one(trainer: TorchTrainer, data: TrainingData, job: Job, where: str) ->
         trainer.compute(0)
     except Exception as e:
         raise JobError(
-            f"model {job.model.target} does not accept a batch of one sample, and {where}: "
-            f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
+            f"{_name(job)} does not accept a batch of one sample, and {where}: {where_raised(e, job.code)}",
             remedy='set last_batch = "drop" or "merge" in [data], or choose other batches or workers',
         ) from e

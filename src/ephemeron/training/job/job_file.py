@@ -28,7 +28,7 @@ from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
 from ephemeron.data.spec import check_data
 from ephemeron.errors import JobError
-from ephemeron.training.job.spec import Job
+from ephemeron.training.job.spec import Job, check_program
 
 
 def load_job(path: str | Path) -> Job:
@@ -62,6 +62,9 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     Raises:
         JobError: see `load_job`.
     """
+    if isinstance(raw, Mapping) and not ("model" in raw) ^ ("task" in raw):
+        build(Job, {"name": "", "model": "m:f", **raw} | {"task": None}, where=where)  # other mistakes come first
+        check_program(model="model" in raw, task="task" in raw, where=where)
     job = build(Job, raw, where=where)
     code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
     data = job.data
@@ -73,6 +76,8 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
         raise JobError(f"{where}: {e.problem}", remedy=e.remedy) from None
     if data.flow is not None and isinstance(raw, Mapping) and "source" in raw["data"]:
         raise JobError(f"{where}: data.source and data.flow exclude each other", remedy="leave one out")
+    if job.init is not None:
+        job = dataclasses.replace(job, init=_existing(folder / os.path.expanduser(job.init), f"{where}: init"))
     run = dict(job.run)
     if placement := run.get("placement"):
         run["placement"] = str(_existing(folder / os.path.expanduser(str(placement)), f"{where}: run.placement"))

@@ -17,4 +17,5 @@ from ephemeron.training.job.spec import Job
 def job_schema() -> str:
     """The schema as indented JSON."""
     schema = schema_of(Job, title="ephemeron job", optional=("name",))
+    schema["oneOf"] = [{"required": ["model"]}, {"required": ["task"]}]
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

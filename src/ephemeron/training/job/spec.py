@@ -23,6 +23,9 @@ Exchange = Literal["gradients", "parameters"]
 Compression = Literal["none", "bf16", "int8"]
 OnNonFinite = Literal["stop", "continue"]
 ScheduleName = Literal["plain", "gpipe", "1f1b"]
+Precision = Literal["32-true", "bf16-mixed"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Mode = Literal["min", "max"]
 SyncName = Literal["bsp", "ssp", "asp", "hap"]
 
 PLATFORMS: tuple[str, ...] = get_args(PlatformName)
@@ -34,6 +37,7 @@ SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
 _OrDefault = Annotated[int, AtLeast(0)]
 """A count; 0: a default that depends on other values."""
+_EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such as '100 steps' or '1 epoch'")
 _SYNC = Form(r"bsp|hap|asp|ssp:[0-9]+", "bsp, hap, asp or ssp:N with N ≥ 0")
 
 
@@ -55,6 +59,8 @@ class JobLimits(Typed):
     """Longest duration of the run, seconds. Plans and launches that cannot meet it are refused."""
     budget_usd: Positive | None = None
     """Largest cost of the run, US dollars. A run that reaches it stops with a checkpoint."""
+    time_limit_s: Positive | None = None
+    """Time after which the run stops with a checkpoint, seconds. It can be resumed."""
     max_global_batch: Count | None = None
     """Samples per iteration over all workers, at most (FasDL, equation 3-30: larger batches need more epochs)."""
 
@@ -183,13 +189,95 @@ class Configuration(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Typed):
-    """A model, its data and optimiser, and the limits of its training."""
+class SchedulerSpec(Typed):
+    """A learning-rate scheduler."""
+
+    target: str
+    """A name in `torch.optim.lr_scheduler`, or `module:function` that takes the optimiser."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Keyword arguments. Where the length of the schedule (`T_max`, `total_steps`, `total_iters`) is left out, it is the run's."""
+    interval: Literal["step", "epoch"] = "epoch"
+    """Advance after every optimiser step or after every epoch."""
+    monitor: str | None = None
+    """Metric that the scheduler is given, for `ReduceLROnPlateau`: it then advances after every evaluation."""
+    warmup_steps: Annotated[int, AtLeast(0)] = 0
+    """Steps of linear warm-up before the schedule; needs interval `step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopping(Typed):
+    """End of the run when a metric has stopped improving. All functions decide alike, from the merged metric."""
+
+    monitor: str = "loss"
+    """Metric of the evaluation."""
+    mode: Mode = "min"
+    """`min`: lower is better; `max`: higher is better."""
+    patience: Count = 3
+    """Evaluations without improvement after which the run ends."""
+    min_delta: NonNegative = 0.0
+    """Smallest change that counts as an improvement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBest(Typed):
+    """Weights of the best evaluations, kept beside the last ones."""
+
+    monitor: str = "loss"
+    """Metric of the evaluation."""
+    mode: Mode = "min"
+    """`min`: lower is better; `max`: higher is better."""
+    count: Count = 1
+    """Number of evaluations whose weights are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(Typed):
+    """How a program is trained, apart from its model, loss and data: steps, evaluations, and what ends the run."""
+
+    scheduler: SchedulerSpec | None = None
+    """Learning-rate scheduler, for every optimiser whose program sets none."""
+    clip_norm: Positive | None = None
+    """Largest norm of the merged gradient of all parameters; larger gradients are scaled down to it."""
+    clip_value: Positive | None = None
+    """Largest absolute value of an element of the merged gradient."""
+    accumulate: Count = 1
+    """Parts into which a function's batch is divided; their gradients are added up before the exchange. Needs less memory."""
+    precision: Precision = "32-true"
+    """`32-true`, or `bf16-mixed`: forward passes under `torch.autocast` in bfloat16."""
+    ema_decay: Annotated[float, Within(0, 1, open_maximum=True)] = 0.0
+    """Decay of an exponential moving average of the weights, which is evaluated and saved instead of them; 0: none."""
+    compile: bool = False
+    """Compile the model with `torch.compile`. Needs a C++ compiler on the functions."""
+    scale_learning_rate: bool = False
+    """Multiply learning rates by global batch / batch size (linear scaling rule)."""
+    evaluate_every: Annotated[str, _EVERY] = "1 epoch"
+    """Interval of evaluations: `N steps` or `N epochs`. The end of the run is evaluated in any case."""
+    early_stopping: EarlyStopping | None = None
+    """End of the run when a metric has stopped improving."""
+    keep_best: KeepBest | None = None
+    """Weights of the best evaluations, as files beside the result."""
+    keep_last: _OrDefault = 0
+    """Number of latest evaluations whose weights are kept, as files beside the result."""
+    device: Device = "auto"
+    """Device on which functions compute; `auto`: an accelerator if the function has one."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether evaluations decide something, so that all functions need the metrics of the whole test set."""
+        monitors = self.scheduler is not None and self.scheduler.monitor is not None
+        return monitors or self.early_stopping is not None or self.keep_best is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JobHead(Typed):
+    """Fields of a job that come first in its documents."""
 
     name: str
     """Name of the job; in a file, the file's name by default. Run names begin with it."""
-    model: Target
+    model: Target = field(default_factory=lambda: Target(target=""))
     """`module:function` that returns a `torch.nn.Module`."""
+    task: Target | None = None
+    """`module:Class` of an `ephemeron.Task`, in place of `model`, `loss` and `optimizer`."""
     loss: Target = field(default_factory=lambda: Target(target="cross_entropy"))
     """A name in `torch.nn.functional`, or `module:function`. Must average over the batch."""
     optimizer: Target = field(default_factory=lambda: Target(target="SGD", options={"lr": 0.1}))
@@ -213,8 +301,41 @@ class Job(Typed):
     """Patterns of files and folders that are not sent."""
     simulation: Simulation = field(default_factory=Simulation)
     """The platform that `--platform simulated` imitates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(TrainingOptions, _JobHead):
+    """A model, its data and optimiser, and the limits of its training."""
+
+    init: Path | None = None
+    """Safetensors file with weights to start from. Names that the model lacks, and names that are missing, are reported."""
     run: Annotated[Mapping[str, object], Partial(Configuration)] = field(default_factory=dict)
     """Defaults for `Configuration`; flags of `train` and arguments of `configure` override them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_program(model=bool(self.model.target), task=self.task is not None, where="Job")
+
+    @property
+    def program(self) -> Target:
+        """The task, or the model of a job without one."""
+        return self.model if self.task is None else self.task
+
+    @property
+    def options(self) -> TrainingOptions:
+        """How the program is trained."""
+        return TrainingOptions(**{f.name: getattr(self, f.name) for f in dataclasses.fields(TrainingOptions)})
+
+
+def check_program(*, model: bool, task: bool, where: str) -> None:
+    """Refuses a job that names no program, or two.
+
+    Raises:
+        JobError: exactly one of model and task has to be given.
+    """
+    if model == task:
+        given = "both model and task are given" if task else "missing key model"
+        raise JobError(f"{where}: {given}", remedy="name a model with its loss and optimizer, or a task")
 
 
 def sync_name(text: str) -> tuple[SyncName, int]:

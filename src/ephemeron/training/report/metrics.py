@@ -8,14 +8,14 @@ gradient counted, so it alone is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
 
-from ephemeron.events import Evaluated, Progress
-from ephemeron.training.metrics import means
+from ephemeron.events import Evaluated, Measured, Progress
+from ephemeron.training.metrics import Metrics, means
 
 Points = tuple[tuple[float, float], ...]
 """(x, y) pairs in the order of x. Where y is NaN the line has a gap."""
@@ -36,13 +36,21 @@ class EvaluationPoint:
     iteration: int
     t: float
     """When the last slice was done, in run seconds."""
-    loss: float | None
-    """Loss; None: not finite."""
-    accuracy: float | None
-    """None: outputs and targets are no classes."""
+    metrics: Metrics
+    """By name; None where it is not finite or there is no such number."""
     samples: int
     ranks: int
     """Number of ranks that reported; fewer than in other epochs when one died."""
+
+    @property
+    def loss(self) -> float | None:
+        """Loss; None: not finite."""
+        return self.metrics.get("loss")
+
+    @property
+    def accuracy(self) -> float | None:
+        """None: the program reports none."""
+        return self.metrics.get("accuracy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,9 @@ class Learning:
         return next((e for e in reversed(self.evaluations) if e.ranks == most), None)
 
 
-def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated]) -> Learning:
+def learning(
+    progress: Iterable[Progress], evaluated: Iterable[Evaluated], measured: Iterable[Measured] = ()
+) -> Learning:
     """Merges what the ranks reported."""
     losses = _losses(progress)
     stretches = list(_finite_stretches(losses))
@@ -82,7 +92,7 @@ def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated]) -> Le
         last_loss=stretches[-1][-1][1] if stretches else None,
         iterations=len(losses),
         not_finite=len(losses) - finite,
-        evaluations=_evaluations(evaluated),
+        evaluations=_evaluations(evaluated, {m.iteration: m.metrics for m in measured}),
     )
 
 
@@ -117,26 +127,26 @@ def _losses(progress: Iterable[Progress]) -> list[tuple[int, float]]:
     return [(i, total / samples) for i, (total, samples) in sorted(sums.items()) if samples]
 
 
-def _evaluations(evaluated: Iterable[Evaluated]) -> tuple[EvaluationPoint, ...]:
+def _evaluations(evaluated: Iterable[Evaluated], measured: Mapping[int, Metrics]) -> tuple[EvaluationPoint, ...]:
     best: dict[tuple[int, int], Evaluated] = {}
     for e in evaluated:
-        old = best.get((e.epoch, e.rank))
+        old = best.get((e.iteration, e.rank))
         if old is None or e.attempt >= old.attempt:
-            best[e.epoch, e.rank] = e
-    epochs: dict[int, list[Evaluated]] = {}
+            best[e.iteration, e.rank] = e
+    points: dict[int, list[Evaluated]] = {}
     for e in best.values():
-        epochs.setdefault(e.epoch, []).append(e)
-    return tuple(_one_epoch(epoch, parts) for epoch, parts in sorted(epochs.items()) if any(p.samples for p in parts))
+        points.setdefault(e.iteration, []).append(e)
+    return tuple(
+        _one_point(parts, measured.get(iteration)) for iteration, parts in sorted(points.items()) if any(p.samples for p in parts)
+    )  # fmt: skip
 
 
-def _one_epoch(epoch: int, parts: list[Evaluated]) -> EvaluationPoint:
-    metrics = means(parts)
+def _one_point(parts: list[Evaluated], merged: Metrics | None) -> EvaluationPoint:
     return EvaluationPoint(
-        epoch=epoch,
-        iteration=max(p.iteration for p in parts),
+        epoch=parts[0].epoch,
+        iteration=parts[0].iteration,
         t=max(p.t for p in parts),
-        loss=metrics["loss"],
-        accuracy=metrics["accuracy"],
+        metrics=means(parts) if merged is None else merged,
         samples=sum(p.samples for p in parts),
         ranks=len(parts),
     )

@@ -21,6 +21,7 @@ from ephemeron.config.typed import build
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.state import Arrivals, CollectiveState
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
+from ephemeron.training.worker.decisions import DecisionState
 from ephemeron.training.worker.timeouts import IterationTimes
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class CheckpointMeta:
     collective: CollectiveState = field(default_factory=CollectiveState)
     activations: Arrivals = field(default_factory=dict)
     """Arrival times of the messages between stages."""
+    decisions: DecisionState = field(default_factory=DecisionState)
     trainer: Mapping[str, object] = field(default_factory=dict)
     """The trainer's own: see `Trainer.state`."""
     saved: tuple[Saved, ...] = ()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from ephemeron.communication.channels.base import Buffer
-from ephemeron.config.user_code import resolve
 from ephemeron.data import Sampler, decode
 from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
 from ephemeron.training.worker.spec import RunSpec
@@ -79,17 +77,14 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Ba
 
 def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> TorchTrainer:
     """Like `build_trainer`, for a job that trains with PyTorch."""
-    from ephemeron.training.worker.losses import make_loss
-    from ephemeron.training.worker.torch_trainer import TorchTrainer, make_model, make_optimizer
+    from ephemeron.training.task.program import program_of
+    from ephemeron.training.worker.torch_trainer import TorchTrainer
 
-    find = partial(resolve, folders=folders)
-    model = make_model(spec.model, find, seed=spec.seed, dtype=spec.dtype)
+    program = program_of(
+        spec, folders=folders, epoch_length=spec.split.iterations, epochs=spec.epochs,
+        learning_rate_factor=spec.learning_rate_factor,
+    )  # fmt: skip
     return TorchTrainer(
-        model=model,
-        loss=make_loss(spec.loss, find),
-        optimizer=make_optimizer(spec.optimizer, model),
-        feed=feed,
-        sampler=Sampler(spec.split, rank, spec.seed),
-        exchange=exchanged(spec),
-        seed=rank_seed(spec.seed, rank),
-    )
+        program, feed=feed, sampler=Sampler(spec.split, rank, spec.seed), exchange=exchanged(spec),
+        seed=rank_seed(spec.seed, rank), alone=spec.configuration.workers == 1,
+    )  # fmt: skip

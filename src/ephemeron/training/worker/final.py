@@ -21,6 +21,10 @@ class FinalState:
     """Digest of the weights; None where they are in parts."""
     parts: int = 0
     """Number of objects that hold the weights, one for each stage; 0: they are beside this."""
+    kept: tuple[int, ...] = ()
+    """Iterations of the evaluations whose weights are kept."""
+    best: int | None = None
+    """The best of them; None: the run keeps no best weights."""
     bf16: tuple[str, ...] = ()
     """Names of tensors that are bfloat16, stored as 16-bit integers."""
 

@@ -106,13 +106,15 @@ class InvocationLifecycle:
         """Cost of this rank so far, as far as earlier invocations have handed it on."""
         return self.budget.spent_usd(self.now(), self.channel.traffic)
 
-    def over_budget(self) -> bool:
-        """Whether this rank has used up its share of the budget."""
-        return self.budget.is_exceeded(self.now(), self.channel.traffic)
+    def over_limits(self) -> bool:
+        """Whether this rank has used up its share of the budget, or the run its time."""
+        limit_s = self.spec.time_limit_s
+        late = limit_s is not None and self.run_now() >= limit_s
+        return late or self.budget.is_exceeded(self.now(), self.channel.traffic)
 
     def flags(self) -> int:
         """Flags of this rank's next contribution."""
-        flags = STOP if self.stop_requested or self.over_budget() else 0
+        flags = STOP if self.stop_requested or self.over_limits() else 0
         return flags | (HAND_OFF if self.will_hand_off() else 0)
 
     async def watch_control(self) -> None:

@@ -15,20 +15,23 @@ import logging
 from collections.abc import Callable
 
 from ephemeron import logs
-from ephemeron.events import Checkpointed, Evaluated, Note, Progress
+from ephemeron.events import Checkpointed, Evaluated, Measured, Note, Progress
 from ephemeron.functions.context import Context
 from ephemeron.training.collectives import Collective, SingleRank, collective_for
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.tensors import HAND_OFF, STOP
+from ephemeron.training.metrics import EvaluationSums, Metrics
+from ephemeron.training.tensors import HAND_OFF, STOP, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.checkpoint import Checkpoint, CheckpointMeta
+from ephemeron.training.worker.decisions import DecisionState, decide
+from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, first_leaf
 from ephemeron.training.worker.lease import Exit
 from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
 from ephemeron.training.worker.step import IterationStep, WholeModelStep
-from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+from ephemeron.training.worker.trainer import TrainingStep
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +100,8 @@ class TrainingLoop:
         if self.collective.self_paced:
             self.policy = policy_for("bsp")
         self.stopping = self.handing_off = False
-        self.evaluation = EvaluationSums(0.0, 0, 0)
+        self.evaluation = EvaluationSums()
+        self.decisions = DecisionState() if started.state is None else started.state.meta.decisions
         self.background = BackgroundTasks(tasks)
         self._skipped = 0
         self._unreported: Callable[[], Progress] | None = None
@@ -132,7 +136,7 @@ class TrainingLoop:
         while True:
             await self._catch_up()
             self._emit_progress()
-            if self.t % self.split.iterations == 0 and (self.t > self.first or self.t == self.iterations):
+            if self.spec.evaluates_at(self.t) and (self.t > self.first or self.t == self.iterations):
                 await self._evaluate()
             if self.t == self.iterations:
                 break
@@ -146,7 +150,9 @@ class TrainingLoop:
         await background.settle("garbage")
         background.cancel("control")
         await self._check_parameters()
-        final = await finish(self.started, self.collective, self.evaluation)
+        final = await finish(
+            self.started, self.collective, self.evaluation, iterations=self.t, decisions=self.decisions
+        )  # fmt: skip
         background.cancel("checkpoint")
         return final
 
@@ -162,7 +168,8 @@ class TrainingLoop:
             self.replaying = not (upload and reduce)
         version = self.status.applied
         step, flags = await self.step.run(t)
-        self.collective.submit(t, step.vector, step.samples, flags)
+        weight = step.samples if step.weight is None else step.weight
+        self.collective.submit(t, step.vector, weight, flags)
         if not reduce:
             self.collective.take_over(t, uploaded=not upload)
         if upload:
@@ -215,17 +222,50 @@ class TrainingLoop:
         self.invocation.emit(
             Evaluated(
                 t=self.lifecycle.run_now(), rank=self.invocation.rank, attempt=self.invocation.attempt,
-                iteration=self.t, epoch=self.t // self.split.iterations, loss_sum=e.loss_sum, correct=e.correct,
-                samples=e.samples, counted=e.counted,
+                iteration=self.t, epoch=self.t // self.split.iterations, samples=e.samples, sums=dict(e.sums),
             )
         )  # fmt: skip
+        if not self.spec.shares_evaluations:
+            return
+        metrics = await EvaluationExchange(self.lifecycle, self.trainer).merged(self.t, e)
+        await self.step.compute(lambda: self.trainer.take_metrics(metrics), samples=0)
+        stop = await self._decide(metrics)
+        if self.invocation.rank == 0:
+            self.invocation.emit(
+                Measured(
+                    t=self.lifecycle.run_now(), rank=0, attempt=self.invocation.attempt, iteration=self.t,
+                    epoch=self.t // self.split.iterations, metrics=dict(metrics), decision=stop,
+                )
+            )  # fmt: skip
+        if stop and self.t < self.iterations:
+            await self._end_here()
+
+    async def _decide(self, metrics: Metrics) -> str:
+        """Takes an evaluation into account; rank 0 keeps weights. Returns why the run ends, if it does."""
+        decision = decide(self.spec.options, self.decisions, metrics, self.t)
+        before, self.decisions = self.decisions.kept, decision.state
+        if self.invocation.rank == 0 and self.t in self.decisions.kept:
+            weights = await self.invocation.compute(self.trainer.weights, samples=0)
+            await self.lifecycle.channel.put(self.lifecycle.keys.kept(self.t), [encode_state(*weights)])
+        gone = [self.lifecycle.keys.kept(t) for t in before if t not in self.decisions.kept]
+        if self.invocation.rank == 0 and gone:
+            await self.lifecycle.channel.delete(gone)
+        return decision.stop
+
+    async def _end_here(self) -> None:
+        """The run ends before its last iteration. Where parameters lag behind, they are brought up to date and evaluated again."""
+        self.iterations, applied = self.t, self.status.applied
+        await self._catch_up()
+        if self.status.applied > applied:
+            self.evaluation = await self.step.evaluate(self.t)
 
     def _progress_of(self, step: TrainingStep, version: int) -> Callable[[], Progress]:
-        invocation, iteration, samples, loss = self.invocation, self.t, step.samples, step.loss
+        invocation, iteration, samples, loss, metrics = self.invocation, self.t, step.samples, step.loss, step.metrics
         return lambda: Progress(
             t=invocation.run_now(), rank=invocation.rank, attempt=invocation.attempt, iteration=iteration,
             epoch=iteration // self.split.iterations, samples=samples, loss=loss, version=version,
             spans=invocation.trace.flush(), traffic=invocation.channel.traffic, cpu_s=invocation.cpu_s(),
+            metrics=dict(metrics),
         )  # fmt: skip
 
     def _warn_of_skipped(self, step: TrainingStep) -> None:
@@ -261,7 +301,8 @@ class TrainingLoop:
         more, collective = self.collective.state()
         meta = CheckpointMeta(
             iteration=self.t, applied=self.status.applied, spent_usd=self.lifecycle.spent_usd(),
-            times=self.lifecycle.timeouts.state(), collective=collective, activations=self.step.state(), trainer=trainer,
+            times=self.lifecycle.timeouts.state(), collective=collective, activations=self.step.state(),
+            decisions=self.decisions, trainer=trainer,
         )  # fmt: skip
         return Checkpoint(arrays, more, meta)
 

@@ -13,7 +13,7 @@ from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.split import LastBatch
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
-from ephemeron.training.job import Configuration, Target
+from ephemeron.training.job import Configuration, Target, TrainingOptions
 from ephemeron.training.planner.prices import Prices
 
 
@@ -59,6 +59,14 @@ class RunSpec:
     model: Target
     loss: Target
     optimizer: Target
+    task: Target | None = None
+    """Task, in place of model, loss and optimiser."""
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    """How the program is trained."""
+    shares_evaluations: bool = False
+    """Whether functions merge their evaluations: metrics that are no sums, or decisions that depend on them."""
+    time_limit_s: float | None = None
+    """Run time after which the run stops with a checkpoint."""
     configuration: Configuration
     epochs: int
     seed: int
@@ -103,8 +111,24 @@ class RunSpec:
 
     @property
     def iterations(self) -> int:
-        """Iterations of the whole run."""
+        """Iterations of the whole run, unless it ends early."""
         return self.split.iterations * self.epochs
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Iterations between two evaluations."""
+        number, unit = self.options.evaluate_every.split(" ")
+        return int(number) * (self.split.iterations if unit.startswith("epoch") else 1)
+
+    def evaluates_at(self, iteration: int) -> bool:
+        """Whether the model is evaluated before `iteration` is computed, or at the end."""
+        return iteration > 0 and (iteration % self.evaluation_interval == 0 or iteration == self.iterations)
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """Factor of learning rates by the linear scaling rule; 1 unless the option is set."""
+        c = self.configuration
+        return c.global_batch / c.batch_size if self.options.scale_learning_rate else 1.0
 
     def to_bytes(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()

@@ -84,13 +84,13 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     lifecycle.handoff.load_s = invocation.now() - invocation.began - channel.outages_s
     state, replaying = await _state(lifecycle, checkpoints)
     invocation.trace.record("load", invocation.began, invocation.now())
-    if state is None:
-        if spec.trainer == "torch":
-            initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
-            asked, outages_s = invocation.now(), channel.outages_s
-            trainer.load(*decode_state(await _get(invocation, initial), key=initial))
+    if spec.trainer == "torch" and (state is None or trainer.initial_first):
+        initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
+        asked, outages_s = invocation.now(), channel.outages_s
+        trainer.load(*decode_state(await _get(invocation, initial), key=initial))
+        if state is None:
             lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
-    else:
+    if state is not None:
         trainer.load(state.trainer, state.meta.trainer)
         lifecycle.budget.spent_before_usd = state.meta.spent_usd
         lifecycle.timeouts.load(state.meta.times)

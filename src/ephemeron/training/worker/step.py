@@ -13,11 +13,12 @@ from typing import TypeVar
 from ephemeron.training.collectives import Group, ReductionStatus
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
+from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.non_finite import FiniteCheck
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.startup import StartedWorker
-from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+from ephemeron.training.worker.trainer import TrainingStep
 
 T = TypeVar("T")
 

@@ -6,15 +6,16 @@ error: a lost, repeated or reordered update changes the final weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ephemeron.config.typed import build
 from ephemeron.data import SampleSplit
+from ephemeron.training.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.tensors import Arrays
-from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+from ephemeron.training.worker.trainer import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,22 @@ class _Draws:
     draws: int
 
 
-class SyntheticTrainer:
+class _StudyTrainer:
+    """Parts that trainers without a model have in common."""
+
+    initial_first = False
+
+    def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
+        return means(parts)
+
+    def take_metrics(self, metrics: Metrics) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SyntheticTrainer(_StudyTrainer):
     """Momentum descent on pseudo-gradients. See `ephemeron.training.worker.trainer.Trainer`.
 
     Args:
@@ -51,7 +67,7 @@ class SyntheticTrainer:
         self._theta = self._theta - np.float32(0.05) * self._momentum
 
     def evaluate(self) -> EvaluationSums:
-        return EvaluationSums(0.0, 0, 0)
+        return EvaluationSums()
 
     def parameters(self) -> np.ndarray:
         return self._theta.copy()
@@ -67,11 +83,8 @@ class SyntheticTrainer:
         self._momentum = arrays["momentum"]
         self._draws = build(_Draws, meta, where="state of the trainer").draws
 
-    def close(self) -> None:
-        pass
 
-
-class CountingTrainer:
+class CountingTrainer(_StudyTrainer):
     """Counts the uses of each contribution: rank r adds one at place r·T + t of the vector in iteration t.
 
     The vector holds one such table of W × T places for each aggregator, so that each shard is counted by itself.
@@ -105,7 +118,7 @@ class CountingTrainer:
 
     def evaluate(self) -> EvaluationSums:
         """Sum of the errors of all counts, as the loss."""
-        return EvaluationSums(float(np.abs(self._counts - 1).sum()), 0, 1)
+        return EvaluationSums(1, {"loss": (float(np.abs(self._counts - 1).sum()), 1)})
 
     def parameters(self) -> np.ndarray:
         return self._counts.copy()
@@ -118,6 +131,3 @@ class CountingTrainer:
 
     def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         self._counts = arrays["counts"]
-
-    def close(self) -> None:
-        pass

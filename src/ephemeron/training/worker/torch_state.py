@@ -1,4 +1,4 @@
-"""State of PyTorch trainers as named arrays and plain values: tensors, optimisers, random generators."""
+"""State of PyTorch trainers beside tensors: random generators and plain values."""
 
 from __future__ import annotations
 
@@ -10,22 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
-
-from ephemeron.training.tensors import Arrays
 
 _NumpyState: TypeAlias = tuple[str, np.ndarray, int, int, float]
 _PythonState: TypeAlias = tuple[int, tuple[int, ...], float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerState:
-    """An optimiser's `state_dict()` without its tensors."""
-
-    values: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """By parameter, values that are no tensors."""
-    groups: tuple[Mapping[str, object], ...] = ()
-    """`param_groups`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +31,10 @@ class TorchTrainerState:
 
     bf16: tuple[str, ...] = ()
     """Names of arrays that hold the bits of bfloat16."""
-    optimizer: OptimizerState | None = None
     random: RandomGenerators | None = None
+    """None: initial weights."""
+    program: Mapping[str, object] = field(default_factory=dict)
+    """States of optimisers, schedulers and the task. See `task.state_codec`."""
 
 
 class RandomState:
@@ -101,30 +90,3 @@ class RandomState:
             (name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss),
             generators.python,
         )
-
-
-def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Arrays, list[str]]:
-    """Tensors as arrays, and the names of those in bfloat16, which NumPy lacks: they are the bits, as uint16."""
-    bf16 = [n for n, t in tensors.items() if t.dtype == torch.bfloat16]
-    arrays = {
-        n: (t.contiguous().view(torch.uint16) if t.dtype == torch.bfloat16 else t).cpu().numpy().copy()
-        for n, t in tensors.items()
-    }
-    return arrays, bf16
-
-
-def to_tensor(array: np.ndarray, bf16: bool) -> torch.Tensor:
-    """The inverse of `to_arrays`, for one array."""
-    tensor = torch.from_numpy(np.array(array))
-    return tensor.view(torch.bfloat16) if bf16 else tensor
-
-
-def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Each parameter and buffer once, also buffers that `state_dict()` leaves out."""
-    return [*model.named_parameters(), *model.named_buffers()]
-
-
-def model_arrays(model: nn.Module) -> tuple[Arrays, Mapping[str, object]]:
-    """Initial weights of a model, for `TorchTrainer.load`."""
-    arrays, bf16 = to_arrays({n: t.detach() for n, t in named_tensors(model)})
-    return arrays, {"bf16": bf16} if bf16 else {}

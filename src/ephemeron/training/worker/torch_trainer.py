@@ -1,13 +1,15 @@
-"""Any `nn.Module` with any optimiser of `torch.optim`, behind the trainer port.
+"""A training program in PyTorch behind the trainer port.
 
 Gradients are one flat tensor of which each parameter's `.grad` is a view, so that sending them copies nothing. A parameter
 that took no part in a step has no gradient, here as in PyTorch, and its part of the tensor is minus zero (`tensors.absence`).
-Parameters of mixed dtypes are exchanged in the widest of these, and keep their own.
+Parameters of mixed dtypes are exchanged in the widest of these, and keep their own. On an accelerator the flat tensor lies
+there, with a pinned copy on the host for the exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,49 +20,48 @@ from torch import nn
 from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import BatchSource, Positions
 from ephemeron.errors import JobError
-from ephemeron.training.job import Target
+from ephemeron.training.metrics import EvaluationSums, Metrics
+from ephemeron.training.task.eager import eager_optimizers
+from ephemeron.training.task.evaluation import Evaluator, metrics_of, number_of, report_of
+from ephemeron.training.task.program import Program, trainable
+from ephemeron.training.task.state_codec import pack, unpack
+from ephemeron.training.task.task import StatefulTask
+from ephemeron.training.task.tensors import as_tensors, named_tensors, parts_of, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
-from ephemeron.training.worker.eager import eager_optimizers
-from ephemeron.training.worker.losses import evaluated
-from ephemeron.training.worker.torch_state import (
-    OptimizerState,
-    RandomState,
-    TorchTrainerState,
-    named_tensors,
-    to_arrays,
-    to_tensor,
-)  # fmt: skip
-from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+from ephemeron.training.worker.torch_state import RandomState, TorchTrainerState
+from ephemeron.training.worker.trainer import TrainingStep
 
 
 class TorchTrainer:
     """See `Trainer`.
 
     Args:
-        model: in its final dtype.
-        loss: `loss(output, target)`, a mean over the batch.
-        optimizer: over the model's parameters.
+        program: task, model in its final dtype, optimisers and schedulers.
         feed: this rank's samples.
         sampler: which samples belong to an iteration.
         exchange: `gradients`; `parameters` (local step first, then the average); `delta` (change by the local step).
         seed: of this rank's random numbers.
+        alone: whether no other rank contributes, so that gradients need no weight and stay as PyTorch has computed them.
     """
 
     def __init__(
-        self, *, model: nn.Module, loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer,
-        feed: BatchSource, sampler: Positions, exchange: str, seed: int,
-    ) -> None:  # fmt: skip
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.feed, self.sampler, self.exchange = feed, sampler, exchange
-        self.named = _trainable(model)
+        self, program: Program, *, feed: BatchSource, sampler: Positions, exchange: str, seed: int, alone: bool = False
+    ) -> None:
+        self.program, self.model = program, program.model
+        self.feed, self.sampler, self.exchange, self._alone = feed, sampler, exchange, alone
+        self.device = device_of(program.options.device)
+        if self.device.type != "cpu":
+            self.model.to(self.device)
+        self.named = trainable(self.model)
         wide = self.named[0][1].dtype
         for _, p in self.named:
             wide = torch.promote_types(wide, p.dtype)
         wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
         self.size = sum(p.numel() for _, p in self.named)
-        self.flat = torch.zeros(self.size, dtype=wide)
-        self.dtype = self.flat.numpy().dtype
-        self.views = []
+        self.flat = torch.zeros(self.size, dtype=wide, device=self.device)
+        self._host = self.flat if self.device.type == "cpu" else torch.zeros(self.size, dtype=wide, pin_memory=True)
+        self.dtype = self._host.numpy().dtype
+        self.views: list[torch.Tensor] = []
         self._bounds: list[tuple[int, int]] = []
         self._took_part: set[int] = set()
         """Numbers of the parameters that have a gradient."""
@@ -70,7 +71,19 @@ class TorchTrainer:
             self.views.append(self.flat[start : start + p.numel()].view(p.shape))
             start += p.numel()
             p.register_post_accumulate_grad_hook(partial(_add, self._took_part, i))  # type: ignore[no-untyped-call]
+        self._groups = _owned(self.named, program.optimizers) if program.takes_turns else []
+        self._call: nn.Module = torch.compile(self.model) if program.options.compile else self.model  # type: ignore[assignment]
+        self._steps = 0
+        """Optimiser steps so far."""
         self._random = RandomState(seed)
+        decay = program.options.ema_decay
+        self._averages = {n: p.detach().clone() for n, p in self.named} if decay else {}
+        self._metrics: Mapping[str, Any] = {}
+
+    @property
+    def initial_first(self) -> bool:
+        """Whether a state holds no frozen parameters, so that initial weights are loaded before it."""
+        return len(self.named) < sum(1 for _ in self.model.parameters())
 
     # -- training -----------------------------------------------------------------------------------------
 
@@ -78,38 +91,112 @@ class TorchTrainer:
         batch = self.feed.batch(self.sampler, iteration)
         n = batch.samples
         if n == 0:
-            self.flat.fill_(ABSENT)
-            return TrainingStep(self.flat.numpy(), 0, 0.0, batch.skipped, batch.failure)
-        with self._random.in_use():
+            self._host.fill_(ABSENT)
+            return TrainingStep(self._host.numpy(), 0, 0.0, batch.skipped, batch.failure)
+        turn = self._turn(iteration)
+        with self._random.in_use(), self._only(turn):
             self.model.train()
-            self._zero()
-            loss = self.loss(self.model(self._tensor(batch.inputs)), self._tensor(batch.targets))
-            torch.autograd.backward(loss)
+            self._zero(turn)
+            reports = [
+                self._backward(part, samples, n, turn)
+                for part, samples in parts_of(self._tensors(batch.data), n, self.program.options.accumulate)
+            ]
             if self.exchange == "gradients":
                 self._gather_gradients()
             else:
-                self._step_locally(delta=self.exchange == "delta")
-        if self.exchange != "delta":
-            self.flat.mul_(n)
-        return TrainingStep(self.flat.numpy(), n, float(loss.detach()), batch.skipped, batch.failure)
+                self._step_locally(turn, delta=self.exchange == "delta")
+        weight = sum(w for w, _ in reports)
+        if self.exchange != "delta" and not self._alone:
+            self.flat.mul_(weight)
+        metrics = _averaged(reports, weight)
+        if self._host is not self.flat:
+            self._host.copy_(self.flat)
+        return TrainingStep(
+            self._host.numpy(), n, metrics.pop("loss"), batch.skipped, batch.failure,
+            weight=1.0 if self._alone else weight, metrics=metrics,
+        )  # fmt: skip
+
+    def _backward(self, part: Any, samples: int, whole: int, turn: int | None) -> tuple[float, dict[str, float]]:
+        """Forward and backward pass over a part of the batch; returns its weight and what it reports."""
+        where = "training_step"
+        with self._autocast():
+            more = {} if turn is None else {"optimizer_index": turn}
+            report = report_of(self.program.task.training_step(self._call, part, **more), where)
+        loss = report.get("loss")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = f"of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+            raise JobError(
+                f"the loss of {where} is {shape}", remedy="return a scalar tensor, such as a mean over the batch"
+            )
+        weight = number_of(report.pop("weight", samples), "weight", where)
+        torch.autograd.backward(loss if samples == whole else loss / (whole / samples))
+        return weight, {name: number_of(value, name, where) for name, value in report.items()}
 
     def apply(self, mean: np.ndarray) -> None:
         with self._random.in_use():
             if self.exchange == "gradients":
-                self.flat.copy_(torch.from_numpy(mean) if mean.flags.writeable else torch.from_numpy(mean.copy()))
+                self._host.copy_(torch.from_numpy(mean) if mean.flags.writeable else torch.from_numpy(mean.copy()))
+                if self._host is not self.flat:
+                    self.flat.copy_(self._host)
                 none = absent_parts(mean, self._bounds)
                 for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
                     p.grad = None if i in none else view if p.dtype == view.dtype else view.to(p.dtype)
-                with eager_optimizers():
-                    self.optimizer.step()
+                self._step(self._turn(self._steps))
             else:
                 self._write(np.asarray(mean))
+            self._average()
 
-    def _zero(self) -> None:
+    def _step(self, turn: int | None) -> None:
+        """Clips the gradients, and steps optimisers and schedulers."""
+        options = self.program.options
+        parameters = [p for _, p in self.named]
+        if options.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, options.clip_value)
+        if options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, options.clip_norm)
+        with eager_optimizers():
+            for i, optimizer in enumerate(self.program.optimizers):
+                if turn is None or i == turn:
+                    optimizer.step()
+            self._steps += 1
+            length = self.program.epoch_length
+            for each in self.program.schedulers:
+                if each.monitor is not None:
+                    continue
+                if each.interval == "step":
+                    own = (
+                        self._steps
+                        if turn is None
+                        else -(-(self._steps - each.optimizer) // len(self.program.optimizers))
+                    )
+                    due = (turn is None or turn == each.optimizer) and own % each.frequency == 0
+                else:
+                    due = length > 0 and self._steps % (length * each.frequency) == 0
+                if due:
+                    each.scheduler.step()
+
+    def _turn(self, iteration: int) -> int | None:
+        """Number of the optimiser whose turn it is; None: all step together."""
+        return iteration % len(self.program.optimizers) if self._groups else None
+
+    @contextmanager
+    def _only(self, turn: int | None) -> Iterator[None]:
+        """Only the parameters of one optimiser require gradients."""
+        others = [] if turn is None else [p for i, (_, p) in enumerate(self.named) if i not in self._groups[turn]]
+        for p in others:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in others:
+                p.requires_grad_(True)
+
+    def _zero(self, turn: int | None) -> None:
         self.flat.zero_()
         self._took_part.clear()
-        for (_, p), view in zip(self.named, self.views, strict=True):
-            p.grad = view if p.dtype == view.dtype else None
+        for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
+            own = turn is None or i in self._groups[turn]
+            p.grad = view if own and p.dtype == view.dtype else None
 
     def _has_gradient(self, i: int) -> bool:
         p, view = self.named[i][1], self.views[i]
@@ -125,16 +212,21 @@ class TorchTrainer:
             elif p.grad is not None and p.grad.data_ptr() != view.data_ptr():
                 view.copy_(p.grad).add_(0.0)  # minus zero becomes zero
 
-    def _step_locally(self, *, delta: bool) -> None:
+    def _step_locally(self, turn: int | None, *, delta: bool) -> None:
         before = self.parameters() if delta else None
         for i, (_, p) in enumerate(self.named):
             if not self._has_gradient(i):
                 p.grad = None
-        with eager_optimizers():
-            self.optimizer.step()
+        self._step(turn)
         self._read()
         if before is not None:
-            self.flat.sub_(torch.from_numpy(before))
+            self.flat.sub_(torch.from_numpy(before).to(self.device))
+
+    def _average(self) -> None:
+        decay = self.program.options.ema_decay
+        with torch.no_grad():
+            for name, p in self.named if self._averages else ():
+                self._averages[name].mul_(decay).add_(p, alpha=1 - decay)
 
     def _read(self) -> None:
         with torch.no_grad():
@@ -150,149 +242,148 @@ class TorchTrainer:
                 start += p.numel()
 
     def parameters(self) -> np.ndarray:
-        return torch.cat([p.detach().reshape(-1).to(self.flat.dtype) for _, p in self.named]).numpy().copy()
+        flat = torch.cat([p.detach().reshape(-1).to(self.flat.dtype) for _, p in self.named])
+        return flat.cpu().numpy().copy()
 
-    def evaluate(self) -> EvaluationSums:
-        self.model.eval()
-        total = EvaluationSums(0.0, 0, 0)
-        with torch.no_grad(), self._random.in_use():
-            for part in self.feed.tests():
-                if part.samples == 0:
-                    continue
-                targets = self._tensor(part.targets)
-                output = self.model(self._tensor(part.inputs))
-                total = total.plus(evaluated(self.loss, output, targets, part.samples))
-        return total
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.program.options.precision == "bf16-mixed":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
 
     def close(self) -> None:
         self.feed.close()
 
-    def _tensor(self, value: Any) -> Any:
-        return as_tensors(value, self.named[0][1].dtype)
+    def _tensors(self, value: Any) -> Any:
+        dtype = self.named[0][1].dtype if self.program.task.cast_inputs else None
+        return as_tensors(value, dtype, None if self.device.type == "cpu" else self.device)
+
+    # -- evaluation ---------------------------------------------------------------------------------------
+
+    def evaluate(self) -> EvaluationSums:
+        self.model.eval()
+        found = Evaluator()
+        for metric in self._metrics.values():
+            metric.reset()
+        with torch.no_grad(), self._random.in_use(), self._with_averages():
+            for part in self.feed.tests():
+                if part.samples:
+                    with self._autocast():
+                        report = self.program.task.evaluation_step(self._call, self._tensors(part.data))
+                    found.add(report, part.samples)
+        self._metrics = found.metrics
+        return found.result()
+
+    def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
+        merged = metrics_of(parts, self._metrics)
+        known = {name: value for name, value in merged.items() if value is not None}
+        return {**merged, **self.program.task.evaluation_end(known)}
+
+    def take_metrics(self, metrics: Metrics) -> None:
+        for each in self.program.schedulers:
+            if each.monitor is None:
+                continue
+            value = metrics.get(each.monitor)
+            if value is None:
+                raise JobError(
+                    f"the scheduler monitors {each.monitor!r}, which the evaluation does not report",
+                    remedy=f"monitor one of {', '.join(metrics)}",
+                )
+            each.scheduler.step(value)
+
+    @contextmanager
+    def _with_averages(self) -> Iterator[None]:
+        """The model has its moving averages, if there are any."""
+        if not self._averages:
+            yield
+            return
+        own = {name: p.detach().clone() for name, p in self.named}
+        self._put(self._averages)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, p in self.named:
+                p.copy_(values[name])
 
     # -- state --------------------------------------------------------------------------------------------
 
     def weights(self) -> tuple[Arrays, Mapping[str, object]]:
-        arrays, bf16 = to_arrays({n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)})
+        with self._with_averages():
+            tensors = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
+            arrays, bf16 = to_arrays(tensors)
         return arrays, {"bf16": bf16} if bf16 else {}
 
     def state(self) -> tuple[Arrays, Mapping[str, object]]:
-        with eager_optimizers():
-            inner = self.optimizer.state_dict()
-        tensors = {f"w/{n}": t.detach() for n, t in named_tensors(self.model)}
-        values: dict[str, dict[str, object]] = {}
-        for index, by_name in inner["state"].items():
-            for name, value in by_name.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"o/{index}/{name}"] = value.detach()
-                else:
-                    values.setdefault(str(index), {})[name] = value
+        frozen = {n for n, p in self.model.named_parameters() if not p.requires_grad}
+        tensors = {f"w/{n}": t for n, t in named_tensors(self.model) if n not in frozen}
+        tensors |= {f"e/{n}": t for n, t in self._averages.items()}
         arrays, bf16 = to_arrays(tensors)
+        held: dict[str, object] = {"steps": self._steps, "optimizers": [], "schedulers": []}
+        with eager_optimizers():
+            held["optimizers"] = [o.state_dict() for o in self.program.optimizers]
+        held["schedulers"] = [s.scheduler.state_dict() for s in self.program.schedulers]
+        if isinstance(self.program.task, StatefulTask):
+            held["task"] = self.program.task.state_dict()
+        packed = pack(held, "o", arrays)
+        assert isinstance(packed, Mapping)
         arrays["random/torch"], random = self._random.save()
-        optimizer = OptimizerState(values=values, groups=tuple(inner["param_groups"]))
-        return arrays, plain(TorchTrainerState(bf16=tuple(bf16), optimizer=optimizer, random=random))
+        return arrays, plain(TorchTrainerState(bf16=tuple(bf16), program=packed, random=random))
 
     def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         state = build(TorchTrainerState, meta, where="state of the trainer")
         bf16 = frozenset(state.bf16)
-        prefix = "" if state.optimizer is None else "w/"
+        prefix = "" if state.random is None else "w/"
         with torch.no_grad():
             for name, tensor in named_tensors(self.model):
-                tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
-        if state.optimizer is None or state.random is None:
+                if prefix + name in arrays or not prefix:
+                    tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
+            for name, p in self.named if self._averages else ():
+                known = f"e/{name}"
+                self._averages[name].copy_(to_tensor(arrays[known], known in bf16) if known in arrays else p)
+        if state.random is None:
             return
-        found: dict[int, dict[str, object]] = {int(i): dict(v) for i, v in state.optimizer.values.items()}
-        for name, array in arrays.items():
-            if name.startswith("o/"):
-                _, index, key = name.split("/", 2)
-                found.setdefault(int(index), {})[key] = to_tensor(array, name in bf16)
-        groups = [{k: _betas(v) if k == "betas" else v for k, v in g.items()} for g in state.optimizer.groups]
+        held = unpack(state.program, arrays)
+        self._steps = held["steps"]
         with eager_optimizers():
-            self.optimizer.load_state_dict({"state": found, "param_groups": groups})
+            for optimizer, own in zip(self.program.optimizers, held["optimizers"], strict=True):
+                optimizer.load_state_dict(own)
+        for each, own in zip(self.program.schedulers, held["schedulers"], strict=True):
+            each.scheduler.load_state_dict(own)
+        if isinstance(self.program.task, StatefulTask):
+            self.program.task.load_state_dict(held["task"])
         self._random.restore(arrays["random/torch"], state.random)
 
 
-def _betas(value: object) -> object:
-    """JSON has lists only, and optimisers compare and unpack tuples."""
-    return tuple(value) if isinstance(value, list) else value
+def device_of(name: str) -> torch.device:
+    """The device of a name; `auto` is an accelerator if there is one.
+
+    Raises:
+        JobError: this machine has no such device.
+    """
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if present[kind])
+    if not present[name]:
+        raise JobError(f"device = {name!r}, which this function does not have", remedy='use device = "auto" or "cpu"')
+    return torch.device(name)
 
 
-def as_tensors(value: Any, dtype: torch.dtype) -> Any:
-    """Arrays as tensors, floats in the parameters' dtype; trees of them likewise; anything else as it is."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(as_tensors(inner, dtype) for inner in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(as_tensors(inner, dtype) for inner in value)
-    if isinstance(value, dict):
-        return {key: as_tensors(inner, dtype) for key, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.array(value))
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.to(dtype)
-    return value
+def _averaged(reports: Sequence[tuple[float, dict[str, float]]], weight: float) -> dict[str, float]:
+    """Means over the parts of a batch by their weights."""
+    if len(reports) == 1:
+        return reports[0][1]
+    names = reports[0][1]
+    return {name: sum(w * report[name] for w, report in reports) / weight for name in names}
+
+
+def _owned(named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]) -> list[set[int]]:
+    """By optimiser, the numbers of its parameters."""
+    number = {id(p): i for i, (_, p) in enumerate(named)}
+    return [{number[id(p)] for group in o.param_groups for p in group["params"] if id(p) in number} for o in optimizers]
 
 
 def _add(found: set[int], number: int, _: torch.Tensor) -> None:
     found.add(number)
-
-
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    if not named:
-        raise JobError("the model has no trainable parameter", remedy="leave requires_grad of some of them True")
-    return named
-
-
-def make_optimizer(target: Target, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimiser of `torch.optim` over a model's trainable parameters. See `optimizer_over`."""
-    return optimizer_over(target, [p for _, p in _trainable(model)])
-
-
-def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimiser of `torch.optim` with its options.
-
-    Raises:
-        JobError: no such optimiser, options it refuses, or one that needs a closure.
-    """
-    cls = getattr(torch.optim, target.target, None)
-    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        names = sorted(
-            n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
-        )
-        raise JobError(f"optimizer {target.target!r} is not in torch.optim", remedy=f"use one of {', '.join(names)}")
-    if target.target == "LBFGS":
-        raise JobError(
-            "optimizer 'LBFGS' evaluates the loss several times a step", remedy="use a first-order optimiser"
-        )
-    make: Callable[..., torch.optim.Optimizer] = cls
-    try:
-        with eager_optimizers():
-            return make(parameters, **target.options)
-    except (TypeError, ValueError) as e:
-        raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
-
-
-def make_model(target: Target, resolve: Callable[[str], Any], *, seed: int, dtype: str) -> nn.Module:
-    """The user's module, initialised under the job's seed, in the job's dtype.
-
-    Raises:
-        JobError: the function does not return a module, or raises; or a parameter is complex.
-    """
-    function = resolve(target.target)
-    outside = torch.get_rng_state()
-    torch.manual_seed(seed % 2**64)  # any integer is a seed, as it is for the data
-    try:
-        model = function(**target.options)
-    except Exception as e:
-        raise JobError(f"model {target.target} raised {type(e).__name__}: {e}") from e
-    finally:
-        torch.set_rng_state(outside)
-    if not isinstance(model, nn.Module):
-        raise JobError(f"model {target.target} returned {type(model).__name__}", remedy="return a torch.nn.Module")
-    for name, p in model.named_parameters():
-        if p.is_complex():  # as part of a vector of real numbers it would lose its imaginary part
-            raise JobError(
-                f"parameter {name} of {target.target} is {p.dtype}, and functions exchange real numbers only",
-                remedy="keep real and imaginary parts in one real parameter, and use torch.view_as_complex of it",
-            )
-    return model.double() if dtype == "float64" else model

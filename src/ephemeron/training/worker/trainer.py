@@ -6,12 +6,13 @@ take turns in one process, and a replacement draws the same numbers again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.tensors import Arrays
 
 
@@ -35,26 +36,10 @@ class TrainingStep(NamedTuple):
     """Samples that were skipped because they could not be loaded."""
     failure: str = ""
     """Cause of the last of these."""
-
-
-class EvaluationSums(NamedTuple):
-    """Sums over a slice of the test set."""
-
-    loss_sum: float
-    """Mean loss times samples."""
-    correct: int | None
-    """Right answers; None where outputs are not scores of classes."""
-    samples: int
-    counted: int | None = None
-    """Number of answers, such as the positions of sequences; None: one per sample."""
-
-    def plus(self, other: EvaluationSums) -> EvaluationSums:
-        """The sums over both slices. An empty slice changes nothing."""
-        if not (self.samples and other.samples):
-            return self if self.samples else other
-        correct = None if self.correct is None or other.correct is None else self.correct + other.correct
-        counted = sum(e.samples if e.counted is None else e.counted for e in (self, other))
-        return EvaluationSums(self.loss_sum + other.loss_sum, correct, self.samples + other.samples, counted)
+    weight: float | None = None
+    """Weight of the vector in the merged mean; None: the samples."""
+    metrics: Mapping[str, float] = {}
+    """Further numbers that the program reports, means over the batch."""
 
 
 class Trainer(Protocol):
@@ -70,8 +55,18 @@ class Trainer(Protocol):
     def apply(self, mean: np.ndarray) -> None:
         """Applies one merged version: an optimiser step, or new parameters."""
 
+    @property
+    def initial_first(self) -> bool:
+        """Whether a state is loaded over the initial weights, because it does not hold all of them."""
+
     def evaluate(self) -> EvaluationSums:
         """Evaluates this rank's slice of the test set."""
+
+    def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
+        """Metrics of the whole test set, from the evaluations of all ranks in their order."""
+
+    def take_metrics(self, metrics: Metrics) -> None:
+        """Metrics of an evaluation, alike on all ranks, for schedulers that depend on them."""
 
     def parameters(self) -> np.ndarray:
         """The parameters as one vector (a copy)."""

@@ -18,14 +18,14 @@ from ephemeron.data import Sampler
 from ephemeron.data.batch_source import BatchSource
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.serialization.stage_bundle import BundleDocument, StageBundle, load_bundle
+from ephemeron.training.task.losses import make_loss
+from ephemeron.training.task.program import make_model
+from ephemeron.training.task.tensors import to_arrays, to_tensor
 from ephemeron.training.tensors import decode_state, encode_state
 from ephemeron.training.worker.factory import open_feed, rank_seed
 from ephemeron.training.worker.invocation import InvocationContext
-from ephemeron.training.worker.losses import make_loss
 from ephemeron.training.worker.pipeline.trainer import StageTrainer
 from ephemeron.training.worker.spec import RunSpec
-from ephemeron.training.worker.torch_state import to_arrays, to_tensor
-from ephemeron.training.worker.torch_trainer import make_model
 
 Get = Callable[[str], Awaitable[memoryview]]
 
@@ -79,7 +79,7 @@ async def stage_trainer(invocation: InvocationContext, spec: RunSpec, get: Get) 
     return StageTrainer(
         split, meta.document.device, saved=meta.document.saved, optimizer=spec.optimizer, loss=make_loss(spec.loss, find),
         schedule=schedule, feed=feed, sampler=Sampler(spec.split, replica, spec.seed), dtype=getattr(torch, meta.dtype),
-        seed=rank_seed(spec.seed, replica),
+        seed=rank_seed(spec.seed, replica), alone=stages.replicas == 1,
     ), 0 if feed is None else feed.test_samples  # fmt: skip
 
 

@@ -30,12 +30,13 @@ from ephemeron.partition.schedule_simulator.schedule import Pass
 from ephemeron.training.collectives import Group, StalledPeers
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
+from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.tensors import STOP
 from ephemeron.training.worker.pipeline.activation_channel import ActivationChannel, MessageKey
 from ephemeron.training.worker.pipeline.trainer import StageTrainer
 from ephemeron.training.worker.startup import StartedWorker
 from ephemeron.training.worker.step import IterationStep, poll_worth_s
-from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+from ephemeron.training.worker.trainer import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class PipelineStep(IterationStep):
 
     async def run(self, iteration: int) -> tuple[TrainingStep, int]:
         samples, lifecycle = self.batch(iteration), self.lifecycle
-        if lifecycle.over_budget() and not lifecycle.stop_requested:
+        if lifecycle.over_limits() and not lifecycle.stop_requested:
             # A rank that repeats iterations reads messages from before this flag: it learns of the stop here.
             await lifecycle.channel.put(lifecycle.keys.control, [b"stop"])
             lifecycle.stop_requested = True
@@ -173,7 +174,7 @@ class PipelineStep(IterationStep):
     async def evaluate(self, iteration: int) -> EvaluationSums:
         trainer, samples = self.stage_trainer, self.stages.test_samples[self.replica]
         if samples == 0 or not self.stages.evaluates:
-            return EvaluationSums(0.0, 0, 0)
+            return EvaluationSums()
         each = EVALUATION_BATCH * self.stages.shares[self.stage] / (3 * len(trainer.boundaries))
         self.activations.begin(0)
         await self.compute(trainer.begin_evaluation, samples=0)
@@ -228,7 +229,7 @@ class PipelineStep(IterationStep):
                     yield MessageKey(t, s.direction[0], s.source, s.target, m, sender=s.sender)
             for other in self._partners.values():
                 yield MessageKey(t, "s", other, self.stage, 0, sender=other)
-        if t > 0 and t % self.split.iterations == 0 and self.stages.evaluates:
+        if self.spec.evaluates_at(t) and self.stages.evaluates:
             parts = -(-self.stages.test_samples[self.replica] // EVALUATION_BATCH)
             for s in self._streams:
                 if s.direction == "forward":

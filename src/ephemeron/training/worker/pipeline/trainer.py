@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,12 +25,13 @@ from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.training.job import Target
+from ephemeron.training.metrics import EvaluationSums, Metrics, means
+from ephemeron.training.task.eager import eager_optimizers
+from ephemeron.training.task.job_task import optimizer_over
+from ephemeron.training.task.losses import evaluated
+from ephemeron.training.task.tensors import as_tensors, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
-from ephemeron.training.worker.eager import eager_optimizers
-from ephemeron.training.worker.losses import evaluated
-from ephemeron.training.worker.torch_state import to_arrays, to_tensor
-from ephemeron.training.worker.torch_trainer import as_tensors, optimizer_over
-from ephemeron.training.worker.trainer import EvaluationSums, TrainingStep
+from ephemeron.training.worker.trainer import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +66,14 @@ class StageTrainer:
         sampler: which samples belong to an iteration.
         dtype: of floating inputs.
         seed: of random steps, which draw by seed, iteration, micro-batch and name.
+        alone: whether no other replica contributes, so that gradients need no weight.
     """
 
     def __init__(
         self, split: ModelSplit, device: str, *, saved: Mapping[str, str], schedule: Schedule, loss: Loss, optimizer: Target,
-        feed: BatchSource | None, sampler: Positions, dtype: torch.dtype, seed: int,
+        feed: BatchSource | None, sampler: Positions, dtype: torch.dtype, seed: int, alone: bool = False,
     ) -> None:  # fmt: skip
-        self.split, self.name, self.saved = split, device, dict(saved)
+        self.split, self.name, self.saved, self._alone = split, device, dict(saved), alone
         self.schedule, self.feed, self.sampler, self._inputs_dtype = schedule, feed, sampler, dtype
         self.boundaries: tuple[StageBoundary, ...] = tuple(b for b in stage_boundaries(split) if b.device == device)
         self._loss = loss
@@ -97,7 +99,7 @@ class StageTrainer:
         self._weights: tuple[float, ...] = ()
         self._samples = 0
         self._skipped: tuple[int, str] = (0, "")
-        self._sums = EvaluationSums(0.0, 0, 0)
+        self._sums = EvaluationSums()
 
     @property
     def evaluates(self) -> bool:
@@ -116,8 +118,8 @@ class StageTrainer:
             batch = self.feed.batch(self.sampler, iteration)
             self._skipped = (batch.skipped, batch.failure)
             inputs, targets = (
-                as_tensors(batch.inputs, self._inputs_dtype),
-                as_tensors(batch.targets, self._inputs_dtype),
+                as_tensors(batch.data[0], self._inputs_dtype),
+                as_tensors(batch.data[1], self._inputs_dtype),
             )
             for m, part in enumerate(cut((inputs,), {}, targets, len(counts))):
                 given = self._given(part.args)
@@ -155,9 +157,11 @@ class StageTrainer:
                 self.flat[start : start + p.numel()].copy_(p.grad.reshape(-1)).add_(0.0)  # minus zero becomes zero
                 p.grad = None
             start += p.numel()
-        self.flat.mul_(self._samples)
+        if not self._alone:
+            self.flat.mul_(self._samples)
         loss = sum(w * self.losses.get(m, 0.0) for m, w in enumerate(self._weights))
-        return TrainingStep(self.flat.numpy(), self._samples, loss, *self._skipped)
+        weight = 1.0 if self._alone else self._samples
+        return TrainingStep(self.flat.numpy(), self._samples, loss, *self._skipped, weight=weight)
 
     def apply(self, mean: np.ndarray) -> None:
         self.flat.copy_(torch.from_numpy(mean if mean.flags.writeable else mean.copy()))
@@ -178,7 +182,7 @@ class StageTrainer:
 
     def begin_evaluation(self) -> None:
         """Stages stop training until `evaluate`."""
-        self._sums = EvaluationSums(0.0, 0, 0)
+        self._sums = EvaluationSums()
         for b in self.boundaries:
             self.split.stages[b.stage].eval()
 
@@ -188,7 +192,7 @@ class StageTrainer:
             counts = [min(EVALUATION_BATCH, samples - at) for at in range(0, samples, EVALUATION_BATCH)]
             known = any(b.given for b in self.boundaries)
             return [(self._sizes_of(n) if known else {}, None) for n in counts]
-        return [(self._given((as_tensors(t.inputs, self._inputs_dtype),)), t) for t in self.feed.tests()]
+        return [(self._given((as_tensors(t.data[0], self._inputs_dtype),)), t) for t in self.feed.tests()]
 
     def forward_only(
         self, boundary: StageBoundary, values: Mapping[str, object], test: TrainingBatch | None
@@ -198,7 +202,7 @@ class StageTrainer:
             made: dict[str, BoundaryValue] = self.split.stages[boundary.stage](values)
             if boundary.last and test is not None:
                 output = self.split.traced.result({**values, **made})
-                targets = as_tensors(test.targets, self._inputs_dtype)
+                targets = as_tensors(test.data[1], self._inputs_dtype)
                 self._sums = self._sums.plus(evaluated(self._loss, output, targets, test.samples))
         return made
 
@@ -207,6 +211,14 @@ class StageTrainer:
         for b in self.boundaries:
             self.split.stages[b.stage].train()
         return self._sums
+
+    initial_first = False
+
+    def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
+        return means(parts)
+
+    def take_metrics(self, metrics: Metrics) -> None:
+        """No scheduler of stages depends on metrics: `prepare` refuses them."""
 
     # -- inputs -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
 from ephemeron.training.job import Target  # noqa: E402
-from ephemeron.training.worker.losses import evaluated, make_loss  # noqa: E402
+from ephemeron.training.task.losses import evaluated, make_loss  # noqa: E402
 
 
 def own(output, target):
@@ -74,6 +74,6 @@ def test_one_part_without_answers_is_enough():
     loss = named("m:own")
     good = evaluated(loss, scores(4, 3), torch.zeros(4, dtype=torch.int64), 4)
     odd = evaluated(loss, scores(4, 3), torch.full((4,), 7), 4)
-    assert good.correct is not None
-    assert good.plus(odd).correct is None
+    assert good.sums["accuracy"] is not None
+    assert good.plus(odd).sums["accuracy"] is None
     assert good.plus(odd).samples == 8

@@ -18,8 +18,11 @@ from torch import nn
 from ephemeron.data import Samples
 from ephemeron.data.batch_source import ArrayBatchSource
 from ephemeron.training.job import Target
-from ephemeron.training.worker.losses import make_loss
-from ephemeron.training.worker.torch_trainer import TorchTrainer, make_optimizer
+from ephemeron.training.task.losses import make_loss
+from ephemeron.training.job import TrainingOptions
+from ephemeron.training.task.job_task import JobTask
+from ephemeron.training.task.program import with_optimizers
+from ephemeron.training.worker.torch_trainer import TorchTrainer
 
 class All:
     def batch(self, iteration):
@@ -32,7 +35,10 @@ def end_of(name, *, real=False):
     model = nn.Linear(4, 3)
     samples = Samples(np.ones((8, 4), dtype=np.float32), np.arange(8) % 3)
     trainer = TorchTrainer(
-        model=model, loss=make_loss(Target(target="cross_entropy"), None), optimizer=make_optimizer(Target(target=name), model),
+        with_optimizers(
+            JobTask(lambda: model, make_loss(Target(target="cross_entropy"), None), Target(target=name)), model,
+            TrainingOptions(), find=None, epoch_length=0, epochs=1,
+        ),
         feed=ArrayBatchSource(samples, samples), sampler=All(), exchange="gradients", seed=0,
     )
     for iteration in range(3):

@@ -16,7 +16,7 @@ from torch import nn
 
 from ephemeron.errors import JobError
 from ephemeron.training.job import Target
-from ephemeron.training.worker.trainer import EvaluationSums
+from ephemeron.training.metrics import EvaluationSums
 
 _OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "multi_margin_loss"})
 """Losses of `torch.nn.functional` whose targets are class numbers."""
@@ -72,8 +72,8 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def evaluated(loss: Callable[..., torch.Tensor], output: Any, targets: Any, samples: int) -> EvaluationSums:
     """Sums over one part of a test set. A loss that is not a `Loss` has no accuracy."""
     answers = loss.answers(output, targets) if isinstance(loss, Loss) else None
-    correct, counted = (None, 0) if answers is None else answers
-    return EvaluationSums(float(loss(output, targets)) * samples, correct, samples, counted)
+    accuracy = None if answers is None else (float(answers.correct), float(answers.counted))
+    return EvaluationSums(samples, {"loss": (float(loss(output, targets)) * samples, samples), "accuracy": accuracy})
 
 
 def make_loss(target: Target, resolve: Callable[[str], Any]) -> Loss:

@@ -1,0 +1,137 @@
+"""Jobs from what users hand to `train`: a job file, a task by name, or a task of this program.
+
+A task that a module defines travels as its module's folder. A task of a notebook or a script (`__main__`), or one that has
+been constructed already, travels as an object written by cloudpickle, in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ephemeron.config.paths import home
+from ephemeron.config.typed import build, near, plain
+from ephemeron.config.user_code import resolve
+from ephemeron.errors import JobError, MissingExtra
+from ephemeron.training.job import Configuration, Job, load_job
+from ephemeron.training.job.job_file import parse_job
+from ephemeron.training.task.task import Task
+
+_JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "run"}
+_RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
+
+
+def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
+    """The job of a program.
+
+    Args:
+        program: a `Job`; the path of a job file; `module:Class` of a task; a subclass of `Task`, or an instance.
+        options: fields of the job and of the configuration that override those of the program.
+
+    Raises:
+        JobError: none of these, or an option is unknown or has a wrong value.
+        MissingExtra: the task is defined in this program, and cloudpickle is not installed.
+    """
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    for name in given:
+        if name not in _JOB_OPTIONS | _RUN_OPTIONS:
+            known = sorted(_JOB_OPTIONS | _RUN_OPTIONS)
+            raise JobError(f"unknown option {name!r}", remedy=near(name, known, what="options", quoted=True))
+    if isinstance(program, Job):
+        job = program
+    elif isinstance(program, (str, os.PathLike)) and not _is_target(str(program)):
+        job = load_job(Path(program))
+    else:
+        job = _of_task(program)
+    return _overridden(job, given)
+
+
+def _is_target(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)+", text) is not None and not Path(text).exists()
+
+
+def _overridden(job: Job, given: Mapping[str, object]) -> Job:
+    fields = {name: value for name, value in given.items() if name in _JOB_OPTIONS}
+    run = {name: value for name, value in given.items() if name in _RUN_OPTIONS}
+    build(Configuration, run, where="options")
+    made = dataclasses.replace(job, **fields) if fields else job  # type: ignore[arg-type]
+    return dataclasses.replace(made, run={**made.run, **run}) if run else made
+
+
+def _of_task(program: object) -> Job:
+    cls = program if isinstance(program, type) else type(program)
+    name, include = cls.__name__, []
+    if isinstance(program, str):
+        here = Path.cwd()
+        found = resolve(program, [here])
+        target, folder, name = program, _folder_of(inspect.getmodule(found), here), program.rpartition(":")[2]
+    elif not issubclass(cls, Task):
+        raise JobError(f"job is a {name}", remedy="give a Job, a Task, module:Class, or the path of a job file")
+    elif program is cls and _is_importable(cls):
+        found, target = program, f"{cls.__module__}:{cls.__qualname__}"
+        folder = _folder_of(sys.modules.get(cls.__module__), Path.cwd())
+    else:
+        found, include = program, [_OBJECT]
+        target, folder = _written(program)
+    settings = getattr(found, "settings", {})
+    raw = {"name": name, "code": [str(folder)], "code_include": include, **plain_settings(settings), "task": target}
+    return parse_job(raw, folder=folder, where=f"settings of {name}" if settings else name)
+
+
+def plain_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Keys of a job file that a task brings along; dataclasses among them as tables."""
+    return {
+        key: plain(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+        for key, value in settings.items()
+    }
+
+
+def _is_importable(cls: type) -> bool:
+    return cls.__module__ != "__main__" and "<locals>" not in cls.__qualname__
+
+
+def _folder_of(module: object, otherwise: Path) -> Path:
+    """Folder from which a module's top-level package is imported."""
+    path, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
+    if path is None:
+        return otherwise
+    file = Path(path).resolve()
+    levels = name.count(".") + (file.name == "__init__.py")
+    return file.parents[levels]
+
+
+_OBJECT = "task.pkl"
+_MODULE = """\
+from pathlib import Path
+
+import cloudpickle
+
+task = cloudpickle.loads((Path(__file__).parent / "task.pkl").read_bytes())
+"""
+
+
+def _written(task: object) -> tuple[str, Path]:
+    """Writes a task of this program into a folder of its own; returns its target there, and the folder."""
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        raise MissingExtra("cloudpickle", "notebook") from None
+    try:
+        data = cloudpickle.dumps(task)
+    except Exception as e:
+        raise JobError(
+            f"task {type(task).__name__} cannot be sent to functions: {type(e).__name__}: {e}",
+            remedy="open files and connections inside its hooks, or put the class into a module",
+        ) from e
+    digest = hashlib.sha256(data).hexdigest()[:16]
+    folder = home() / "programs" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _OBJECT).write_bytes(data)
+    (folder / f"ephemeron_program_{digest}.py").write_text(_MODULE)
+    return f"ephemeron_program_{digest}:task", folder
