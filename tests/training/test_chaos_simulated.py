@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from benchmarks.chaos_schedules import schedule, without_store_faults
 from benchmarks.chaos_simulated import check, run, simulate
 
-from ephemeron.events import Ended, Invoked
+from ephemeron.events import Ended, FaultFired, Invoked
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))
@@ -62,6 +64,7 @@ def test_each_fault_costs_one_invocation(seed):
         pytest.param(101968, id="a replacement that begins anew gets time for all of it"),
         pytest.param(111285, id="a server has added up everything just now"),
         pytest.param(111749, id="ssp: a rank computes what it could not begin before"),
+        pytest.param(903668, id="asp: a rank that repeats iterations to send a lost put has prepared its successor"),
     ],
 )  # fmt: skip
 def test_each_fault_costs_one_invocation_with_a_faulty_store(seed):
@@ -89,6 +92,31 @@ def test_a_live_rank_is_not_replaced_because_of_waits_for_others(seed):
 
 def test_a_start_whose_answer_is_lost_and_whose_proof_is_cut_off_is_no_duplicate():
     assert not run(202817)
+
+
+def test_a_specification_of_which_every_read_is_truncated_is_not_lost():
+    assert not run(900828)
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["with a client", "without"])
+@pytest.mark.parametrize(
+    ("iterations", "lost", "killed"),
+    [
+        pytest.param(6, 4, ("iteration=3,phase=compute,attempt=2",), id="it dies before it repeats that iteration"),
+        pytest.param(6, 4, ("iteration=4,phase=compute,attempt=2",), id="it dies when it has a successor"),
+        pytest.param(8, 5, (), id="it hands off before it repeats that iteration"),
+        pytest.param(8, 5, ("iteration=5,phase=load,attempt=3",), id="it hands off, and its successor dies"),
+    ],
+)
+def test_the_successor_of_a_rank_that_is_to_repeat_a_lost_put_does_so(iterations, lost, killed, watched):
+    """There are checkpoints of later iterations: an attempt that starts from one of them puts nothing that is missed."""
+    s = schedule(903668)
+    s = dataclasses.replace(
+        s, iterations=iterations, faults=(f"drop-put:rank=4,iteration={lost}", *(f"kill:rank=4,{at}" for at in killed)),
+        watched=watched, configuration=dataclasses.replace(s.configuration, checkpoint_every=iterations - 1),
+    )  # fmt: skip
+    assert len(simulate(s).of(FaultFired)) == 1 + len(killed)
+    assert not check(s)
 
 
 def test_no_rank_leaves_because_rank_0_lives_while_rank_1_is_dead():

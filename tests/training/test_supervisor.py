@@ -230,6 +230,9 @@ def test_what_the_newest_attempt_has_finished(supervisor):
     assert supervisor.reached == {}
     supervisor.feed(progress(1, 3, attempt=1))
     assert supervisor.reached == {1: 3}
+    supervisor.feed(invoked(1, 2, "relay"))
+    supervisor.feed(loaded(1, 7, attempt=2))  # its predecessor has finished iteration 6
+    assert supervisor.reached == {1: 6}
 
 
 def test_functions_that_time_out_before_each_hand_off_end_the_run(supervisor):

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ephemeron.communication.channels.base import Wrapper
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.channels.retry import RetryBackoff, RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
-from ephemeron.errors import ChannelRefused, ChannelThrottled, ChannelTimeout, ChannelUnreachable, KeyExists
+from ephemeron.communication.object_frame import FETCHED_AGAIN
+from ephemeron.errors import (
+    ChannelEmptied,
+    ChannelRefused,
+    ChannelThrottled,
+    ChannelTimeout,
+    ChannelUnreachable,
+    KeyExists,
+)
 from ephemeron.functions.simulation import run
 from ephemeron.testing.flaky import FAILURES, FlakyChannel, seeded
 
@@ -123,6 +133,48 @@ def test_of_many_that_create_exactly_one_wins_whatever_is_lost(seed):
             return True
 
         assert sum(await asyncio.gather(*(creates(rank) for rank in range(8)))) == 1
+
+    run(main())
+
+
+class Truncating(Wrapper):
+    """The first reads of an object are truncated."""
+
+    def __init__(self, inner: Any, key: str, times: float) -> None:
+        super().__init__(inner)
+        self._key, self._left = key, times
+
+    async def fetch(self, key: str) -> memoryview | None:
+        data = await self.inner.fetch(key)
+        if data is None or key != self._key or not self._left:
+            return data
+        self._left -= 1
+        return data[: len(data) // 2]
+
+
+def test_a_stored_object_is_found_though_reads_in_a_row_are_truncated():
+    async def main() -> None:
+        store = MemoryChannel()
+        await RunChannel(store, owner="other").put("r/a", [b"x"])
+        found = await RunChannel(Truncating(store, "r/a", FETCHED_AGAIN), owner="me").fetch("r/a")
+        assert found is not None
+        assert bytes(found) == b"x"
+        assert await RunChannel(Truncating(store, "r/a", FETCHED_AGAIN + 1), owner="me").fetch("r/a") is None
+
+    run(main())
+
+
+def test_only_a_store_without_the_specification_has_lost_the_run():
+    async def main() -> None:
+        store = MemoryChannel()
+        await RunChannel(store, owner="client").put("r/spec", [b"{}"])
+        channel = RunChannel(Truncating(store, "r/spec", math.inf), owner="me", run="r")
+        assert await channel.fetch("r/spec") is None
+        with pytest.raises(ChannelTimeout):
+            await channel.get("r/a", deadline=later(1))
+        await store.delete(["r/spec"])
+        with pytest.raises(ChannelEmptied, match=r"has lost the run's objects.*r/spec"):
+            await channel.get("r/a", deadline=later(1))
 
     run(main())
 

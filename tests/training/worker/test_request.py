@@ -56,7 +56,7 @@ def test_a_payload_that_is_no_call_is_refused(change: dict[str, object], message
 
 
 def test_a_recovery_is_read_back_and_damage_names_the_key() -> None:
-    recovery = Recovery(seen=((1, 3),), waited=((1, 4, 0.5),))
+    recovery = Recovery(seen=((1, 3),), waited=((1, 4, 0.5),), sent=True)
     assert Recovery.of(recovery.to_bytes(), key="k") == recovery
     assert Recovery.of(RECOVER, key="k") == Recovery()
     with pytest.raises(CorruptMessage, match="run/hand"):

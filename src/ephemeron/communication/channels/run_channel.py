@@ -44,8 +44,9 @@ class RunChannel(Framed):
             return await super().get(key, deadline=deadline, expected_at=expected_at)
         except ChannelTimeout as e:
             # A rank whose wait has timed out first checks that the run exists, before it suspects a peer.
+            # A damaged specification is one: `fetch` would return None.
             spec = Keys(self._run).spec
-            if self._run and key != spec and await self.fetch(spec) is None:
+            if self._run and key != spec and await self.inner.fetch(spec) is None:
                 raise ChannelEmptied(
                     "the store has lost the run's objects, its specification too; a cache keeps them through a restart only "
                     "with an append-only file (--appendonly yes); train again, there or through an object store",

@@ -78,8 +78,8 @@ class RunSupervisor:
                     self.stopped.discard(event.rank)
                     self._fruitless.pop(event.rank, None)
             case Progress() | Loaded():
-                if isinstance(event, Progress) and event.attempt == self.latest.get(event.rank):
-                    self.reached[event.rank] = event.iteration
+                if event.attempt == self.latest.get(event.rank):
+                    self.reached[event.rank] = event.iteration - isinstance(event, Loaded)
                 if event.attempt >= self._waiting.get(event.rank, event.attempt + 1):
                     del self._waiting[event.rank]
                 self._next[event.rank] = event.iteration + isinstance(event, Progress)

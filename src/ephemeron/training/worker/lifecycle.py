@@ -70,6 +70,8 @@ class InvocationLifecycle:
             run_now=self.run_now, invoke=self._invoke_replacement, warn=invocation.warn,
         )  # fmt: skip
         self.detector.progress_seen.update(request.seen)
+        self.not_after = request.not_after
+        """Iteration whose objects peers miss until this rank has sent them again; None: there is none."""
         self.stop_requested = False
         """Whether the user has asked to stop the run."""
         self._leave_lock = asyncio.Lock()
@@ -153,14 +155,18 @@ class InvocationLifecycle:
         """
         if self.lease.has_successor:
             return
-        if not await self._claim_next():
+        not_after = self._still_missed(self._iteration)
+        if not await self._claim_next(not_after=not_after):
             raise InvocationExit("fenced")
         self.lease.has_successor = True
         _log.info("invokes its successor, attempt %d", self.attempt + 1)
         hand_within_s = round(self._left_s(), 3)  # by then this invocation has handed off, or was killed
-        await self._invoke(
-            self.rank, self.attempt + 1, "relay", WorkerRequest(hand_within_s=hand_within_s, reached=self._reached())
-        )
+        request = WorkerRequest(hand_within_s=hand_within_s, reached=self._reached(), not_after=not_after)
+        await self._invoke(self.rank, self.attempt + 1, "relay", request)
+
+    def taken_over(self, iteration: int) -> None:
+        """This attempt goes on at `iteration`, where its predecessor has handed off."""
+        self.not_after = self._still_missed(iteration)
 
     async def delete_predecessor_objects(self) -> None:
         """Deletes claim, start marker and hand-off message of the attempt before, so that hand-offs leave nothing behind."""
@@ -202,9 +208,13 @@ class InvocationLifecycle:
         request = WorkerRequest(not_after=claim.not_after, tries=claim.tries)
         await self._invoke(rank, attempt, "replacement", request)
 
-    async def _claim_next(self, *, not_after: int | None = None) -> bool:
+    async def _claim_next(self, *, not_after: int | None) -> bool:
         claim = self.lease.claim_for_successor(self.run_now(), not_after=not_after)
         return await fencing.claim(self.channel, self.keys, self.rank, self.attempt + 1, claim)
+
+    def _still_missed(self, iteration: int) -> int | None:
+        """What the next attempt gets as `not_after` if this one ends at `iteration`."""
+        return None if self.not_after is None or iteration > self.not_after else self.not_after
 
     def _reached(self, awaited: int = -1) -> int:
         return max(self._iteration, awaited, self.invocation.request.reached)
@@ -279,11 +289,10 @@ class InvocationLifecycle:
         await all_of(self.replacement.has_progressed(rank) for rank in peers)
         now = self.now()
         waited = tuple((rank, iteration, round(self.timeouts.waited_s(rank, iteration, now), 3)) for rank in peers)
+        not_after = self._still_missed(iteration)
         if self.lease.has_successor:
-            return await self._tell_successor(Recovery(waited=waited, seen=self._seen()).to_bytes())
-        not_after = request.not_after
-        if not_after is not None and iteration > not_after:
-            not_after = None
+            recovery = Recovery(waited=waited, seen=self._seen(), sent=not_after is None)
+            return await self._tell_successor(recovery.to_bytes())
         if await self._claim_next(not_after=not_after):
             more = WorkerRequest(reached=self._reached(iteration), not_after=not_after, waited=waited)
             await self._invoke(self.rank, self.attempt + 1, "replacement", more)

@@ -63,6 +63,8 @@ class Recovery:
     seen: tuple[tuple[int, int], ...] = ()
     """See `WorkerRequest`."""
     waited: tuple[tuple[int, int, float], ...] = ()
+    sent: bool = False
+    """Whether the objects that peers missed have been sent: `WorkerRequest.not_after` does not count any more."""
 
     def to_bytes(self) -> bytes:
         return RECOVER + json.dumps(asdict(self)).encode()

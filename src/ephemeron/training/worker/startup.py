@@ -175,16 +175,19 @@ async def _state(lifecycle: InvocationLifecycle, checkpoints: Checkpoints) -> tu
             if not message.startswith(RECOVER):
                 asked, outages_s = invocation.now(), channel.outages_s
                 state = await checkpoints.read(int(message), invocation.now() + LOAD_TIMEOUT_S)
+                lifecycle.taken_over(state.meta.iteration)
                 lifecycle.handoff.write_s = max(0.0, invocation.now() - asked - (channel.outages_s - outages_s))
                 return state, False
             recovery = Recovery.of(message, key=key)
             lifecycle.timeouts.load(waited=recovery.waited)
             lifecycle.detector.progress_seen.update(recovery.seen)
+            if recovery.sent:
+                lifecycle.not_after = None
         except ChannelTimeout:
             _log.warning("no hand-off from the predecessor; recovers from the newest checkpoint")
             # The predecessor was lost, and this is its replacement: a run in which no hand-off succeeds has to end.
             await lifecycle.replacement.spend(invocation.rank, max(request.reached, 0))
-    return await checkpoints.newest(request.not_after), True
+    return await checkpoints.newest(lifecycle.not_after), True
 
 
 _NOTHING = Samples(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64))
