@@ -35,6 +35,8 @@ COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 ON_NON_FINITE: tuple[str, ...] = get_args(OnNonFinite)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
+OF_TASK = "(of the task)"
+"""Target of the model of a job that names a task."""
 _OrDefault = Annotated[int, AtLeast(0)]
 """A count; 0: a default that depends on other values."""
 _EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such as '100 steps' or '1 epoch'")
@@ -274,7 +276,7 @@ class _JobHead(Typed):
 
     name: str
     """Name of the job; in a file, the file's name by default. Run names begin with it."""
-    model: Target = field(default_factory=lambda: Target(target=""))
+    model: Target = field(default_factory=lambda: Target(target=OF_TASK))
     """`module:function` that returns a `torch.nn.Module`."""
     task: Target | None = None
     """`module:Class` of an `ephemeron.Task`, in place of `model`, `loss` and `optimizer`."""
@@ -314,7 +316,7 @@ class Job(TrainingOptions, _JobHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_program(model=bool(self.model.target), task=self.task is not None, where="Job")
+        check_program(model=self.model.target != OF_TASK, task=self.task is not None, where="Job")
 
     @property
     def program(self) -> Target:
