@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,11 +32,11 @@ from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import EphemeronError, UserError
-from ephemeron.training.job import COMPRESSIONS, EXCHANGES, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
+from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, SCHEDULES
 
 if TYPE_CHECKING:
     from ephemeron.training.driver import Result
-    from ephemeron.training.job import Job
+    from ephemeron.training.job import Job, LoggerSpec
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.model.profile import Profile
 
@@ -194,9 +194,16 @@ def _output_options(command: F) -> F:
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path), help="A plan.json to run, from `ephemeron plan --out`."
 )
+@click.option(
+    "--logger",
+    "loggers",
+    multiple=True,
+    type=click.Choice(LOGGERS),
+    help="Record the run with this program (repeatable), instead of the job's loggers.",
+)
 @_output_options
 def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
-          budget_usd: float | None, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+          budget_usd: float | None, loggers: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
     """Train JOB on functions, and show its progress. JOB is a TOML or JSON file, or module:Class of an ephemeron.Task.
 
     \b
@@ -236,9 +243,16 @@ def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file
             profile=profile,
             cloud=settings,
             check=False,
+            loggers=_with_options(loggers, wanted) if loggers else None,
         ),
         as_json=as_json,
     )
+
+
+def _with_options(names: Sequence[str], job: Job) -> list[LoggerSpec | str]:
+    """Loggers by name, with the options that the job gives them."""
+    known: dict[str, LoggerSpec] = {logger.name: logger for logger in job.loggers}
+    return [known.get(name, name) for name in dict.fromkeys(names)]
 
 
 def _planned(

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
-from ephemeron.config.typed import LARGEST, Bound, Form, Partial, plain
+from ephemeron.config.typed import LARGEST, Bound, Form, Partial, plain, shorthand
 
 Schema: TypeAlias = dict[str, object]
 
@@ -92,8 +92,11 @@ def _reference(cls: type[Any], made: dict[str, Schema]) -> Schema:
         made[name] = {}  # for types that hold themselves
         made[name] = _table(cls, made)
     reference: Schema = {"$ref": f"#/$defs/{name}"}
-    if "target" in {f.name for f in dataclasses.fields(cls)}:
-        return {"anyOf": [{"type": "string", "description": "short for { target = … }"}, reference]}
+    short = shorthand(cls)
+    if short is not None:
+        field = cast("dict[str, Schema]", made[name].get("properties", {})).get(short, {})
+        text = {"type": "string", **field, "description": f"short for {{ {short} = … }}"}
+        return {"anyOf": [text, reference]}
     return reference
 
 

@@ -207,10 +207,18 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast("type[Any]", hint)):
             return value
-        if isinstance(value, str) and "target" in {f.name for f in dataclasses.fields(hint)}:
-            value = {"target": value}  # model = "models:cnn" is short for {target = "models:cnn"}
+        short = shorthand(typing.cast("type[Any]", hint))
+        if isinstance(value, str) and short is not None:
+            value = {short: value}  # model = "models:cnn" is short for {target = "models:cnn"}
         return _build(typing.cast("type[Any]", hint), value, where, ".")
     return _scalar(hint, value, where)
+
+
+def shorthand(cls: type[Any]) -> str | None:
+    """The field of a dataclass that a text stands for: `target` if it has one, or what its `SHORTHAND` names."""
+    if "target" in {f.name for f in dataclasses.fields(cls)}:
+        return "target"
+    return getattr(cls, "SHORTHAND", None)
 
 
 def _any_of(options: Sequence[Any], value: Any, where: str) -> Any:

@@ -25,13 +25,14 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.functions.simulated import simulated_limits
-from ephemeron.training.driver import lifecycle, records, run_dir, run_platform
+from ephemeron.training.driver import lifecycle, records, run_dir, run_logging, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import prepare, refuse_contradictions
 from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
+from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job, Simulation
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.planner import Plan
@@ -144,7 +145,8 @@ def platform_limits(name: str, world: Simulation | None = None) -> Limits:
 def train(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent = lambda event: None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
-    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True, **options: object,
+    profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
+    loggers: Sequence[LoggerChoice] | None = None, **options: object,
 ) -> Result:  # fmt: skip
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
 
@@ -160,6 +162,7 @@ def train(
         profile: the profile of the plan. It is stored with the run, so that the run's measurements can refine it.
         cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; None: the platform's defaults.
         check: raise an error if the run fails; False: return its result.
+        loggers: names of loggers, `LoggerSpec`s with their options, or `Logger` objects; None: those of the job.
         options: fields of `Job` and `Configuration` that override the job's, such as `epochs=3, clip_norm=1.0, workers=4`.
 
     Returns:
@@ -173,6 +176,7 @@ def train(
     if configuration is not None and (named := options.keys() & {f.name for f in dataclasses.fields(Configuration)}):
         raise JobError(f"{min(named)} is given beside a configuration", remedy="give it to configure(…) instead")
     c = configure(job) if configuration is None else _checked_configuration(configuration)
+    chosen = run_logging.chosen(job.loggers if loggers is None else loggers)
     run_id = run_dir.new_run_id(job.name)
     world = job.simulation
     simulated = c.platform == "simulated"
@@ -200,20 +204,21 @@ def train(
             plan.save(folder.path / PLAN_FILE)
         if profile is not None:
             profile.save(folder.path / PROFILE_FILE)
-        with environment(secrets):
+        with environment(secrets), run_logging.logged(folder, prepared.spec, chosen, on_event) as log:
             if simulated:
                 from ephemeron.functions import simulation
 
                 ending, ledger = blocking.run(
-                    lambda _: lifecycle.simulate(prepared, folder, world, on_event), runner=simulation.run
+                    lambda _: lifecycle.simulate(prepared, folder, world, log.on_event), runner=simulation.run
                 )
             else:
                 ending, ledger = blocking.run(
                     lambda interrupts: lifecycle.drive(
-                        folder, run, prepared.spec, on_event, secrets, interrupts, prepared=prepared
+                        folder, run, prepared.spec, log.on_event, secrets, interrupts, prepared=prepared
                     )
                 )
-        return _checked(conclude(folder, prepared.spec, ledger, ending, out), check)
+            result = log.conclude(conclude(folder, prepared.spec, ledger, ending, out))
+        return _checked(result, check)
 
 
 @contextmanager
@@ -244,8 +249,9 @@ def _settings(where: Provider[Any], given: Settings | None) -> Settings:
 
 
 def attach(
-    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True
-) -> Result:
+    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
+    loggers: Sequence[LoggerChoice] = (),
+) -> Result:  # fmt: skip
     """Supervises a running run from this process, or collects the result of one that has ended.
 
     While another client drives the run, its events are only shown, and an interrupt ends only this call. When that client ends,
@@ -256,6 +262,7 @@ def attach(
         on_event: called with every event of the run, old ones first.
         out: folder into which result, weights and report are copied.
         check: raise an error if the run fails; False: return its result.
+        loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
 
     Raises:
         RunNotFound: there is no such run.
@@ -267,10 +274,13 @@ def attach(
     while True:
         try:
             with driving_lock(folder):
-                ending, ledger = blocking.run(
-                    lambda interrupts: lifecycle.drive(folder, run, spec, once.again(), {}, interrupts, attach=True)
-                )
-                return _checked(conclude(folder, spec, ledger, ending, out), check)
+                chosen = run_logging.continued(folder, loggers)
+                with run_logging.logged(folder, spec, chosen, once.again()) as log:
+                    ending, ledger = blocking.run(
+                        lambda interrupts: lifecycle.drive(folder, run, spec, log.on_event, {}, interrupts, attach=True)
+                    )
+                    concluded = log.conclude(conclude(folder, spec, ledger, ending, out))
+                return _checked(concluded, check)
         except RunAlreadyDriven:
             result = blocking.run(lambda _: lifecycle.observe(folder, once.again()))
             if result is not None:
@@ -301,7 +311,7 @@ class _OnceEach:
 
 def resume(
     run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True,
-    keep_code: bool = False,
+    keep_code: bool = False, loggers: Sequence[LoggerChoice] = (),
 ) -> Result:  # fmt: skip
     """Continues a stopped or failed run: every rank starts from its newest checkpoint, with the current code of the job.
 
@@ -311,6 +321,7 @@ def resume(
         out: folder into which result, weights and report are copied.
         check: raise an error if the run fails; False: return its result.
         keep_code: use the code of the launch though it has changed since.
+        loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
 
     Raises:
         RunNotFound: there is no such run.
@@ -324,10 +335,12 @@ def resume(
         result = records.read_result(folder)
         if result is not None and result.status == "finished":
             raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
-        ending, ledger = blocking.run(
-            lambda interrupts: lifecycle.drive(folder, run, spec, on_event, {}, interrupts, keep_code=keep_code)
-        )
-        return _checked(conclude(folder, spec, ledger, ending, out), check)
+        with run_logging.logged(folder, spec, run_logging.continued(folder, loggers), on_event) as log:
+            ending, ledger = blocking.run(
+                lambda interrupts: lifecycle.drive(folder, run, spec, log.on_event, {}, interrupts, keep_code=keep_code)
+            )
+            concluded = log.conclude(conclude(folder, spec, ledger, ending, out))
+        return _checked(concluded, check)
 
 
 def stop(run_id: str, *, now: bool = False) -> str:

@@ -107,6 +107,11 @@ class CostMeter:
         return self.prices.functions_usd(self.gb_seconds_at(t), self.invocations) + self.storage_usd(t, servers)
 
 
+def servers_of(spec: RunSpec) -> int:
+    """Number of parameter servers of a run."""
+    return 1 if spec.configuration.channel.startswith(("ps://", "parameter_server")) else 0
+
+
 def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState | None) -> ResultSummary:
     """Result of a run.
 
@@ -117,7 +122,7 @@ def summarize(meter: CostMeter, spec: RunSpec, *, status: str, final: FinalState
         final: what rank 0 has written at the end; None: the run has not finished.
     """
     c, t = spec.configuration, meter.ended_at
-    servers = 1 if c.channel.startswith(("ps://", "parameter_server")) else 0
+    servers = servers_of(spec)
     done = min((meter.done.get(r, 0) for r in range(c.workers)), default=0)
     metrics = latest_metrics(meter)
     return ResultSummary(

@@ -4,6 +4,7 @@ from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.functions.world import ComputeModel, Simulation
 from ephemeron.training.job.faults import Fault, parse_fault
 from ephemeron.training.job.job_file import load_job, parse_job
+from ephemeron.training.job.logger_spec import LOGGERS, LoggerName, LoggerSpec
 from ephemeron.training.job.spec import (
     COMPRESSIONS,
     EXCHANGES,
@@ -32,6 +33,7 @@ from ephemeron.training.job.spec import (
 __all__ = [
     "COMPRESSIONS",
     "EXCHANGES",
+    "LOGGERS",
     "ON_NON_FINITE",
     "PATTERNS",
     "PLATFORMS",
@@ -46,6 +48,8 @@ __all__ = [
     "Job",
     "JobLimits",
     "KeepBest",
+    "LoggerName",
+    "LoggerSpec",
     "Pattern",
     "PlatformName",
     "ScheduleName",

@@ -81,7 +81,12 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     run = dict(job.run)
     if placement := run.get("placement"):
         run["placement"] = str(_existing(folder / os.path.expanduser(str(placement)), f"{where}: run.placement"))
-    return dataclasses.replace(job, code=code, data=data, run=run)
+    loggers = tuple(
+        logger if logger.folder is None
+        else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
+        for logger in job.loggers
+    )  # fmt: skip
+    return dataclasses.replace(job, code=code, data=data, run=run, loggers=loggers)
 
 
 def _parse_json(text: str, where: str) -> object:

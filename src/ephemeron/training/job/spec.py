@@ -16,6 +16,7 @@ from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Partial, P
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.world import Simulation
+from ephemeron.training.job.logger_spec import LoggerSpec
 
 PlatformName = Literal["local", "simulated", "aws", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
@@ -311,6 +312,8 @@ class Job(TrainingOptions, _JobHead):
 
     init: Path | None = None
     """Safetensors file with weights to start from. Names that the model lacks, and names that are missing, are reported."""
+    loggers: tuple[LoggerSpec, ...] = ()
+    """Programs that record the run: `csv`, `tensorboard`, `mlflow`, `wandb`, by name or as tables with options."""
     run: Annotated[Mapping[str, object], Partial(Configuration)] = field(default_factory=dict)
     """Defaults for `Configuration`; flags of `train` and arguments of `configure` override them."""
 
