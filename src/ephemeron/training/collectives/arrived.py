@@ -52,6 +52,20 @@ class ArrivedStallSearch(StallSearch):
         first = min((t for t, _ in missing), default=version)
         return await self._contributors(version, first, [r for t, r in missing if t == first], chunk)
 
+    async def owner(self, version: int, chunk: Chunk) -> StalledPeers:
+        """The aggregator of a chunk as the stalled peer; none if the chunk has arrived since the wait timed out."""
+        key = self.g.keys.merged(version, chunk.label)
+        data = await self.g.channel.fetch(key)
+        if data is None:
+            return await super().owner(version, chunk)
+        if self.counts(chunk, Marks.of(unpack(data, key=key)[0].marks)):
+            return StalledPeers(version, ())
+        return StalledPeers(version, [chunk.owner])  # waiting for that key would be in vain
+
+    def counts(self, chunk: Chunk, marks: Marks) -> bool:
+        """Whether a merged chunk of the next version continues the one that was applied."""
+        return chunk.owner == self.g.rank or self._read.get(chunk.label, marks.before) == marks.before
+
 
 class ArrivedReduce(KReduce):
     """See `Collective`.
@@ -59,6 +73,8 @@ class ArrivedReduce(KReduce):
     Args:
         group: see `KReduce`.
     """
+
+    stalled: ArrivedStallSearch
 
     def __init__(self, group: Group) -> None:
         self._read: dict[str, tuple[int, ...]] = {}
@@ -73,7 +89,7 @@ class ArrivedReduce(KReduce):
         """By aggregator, the last result of `latest_iteration`."""
         self._predecessor_marks: Marks | None = None
 
-    def _stall_search(self) -> StallSearch:
+    def _stall_search(self) -> ArrivedStallSearch:
         return ArrivedStallSearch(self.g, self.chunks, self.garbage, self._read)
 
     # -- reduction ----------------------------------------------------------------------------------------
@@ -143,7 +159,7 @@ class ArrivedReduce(KReduce):
 
     def _counts(self, chunk: Chunk, header: MessageHeader) -> bool:
         marks = Marks.of(header.marks)
-        if chunk.owner != self.g.rank and self._read.get(chunk.label, marks.before) != marks.before:
+        if not self.stalled.counts(chunk, marks):
             return False
         self._next[chunk.label] = marks.after
         self.g.on_message(chunk.owner, header.busy_s)

@@ -72,9 +72,7 @@ class StallSearch:
 
     async def owner(self, version: int, chunk: Chunk) -> StalledPeers:
         """The aggregator of a chunk as the stalled peer."""
-        # Its key is not named where an object is stored there that does not count: waiting for it would be in vain.
-        stored = not self.g.policy.waits_for_all and await self.is_stored(version, chunk)
-        return StalledPeers(version, [chunk.owner], () if stored else [self.g.keys.merged(version, chunk.label)])
+        return StalledPeers(version, [chunk.owner], [self.g.keys.merged(version, chunk.label)])
 
     async def _contributors(self, version: int, iteration: int, ranks: list[int], chunk: Chunk) -> StalledPeers:
         """Stalled peers where contributions of `ranks` to an iteration are missing for a version; none: its aggregator."""
