@@ -151,7 +151,7 @@ def test_tables_of_jobs_are_accepted(page: Path, tmp_path: Path) -> None:
     """Fragments are completed to a job; files that they name are created."""
     for block in TOML.findall(page.read_text()):
         tables = tomllib.loads(block)
-        for name in (tables.get("data", {}).get("path"), tables.get("run", {}).get("placement")):
+        for name in (tables.get("init"), tables.get("data", {}).get("path"), tables.get("run", {}).get("placement")):
             if name:
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / name).touch()

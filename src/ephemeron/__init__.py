@@ -6,6 +6,7 @@
     print(ephemeron.plan_job(job).choice)                                             # measured, searched, proven
     result = ephemeron.train(job, ephemeron.configure(job, workers=4, sync="hap"))    # or chosen by hand
     print(result.summary.metrics)
+    model = result.model()
 
 Names are imported when they are first used: a function that starts cold pays for every import.
 """

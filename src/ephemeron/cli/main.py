@@ -28,6 +28,8 @@ from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
 from ephemeron.cli.platforms import platforms as platforms_command
 from ephemeron.cli.profile import profile as profile_command
+from ephemeron.cli.results import evaluate as evaluate_command
+from ephemeron.cli.results import export as export_command
 from ephemeron.cli.runs import runs as runs_group
 from ephemeron.cli.schema import schema as schema_command
 from ephemeron.config.typed import Count, Positive
@@ -79,6 +81,8 @@ def main() -> None:
     ephemeron platforms                                 list platforms, and what has to be installed for each
     ephemeron doctor --platform aws --channel s3://…    check credentials, permissions, quotas, one object, one function
     ephemeron runs                                      list runs and how they ended
+    ephemeron evaluate last                             evaluate trained weights on this machine
+    ephemeron export last --format onnx                 write a trained model for other programs
     ephemeron report last                               write the report of a run: loss, timeline, cost
     ephemeron logs last                                 print the output of a run's functions
     ephemeron partition nets.py:net --devices devices.toml --batch-size 32     place a model on unequal devices
@@ -357,6 +361,8 @@ def report(run: str, out: Path | None, show: bool) -> None:
 
 
 main.add_command(runs_group)
+main.add_command(evaluate_command)
+main.add_command(export_command)
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(partition_group)

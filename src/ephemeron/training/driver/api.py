@@ -33,6 +33,7 @@ from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.driver.run_logging import LoggerChoice
+from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Configuration, Fault, Job, Simulation
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.planner import Plan
@@ -200,6 +201,8 @@ def train(
     with _new_run(run_id) as folder:
         run = records.new_record(prepared.spec, folder, source=prepared.source, settings=plain(cloud) if cloud else {})
         records.write(folder, run)
+        if prepared.code is not None:
+            store_program(folder, job, prepared.code)
         if plan is not None:
             plan.save(folder.path / PLAN_FILE)
         if profile is not None:

@@ -29,6 +29,7 @@ from ephemeron.training.driver.result import Result, events_of, last_t, session_
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome, read_result
 from ephemeron.training.driver.run_status import session_end
+from ephemeron.training.driver.trained import store_program
 from ephemeron.training.job import Simulation
 from ephemeron.training.worker.spec import RunSpec
 
@@ -104,6 +105,8 @@ async def drive(
                 await driver.launch(prepared)
             elif not attach:
                 await driver.resume(last_t(folder), renewal)
+                if renewal is not None:
+                    store_program(folder, None, renewal.bundle)
                 records.write(folder, dataclasses.replace(run, wall_time=driver.origin))
             return await driver.watch(), driver.ledger
 

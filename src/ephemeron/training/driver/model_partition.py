@@ -22,6 +22,7 @@ from ephemeron.partition.graph.graph import Graph
 from ephemeron.partition.placement.linear_partition import PipelineSegment, PipelineSegments, best_cuts, leanest_cuts
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.serialization.documents import load, parse_plan
+from ephemeron.training.driver.initial_weights import load_initial
 from ephemeron.training.driver.training_data import TrainingData
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.planner.model.bounds import MOST_STAGES, RUNTIME_MB
@@ -96,6 +97,8 @@ def divide(
         )
     find = partial(resolve, folders=job.code)
     model = make_model(job.model, find, seed=job.seed, dtype=job.dtype)
+    if job.init is not None:
+        load_initial(model, job.init)
     dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
     batch = data.trial(EXAMPLE).batch(_All(), 0)
     args = (as_tensors(batch.data[0], dtype),)

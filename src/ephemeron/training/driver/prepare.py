@@ -48,6 +48,12 @@ class Prepared:
     notes: tuple[str, ...] = ()
     """Remarks for the reader of the run's output."""
 
+    @property
+    def code(self) -> bytes | None:
+        """Bundle of the code; None: there is none."""
+        found = self.objects.get(Keys(self.spec.run_id).code)
+        return None if found is None else b"".join(found)
+
 
 def refuse_contradictions(c: Configuration) -> None:
     """Refuses combinations of options that no protocol supports.
@@ -229,7 +235,7 @@ def prepare(
     )
     return Prepared(
         job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
-        source=source_of(job, tried.layout), notes=(note,) if note else (),
+        source=source_of(job, tried.layout), notes=tuple(filter(None, (tried.note, note))),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ephemeron.config.typed import build
 from ephemeron.errors import RunFailed, RunNotFound, UserError
@@ -21,6 +22,12 @@ from ephemeron.training.planner.prices import Prices
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import WeightNotes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ephemeron.training.driver.metric_table import MetricTable
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +47,62 @@ class Result:
     def finished(self) -> bool:
         """Whether the run came to its regular end."""
         return self.summary.status == "finished"
+
+    @property
+    def metrics(self) -> MetricTable:
+        """Every metric that the run has reported, by iteration."""
+        from ephemeron.training.driver.metric_table import metric_table
+
+        return metric_table(events_of(self.folder))
+
+    def state_dict(self, *, best: bool = False) -> dict[str, torch.Tensor]:
+        """Trained parameters and buffers, by the names of the module's `state_dict`, on the CPU.
+
+        Args:
+            best: those of the best evaluation by the job's `keep_best`, instead of those at the end.
+
+        Raises:
+            UserError: the run has not finished, or `best` and the job keeps none.
+        """
+        from ephemeron.training.driver.trained import best_weights, read_weights
+
+        path = best_weights(self.folder) if best else self.folder.weights
+        if not path.exists():
+            raise UserError(f"run {self.folder.run_id} has no weights: it is {self.summary.status}")
+        return read_weights(path)
+
+    def model(self, *, best: bool = False) -> nn.Module:
+        """The trained module in evaluation mode: built from the run's own code, with its weights.
+
+        Args:
+            best: see `state_dict`.
+
+        Raises:
+            UserError: the run has no weights, or the module cannot be built here.
+        """
+        from ephemeron.training.driver.trained import trained_model
+
+        return trained_model(self.folder, self.state_dict(best=best))
+
+    def save(self, folder: str | Path, *, best: bool = False) -> Path:
+        """Saves the trained module in a folder: `model.safetensors` and `config.json`.
+
+        A module that has `save_pretrained`, such as those of transformers and peft, saves itself, so that `from_pretrained`
+        reads it.
+
+        Args:
+            folder: created if absent.
+            best: see `state_dict`.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UserError: see `model`, or the folder cannot be written.
+        """
+        from ephemeron.training.driver.trained import save
+
+        return save(self.folder, self.model(best=best), Path(folder))
 
     def raise_if_failed(self) -> Result:
         """This result.
@@ -68,6 +131,18 @@ def open_run(run_id: str) -> tuple[RunFolder, RunRecord, RunSpec]:
     if record.platform == "simulated":
         raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
     return folder, record, record.run_spec()
+
+
+def result_of(folder: RunFolder) -> Result:
+    """The result of a run that has ended.
+
+    Raises:
+        UserError: it has none.
+    """
+    summary = records.read_result(folder)
+    if summary is None:
+        raise UserError(f"run {folder.run_id} has no result yet; watch it with: ephemeron attach {folder.run_id}")
+    return Result(summary, folder)
 
 
 def events_of(folder: RunFolder) -> Iterator[Event]:

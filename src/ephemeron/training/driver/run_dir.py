@@ -5,6 +5,8 @@ events.jsonl    everything that happened
 result.json     the summary that `--json` prints (`records.ResultSummary`)
 weights.safetensors   the trained parameters and buffers
 report.html, report.png
+job.json, code.zip    the job, and the code that its functions have: enough to build the model again
+loggers.json    under which ids loggers know the run, and how far it is logged
 plan.json, profile.json   what it was planned with, if it was planned
 objects/        the channel, where it is a folder
 """
@@ -22,6 +24,7 @@ from ephemeron.config.paths import home as home
 from ephemeron.errors import JobError, RunNotFound
 
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
+JOB_FILE, CODE_FILE = "job.json", "code.zip"
 
 
 def new_run_id(job: str) -> str:

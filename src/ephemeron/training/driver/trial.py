@@ -12,6 +12,7 @@ import numpy as np
 
 from ephemeron.config.user_code import where_raised
 from ephemeron.errors import JobError, MissingExtra
+from ephemeron.training.driver.initial_weights import load_initial
 from ephemeron.training.driver.memory import Activations, measured
 from ephemeron.training.driver.records import TensorLayout
 from ephemeron.training.driver.training_data import TRIAL, TrainingData
@@ -44,6 +45,8 @@ class Trial:
     """Bytes of parameters and buffers."""
     takes_turns: bool = False
     """Whether each iteration steps one of several optimisers."""
+    note: str = ""
+    """Remark on the initial weights, for the reader of the run's output."""
     shares_evaluations: bool = False
     """Whether functions have to merge their evaluations."""
 
@@ -78,6 +81,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
 
     program = program_of(job, folders=job.code, epoch_length=epoch_length, epochs=job.epochs)
     model = program.model
+    note = "" if job.init is None else f"init {load_initial(model, job.init)}"
     layout = layout_of(model)
     fresh, notes = model_arrays(model)
     trainer = TorchTrainer(
@@ -118,7 +122,7 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     copies = round(held / max(1, trainer.size))
     return Trial(
         initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
-        layout=layout, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
+        layout=layout, note=note, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
         takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states),
     )  # fmt: skip
 

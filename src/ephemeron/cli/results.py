@@ -1,0 +1,97 @@
+"""`ephemeron evaluate` and `ephemeron export`: trained weights on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ephemeron.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ephemeron.training.job import Job
+
+_FORMATS = ("torchscript", "onnx", "safetensors")
+
+
+@click.command()
+@click.argument("weights", metavar="RUN|WEIGHTS")
+@click.option(
+    "--job",
+    "job_file",
+    type=click.Path(path_type=Path),
+    help="Job whose model and data are used.  [default: RUN's own]",
+)
+@click.option("--best", is_flag=True, help="RUN's weights of the best evaluation (keep_best), not those at its end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> None:
+    """Evaluate trained weights on all evaluation data of a job, on this machine.
+
+    \b
+    ephemeron evaluate last                                    the newest run
+    ephemeron evaluate last --best --json
+    ephemeron evaluate weights.safetensors --job job.toml      a file, which a run or another program has written
+    ephemeron evaluate RUN --job other-data.toml               a run's weights on the data of another job
+
+    RUN is a name, its beginning, or `last`. A run's own job is the one that was launched, with the code of its functions.
+    """
+    from ephemeron.training.driver.evaluation import evaluate as evaluated
+
+    job, tensors = _job_and_weights(weights, job_file, best)
+    metrics = evaluated(job, tensors)
+    if as_json:
+        click.echo(json.dumps({"weights": weights, "job": job.name, "metrics": metrics}))
+    else:
+        click.echo("  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items()))
+
+
+def _job_and_weights(weights: str, job_file: Path | None, best: bool) -> tuple[Job, dict[str, torch.Tensor]]:
+    from ephemeron.training.driver import run_dir
+    from ephemeron.training.driver.programs import job_of
+    from ephemeron.training.driver.result import result_of
+    from ephemeron.training.driver.trained import job_of_run, read_weights
+
+    given = None if job_file is None else job_of(str(job_file))
+    if Path(weights).suffix == ".safetensors":
+        if given is None:
+            raise UserError(f"{weights} is a file of weights: say by --job whose model and data it is evaluated with")
+        if best:
+            raise UserError("--best is for runs, and a file has one set of weights")
+        return given, read_weights(Path(weights))
+    folder = run_dir.find(weights)
+    return given or job_of_run(folder), result_of(folder).state_dict(best=best)
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--format", "form", type=click.Choice(_FORMATS), default="safetensors", show_default=True, help="Form of the file."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="File to write.  [default: named like RUN, in this folder]"
+)
+@click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
+def export(run: str, form: str, out: Path | None, best: bool) -> None:
+    """Write the trained model of RUN to a file for other programs.
+
+    \b
+    ephemeron export last                                      weights only, as safetensors
+    ephemeron export last --format torchscript --out model.pt  weights and calculation, for libtorch
+    ephemeron export last --format onnx --out model.onnx       weights and calculation, for ONNX runtimes
+
+    The calculation is what the first call of the model in `evaluation_step` does, in evaluation mode. Batches may have another
+    size than the one that it is recorded with.
+    """
+    from ephemeron.training.driver import run_dir
+    from ephemeron.training.driver.export import SUFFIXES, Format
+    from ephemeron.training.driver.export import export as exported
+    from ephemeron.training.driver.result import result_of
+
+    result = result_of(run_dir.find(run))
+    wanted: Format = form  # type: ignore[assignment]
+    path = exported(result, wanted, out or Path(f"{result.folder.run_id}{SUFFIXES[form]}"), best=best)
+    click.echo(f"wrote {path}")

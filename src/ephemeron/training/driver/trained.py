@@ -1,0 +1,211 @@
+"""The trained model of a run: built from the code that its functions had, with the weights that they have written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ephemeron.config.code_bundle import Selection, bundle, unbundle
+from ephemeron.config.typed import build, plain
+from ephemeron.errors import JobError, MissingExtra, UserError
+from ephemeron.training.driver import records
+from ephemeron.training.driver.records import RunRecord
+from ephemeron.training.driver.run_dir import CODE_FILE, JOB_FILE, RunFolder
+from ephemeron.training.job import Job
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ephemeron.training.task.task import Task
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """A module that saves itself so that its class's `from_pretrained` reads it, such as those of transformers and peft."""
+
+    def save_pretrained(self, save_directory: str) -> object: ...
+
+
+def store_program(folder: RunFolder, job: Job | None, code: bytes) -> None:
+    """Stores what `trained_model` and evaluations need. A job that JSON cannot hold is left out.
+
+    Args:
+        job: None: the one that is stored.
+        code: bundle of its code.
+    """
+    (folder.path / CODE_FILE).write_bytes(code)
+    if job is not None:
+        try:
+            folder.write(JOB_FILE, plain(job))
+        except (TypeError, ValueError) as e:
+            _log.info("the job is not stored with the run, since it is no JSON: %s", e)
+
+
+def record_of(folder: RunFolder) -> RunRecord:
+    """A run's record.
+
+    Raises:
+        UserError: there is none that can be read.
+    """
+    record = records.read_record(folder)
+    if record is None:
+        raise UserError(f"run {folder.run_id} has no readable {records.RUN_FILE}")
+    return record
+
+
+def job_of_run(folder: RunFolder) -> Job:
+    """The job of a run, with the folders of its code as `code_of` finds them.
+
+    Raises:
+        UserError: it was not stored.
+    """
+    raw = folder.read(JOB_FILE)
+    if raw is None:
+        raise UserError(f"run {folder.run_id} has no readable {JOB_FILE}: give its job")
+    job = build(Job, raw, where=f"{JOB_FILE} of {folder.run_id}")
+    return dataclasses.replace(job, code=tuple(code_of(folder, record_of(folder))))
+
+
+def code_of(folder: RunFolder, record: RunRecord) -> list[Path]:
+    """Folders of a run's code: those of the job if nothing in them has changed, else ones that hold what functions had.
+
+    Raises:
+        UserError: the run has no code.
+    """
+    stored, source = folder.path / CODE_FILE, record.source
+    if not stored.exists():
+        raise UserError(f"run {folder.run_id} has no {CODE_FILE}: its code was not stored")
+    sent = stored.read_bytes()
+    if source is not None:
+        chosen = Selection(include=source.include, exclude=source.exclude, apart=source.apart, closed=source.closed)
+        with contextlib.suppress(JobError):
+            if bundle(source.folders, chosen) == sent:
+                return list(source.folders)
+    return unbundle(sent, folder.path / f"code-{hashlib.sha256(sent).hexdigest()[:12]}")
+
+
+def trained_task(folder: RunFolder) -> tuple[Task, nn.Module]:
+    """A run's task, and its model as it was initialised.
+
+    Raises:
+        UserError: it cannot be built.
+        MissingExtra: PyTorch is not installed.
+    """
+    _need_torch()
+    from ephemeron.training.task.program import model_of, task_from
+
+    record = record_of(folder)
+    spec = record.run_spec()
+    task = task_from(spec, code_of(folder, record))
+    return task, model_of(task, spec)
+
+
+def trained_model(folder: RunFolder, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A run's model with weights, in evaluation mode.
+
+    Raises:
+        UserError: it cannot be built, or the weights are of another one.
+    """
+    _, model = trained_task(folder)
+    put_weights(model, tensors)
+    return model.eval()
+
+
+def best_weights(folder: RunFolder) -> Path:
+    """File with the weights of the best evaluation, by the job's `keep_best`.
+
+    Raises:
+        UserError: the job keeps none, or no evaluation has been kept.
+    """
+    from ephemeron.training.driver.metric_table import metric_table
+    from ephemeron.training.driver.result import events_of
+
+    keep = record_of(folder).run_spec().options.keep_best
+    if keep is None:
+        raise UserError(f"run {folder.run_id} keeps no best weights: set keep_best in its job")
+    values = dict(metric_table(events_of(folder)).column(f"evaluation/{keep.monitor}"))
+    kept = [i for i in values if folder.kept_weights(i).exists()]
+    if not kept:
+        raise UserError(f"run {folder.run_id} has kept no weights of an evaluation")
+    best = (min if keep.mode == "min" else max)(kept, key=lambda i: values[i])
+    return folder.kept_weights(best)
+
+
+def put_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Gives a model all its weights.
+
+    Raises:
+        JobError: names or shapes differ.
+    """
+    tensors_of = model.state_dict()
+    wanted = {n for n, t in tensors_of.items() if hasattr(t, "shape")}
+    wrong = sorted(wanted ^ tensors.keys())
+    if wrong:
+        raise JobError(
+            f"the weights are of another model: {len(wrong)} names differ, the first is {wrong[0]}",
+            remedy="give the weights of this job",
+        )
+    try:
+        model.load_state_dict(dict(tensors), strict=False)
+    except RuntimeError as e:
+        raise JobError(f"the weights are of another model: {str(e).splitlines()[-1].strip()}") from None
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file.
+
+    Raises:
+        UserError: it cannot be read.
+        MissingExtra: PyTorch is not installed.
+    """
+    _need_torch()
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(path))
+    except (OSError, SafetensorError) as e:
+        raise UserError(f"weights {path} cannot be read: {e}") from None
+
+
+def save(folder: RunFolder, model: nn.Module, out: Path) -> Path:
+    """Writes a trained model: as its class's `save_pretrained` does, or as `model.safetensors` with `config.json`.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"cannot make {out}: {e.strerror}") from None
+    if isinstance(model, Pretrained):
+        model.save_pretrained(str(out))
+        return out
+    from safetensors.torch import save_model
+
+    record = record_of(folder)
+    spec, result = record.run_spec(), records.read_result(folder)
+    config = {
+        "run_id": folder.run_id, "job": record.job,
+        **({"model": plain(spec.model)} if spec.task is None else {"task": plain(spec.task)}),
+        "dtype": spec.dtype, "seed": spec.seed, "metrics": {} if result is None else plain(result.metrics),
+    }  # fmt: skip
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_model(model, str(out / "model.safetensors"))  # a tensor that has several names is written once
+    return out
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtra("PyTorch", "torch") from None
