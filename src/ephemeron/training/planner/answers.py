@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ephemeron.training.planner.plan import PlanLimits
 from ephemeron.training.planner.search.branch_and_bound import Search
-from ephemeron.training.planner.search.pareto import Best, Candidate, Front
+from ephemeron.training.planner.search.pareto import Best, Candidate, Front, Points
 from ephemeron.training.planner.search.space import Space
 from ephemeron.training.planner.targets import ALL, Query
 
@@ -28,6 +28,7 @@ class PlanAnswers:
         self.wider = int(min(2 * space.largest_global_batch, space.workload.samples))
         self.search = Search(space, largest_global_batch=self.wider)
         self._front = Front(TOLERANCE)
+        self._listed: tuple[Points, list[Candidate]] | None = None
         self._known: dict[Question, Candidate | None] = {}
         first: list[Question] = [
             (minimise, limits, ALL), ("cost", PlanLimits(), ALL), ("time", PlanLimits(), ALL), ("cost", PlanLimits(), ALONE),
@@ -98,8 +99,10 @@ class PlanAnswers:
 
     def everything(self) -> list[Candidate]:
         """The front without limits, fastest first."""
-        points = self._front.thinned()
-        return [points.candidate(self.space.options, i) for i in range(len(points))]
+        points = self._front.points
+        if self._listed is None or self._listed[0] is not points:
+            self._listed = points, self._front.thinned().candidates(self.space.options)
+        return self._listed[1]
 
     def front(self) -> list[Candidate]:
         """The part of it that keeps the limits."""
@@ -123,7 +126,7 @@ class PlanAnswers:
             points = target.points
             if q[2].largest_global_batch is None:
                 self._front.take(points)
-            self._known[q] = points.candidate(self.space.options, 0) if len(points) else None
+            self._known[q] = next(iter(points.candidates(self.space.options)), None)
 
 
 def _without(limits: PlanLimits, name: str) -> PlanLimits:

@@ -17,7 +17,7 @@ they differ is written down in docs/decisions/0007. In short, `predict` counts
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,9 +97,10 @@ class Prediction:
     requests_usd: Array
     memory_needed_mb: Array
 
-    def at(self, index: Any) -> Prediction:
-        """One configuration of many."""
-        return replace(self, **{f.name: np.asarray(getattr(self, f.name))[index] for f in fields(self)})
+    def each(self) -> list[Prediction]:
+        """Every configuration of many, as plain numbers."""
+        columns = (np.broadcast_to(getattr(self, f.name), self.seconds.shape).ravel().tolist() for f in fields(self))
+        return [Prediction(*row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

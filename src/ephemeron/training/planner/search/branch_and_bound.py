@@ -39,14 +39,16 @@ AT_ONCE = 1 << 14
 """Blocks that are bounded together: their arrays stay in the cache."""
 SMALL = 1 << 9
 """Blocks of one optimum up to which further halves cost less than another round of bounds."""
-WAITING = 1 << 8
+WAITING = 1 << 9
 """Single (W, M, K) that wait for others, to be settled together: few say little about the rest."""
 FEW = 1 << 12
 """Intervals of batches up to which they are cut into many at once, instead of halves."""
 LEAST_PARTS, MOST_PARTS = 8, 64
 """Intervals that one is cut into then: the fewer there are, the more."""
-SAMPLED = 48
+SAMPLED = 200
 """Promising blocks of which one candidate is computed before the others are looked at."""
+MANY = 1 << 10
+"""Blocks from which on that is worth a call of the model."""
 
 
 class Search:
@@ -82,7 +84,8 @@ class Search:
         found = self._tables.get((first, last))
         if found is None:
             tables = tabulate(self.space, self.families, first, last, self.most)
-            found = [_Columns(t, t.merged(groups(t)), {}) for t in tables]
+            merged = [t.merged(groups(t)) for t in tables]
+            found = [_Columns(t, c, first_blocks(c, self.most), {}) for t, c in zip(tables, merged, strict=True)]
             if len(self.space.quotas) <= 4 * CHUNK:
                 self._tables[first, last] = found
         return found
@@ -126,8 +129,10 @@ class _Columns:
 
     fine: Tables
     coarse: Tables
+    blocks: Blocks
+    """Blocks that cover everything."""
     begin: dict[float, tuple[Blocks, Ranges]]
-    """Blocks that cover everything, with their bounds and ranges, by the largest global batch."""
+    """The same with their bounds and ranges, by the largest global batch."""
 
 
 class _Descent:
@@ -135,7 +140,7 @@ class _Descent:
 
     def __init__(self, search: Search, columns: _Columns, targets: Targets) -> None:
         self.search, self.space, self.targets = search, search.space, targets
-        self.fine, self.coarse, self.begin = columns.fine, columns.coarse, columns.begin
+        self.columns, self.fine, self.coarse = columns, columns.fine, columns.coarse
 
     def run(self) -> None:
         blocks = self._begun()
@@ -148,7 +153,8 @@ class _Descent:
             blocks = blocks.take(~single)
             if len(narrow) > WAITING or not self.targets.valued():
                 narrow = self._settled(narrow)
-            self._sample(self.fine, blocks)
+            if len(blocks) > MANY:
+                self._sample(self.fine, blocks)
             blocks = self._bounded(self.fine, self._split(self._alive(blocks)))
         while len(narrow):
             narrow = self._settled(narrow)
@@ -167,9 +173,9 @@ class _Descent:
         t = self.coarse
         parts = []
         for largest, bits in self.targets.groups:
-            known = self.begin.get(largest)
+            known = self.columns.begin.get(largest)
             if known is None:
-                b = first_blocks(t, self.search.most)
+                b = self.columns.blocks
                 r = ranges(t, b, largest, self.search.most)
                 b, r = b.take(r.some), r.take(r.some)
                 some = [np.arange(at, min(at + AT_ONCE, len(b))) for at in range(0, len(b), AT_ONCE)]
@@ -177,7 +183,7 @@ class _Descent:
                 if found:
                     seconds, usd = (np.concatenate(x) for x in zip(*found, strict=True))
                     b = b.having(seconds=seconds, usd=usd)
-                known = self.begin[largest] = b, r
+                known = self.columns.begin[largest] = b, r
             b, r = known
             parts.append(self._alive(b.having(asked=np.asarray(bits & self.targets.possible(self.space, t, b, r)))))
         return Blocks.joined(parts)
@@ -365,7 +371,7 @@ def exact(
         some.run(target)
     search.run(target)
     points = target.thinned() if isinstance(target, Front) else target.points
-    all_of = [points.candidate(space.options, i) for i in range(len(points))]
+    all_of = points.candidates(space.options)
     within = [c for c in all_of if c.seconds <= limits.seconds and c.cost_usd <= limits.usd]
     best = min(within, key=lambda c: c.key(minimise), default=None)
     evaluated = search.computed() + (0 if some is None else some.computed())
@@ -385,5 +391,5 @@ def predictions_of(space: Space, candidates: Sequence[Candidate]) -> list[Predic
             numbers = [(c.workers, c.memory_mb, c.aggregators, c.batch, c.other_batch) for c in rows]
             w, m, k, b, bn = np.array(numbers, dtype=float).T
             p = space.predict(o, w, m, k, b, bn)
-            found.update({i: p.at(j) for j, i in enumerate(mine)})
+            found.update(zip(mine, p.each(), strict=True))
     return [found[i] for i in range(len(candidates))]

@@ -61,9 +61,13 @@ class Points:
     def take(self, which: Array) -> Points:
         return Points(self.what[:, which], self.seconds[which], self.usd[which])
 
-    def candidate(self, options: tuple[Option, ...], i: int) -> Candidate:
-        o, w, m, k, ba, bn = (int(x) for x in self.what[:, i])
-        return Candidate(options[o], w, m, k, ba, bn if w > k else ba, float(self.seconds[i]), float(self.usd[i]))
+    def candidates(self, options: tuple[Option, ...]) -> list[Candidate]:
+        """Every one as a value."""
+        rows = zip(self.what.T.astype(int).tolist(), self.seconds.tolist(), self.usd.tolist(), strict=True)
+        return [
+            Candidate(options[o], w, m, k, ba, bn if w > k else ba, seconds, usd)
+            for (o, w, m, k, ba, bn), seconds, usd in rows
+        ]
 
     def __len__(self) -> int:
         return len(self.seconds)
