@@ -205,9 +205,14 @@ def _output_options(command: F) -> F:
     type=click.Choice(LOGGERS),
     help="Record the run with this program (repeatable), instead of the job's loggers.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Start nothing: build and check everything, do two steps in a process with a function's memory, and estimate time and cost.",
+)
 @_output_options
 def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
-          budget_usd: float | None, loggers: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
+          budget_usd: float | None, loggers: tuple[str, ...], dry_run: bool, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
     """Train JOB on functions, and show its progress. JOB is a TOML or JSON file, or module:Class of an ephemeron.Task.
 
     \b
@@ -215,6 +220,7 @@ def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file
     ephemeron train job.toml                                   workers, memory and batches from the job, or planned
     ephemeron train job.toml --workers 8 --sync hap --channel s3://bucket/prefix
     ephemeron train job.toml --platform simulated --fault kill:rank=2,iteration=5
+    ephemeron train tasks:Classifier --workers 4 --dry-run     check everything first, start nothing
 
     Options override the job's [run] table. If neither gives workers, memory or batch sizes, the job is profiled (once) and
     planned first; the plan is shown, and compared with the run's time and cost at its end. Ctrl-C stops all functions at a
@@ -232,9 +238,14 @@ def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file
         wanted = dataclasses.replace(wanted, epochs=epochs)
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
-    plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file)
+    plan, profile, chosen = (None, None, {}) if dry_run else _planned(wanted, flags, plan_file, prices_file)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
     settings = cloud_settings(configuration.platform, where)
+    if dry_run:
+        from ephemeron.cli.dry_run import show
+
+        found = api.dry_run(wanted, configuration, prices_file=prices_file, cloud=settings)
+        return show(found, as_json=as_json)
     _watch(
         lambda on_event: api.train(
             wanted,

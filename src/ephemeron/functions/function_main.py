@@ -25,7 +25,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeAlias
@@ -35,6 +34,7 @@ from ephemeron.errors import CorruptMessage, InvocationRefused
 from ephemeron.events import Event, to_json
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context, ThreadCompute
+from ephemeron.functions.failure import failure
 from ephemeron.functions.forking import serve_forks, take_over
 from ephemeron.functions.function_output import printed_to, warnings_emitted
 from ephemeron.functions.process_messages import (
@@ -64,7 +64,6 @@ _Accepted: TypeAlias = "asyncio.Future[None]"
 _log = logging.getLogger("ephemeron.functions.function_main")  # this module runs as `__main__`
 
 _FLUSH_S = 1.0
-_TRACEBACK = 8_000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -283,15 +282,6 @@ async def _handle(line: HostLine, entry: Entry, message: InvokeMessage, scratch:
                 )
     finally:
         compute.close()
-
-
-def failure(e: BaseException) -> tuple[str, str]:
-    """An exception as one line, and its traceback."""
-    trace = "".join(traceback.format_exception(e))[-_TRACEBACK:]
-    while isinstance(e, BaseExceptionGroup) and len(e.exceptions) == 1:
-        e = e.exceptions[0]
-    text = " ".join(str(e).split())[:1_000]
-    return f"{type(e).__name__}: {text}" if text else type(e).__name__, trace
 
 
 def _die_with_parent(parent: int) -> None:

@@ -28,6 +28,7 @@ from ephemeron.errors import InvocationRefused
 from ephemeron.events import Event, Invoked, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, Reason, ended_event
 from ephemeron.functions.context import Context
+from ephemeron.functions.failure import failure
 from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
 
@@ -214,7 +215,7 @@ class SimulatedInvocation(Invocation):
         if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() >= self._deadline:
             return Outcome(status="timed_out", error=f"killed after {self.call.lifetime_s} s")
         if error is not None:
-            return Outcome(status="error", error=f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return Outcome(status="error", error="\n".join(failure(error)))
         return Outcome(status="ok", value=body.result())
 
     async def _run(self, *, cold: bool) -> Mapping[str, object]:

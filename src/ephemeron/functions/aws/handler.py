@@ -85,7 +85,8 @@ def _serve(
     call: Call, envelope: InvokeRequest, reporter: InvocationReporter, context: Any, *, deadline: float, cold: bool
 ) -> tuple[HandlerOutcome, bool]:
     """Runs the entry; returns its outcome, and whether the process is fit for another one."""
-    from ephemeron.functions.function_main import check_value, failure
+    from ephemeron.functions.failure import failure
+    from ephemeron.functions.function_main import check_value
 
     vcpus = Limits().vcpus(int(context.memory_limit_in_mb))
     for name in _THREADS:

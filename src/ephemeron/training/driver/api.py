@@ -43,6 +43,7 @@ from ephemeron.training.task.task import Task
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Provider, Settings
+    from ephemeron.training.driver.dry_runs import DryRun
 
 Program: TypeAlias = str | Path | Task | type[Task]
 """Path of a job file, `module:Class`, or a task."""
@@ -181,17 +182,7 @@ def train(
     run_id = run_dir.new_run_id(job.name)
     world = job.simulation
     simulated = c.platform == "simulated"
-    public, secrets = public_address(c.channel)
-    c = dataclasses.replace(c, channel=public)
-    limits = platform_limits(c.platform, world)
-    cold_start_s = world.cold_start_s if simulated else LOCAL_COLD_START_S
-    if c.platform in CLOUDS:
-        where = cloud_of(c.platform)
-        cloud = _settings(where, cloud)
-        c, limits = run_platform.admit(where, c, cloud, secrets)
-        cold_start_s = where.cold_start_s
-    elif cloud is not None:
-        raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
+    c, cloud, secrets, limits, cold_start_s = _admitted(job, c, cloud)
     prepared = prepare(
         job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
         faults=faults, peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
@@ -249,6 +240,44 @@ def _settings(where: Provider[Any], given: Settings | None) -> Settings:
                        remedy=f"give {where.settings.__name__}")  # fmt: skip
     located: Settings = given.located()
     return located
+
+
+def _admitted(
+    job: Job, c: Configuration, cloud: Settings | None
+) -> tuple[Configuration, Settings | None, dict[str, str], Limits, float]:
+    """Configuration as the platform admits it, the cloud's settings, secrets of the channel, limits, and seconds of a cold start."""
+    public, secrets = public_address(c.channel)
+    c = dataclasses.replace(c, channel=public)
+    if c.platform in CLOUDS:
+        where = cloud_of(c.platform)
+        cloud = _settings(where, cloud)
+        c, limits = run_platform.admit(where, c, cloud, secrets)
+        return c, cloud, secrets, limits, where.cold_start_s
+    if cloud is not None:
+        raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
+    cold_start_s = job.simulation.cold_start_s if c.platform == "simulated" else LOCAL_COLD_START_S
+    return c, cloud, secrets, platform_limits(c.platform, job.simulation), cold_start_s
+
+
+def dry_run(
+    job: Job | Program, configuration: Configuration | None = None, *, prices_file: Path | None = None,
+    cloud: Settings | None = None, **options: object,
+) -> DryRun:  # fmt: skip
+    """Checks a run without starting a function: builds everything, does two steps in a process with a function's memory, repeats
+    them, restores them from a saved state, and estimates time and cost.
+
+    Args:
+        job, configuration, prices_file, cloud, options: as for `train`.
+
+    Raises:
+        UserError: what `train` would refuse, or the steps fail, differ when they are repeated, or cannot be restored.
+    """
+    from ephemeron.training.driver import dry_runs
+
+    job = job_of(job, options)
+    c = configure(job) if configuration is None else _checked_configuration(configuration)
+    c, _, _, limits, _ = _admitted(job, c, cloud)
+    return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(_service(c.channel), prices_file))
 
 
 def attach(

@@ -81,9 +81,9 @@ class FiniteCheck:
         return self.spec.configuration.exchange
 
     def _fail(self, what: str, iteration: int) -> None:
-        raise NonFiniteValue(what, rank=self.rank, iteration=iteration, batch=self._batch(iteration))
+        raise NonFiniteValue(what, rank=self.rank, iteration=iteration, batch=self.batch_text(iteration))
 
-    def _batch(self, iteration: int) -> str:
+    def batch_text(self, iteration: int) -> str:
         """Text such as `epoch 0, batch 7 of 10: 16 training samples 12, 40, …`, numbered as in the data source."""
         spec = self.spec
         epoch, number = divmod(iteration, spec.split.iterations)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from ephemeron.errors import EphemeronError
 from ephemeron.training.collectives import Group, ReductionStatus
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
@@ -118,10 +119,18 @@ class WholeModelStep(IterationStep):
         return self.new_group(policy)
 
     async def run(self, iteration: int) -> tuple[TrainingStep, int]:
-        step = await self.compute(
-            lambda: self.finite.step(self.trainer.compute(iteration), iteration), samples=self.batch(iteration)
-        )
+        step = await self.compute(lambda: self._computed(iteration), samples=self.batch(iteration))
         return step, self.lifecycle.flags()
+
+    def _computed(self, iteration: int) -> TrainingStep:
+        try:
+            step = self.trainer.compute(iteration)
+        except EphemeronError:
+            raise
+        except Exception as e:
+            e.add_note(f"(in iteration {iteration}: {self.finite.batch_text(iteration)})")
+            raise
+        return self.finite.step(step, iteration)
 
     async def evaluate(self, iteration: int) -> EvaluationSums:
         samples = self.started.test_samples / 3  # a forward pass is about a third of a step
