@@ -15,8 +15,9 @@ from ephemeron.errors import JobError
 from ephemeron.events import Note, Progress
 from ephemeron.functions.base import Limits
 from ephemeron.training.driver import configure, resume, train
+from ephemeron.training.driver.bundle_check import bundled
 from ephemeron.training.driver.prepare import prepare
-from ephemeron.training.driver.renewal import renewed
+from ephemeron.training.driver.renewal import differing, renewed
 from ephemeron.training.job import Job, Target
 from ephemeron.training.planner.prices import load_prices
 
@@ -115,3 +116,6 @@ def test_a_mended_model_goes_on_where_it_failed(folder: Path, home: Path) -> Non
     assert "code changed since it was sent: 1 file (mended.py)" in [e.text for e in events if isinstance(e, Note)]
     again = [e.iteration for e in events if isinstance(e, Progress) and e.attempt > 0]
     assert again[0] in (3, 6), "from its newest checkpoint"
+    assert differing((result.folder.path / "code.zip").read_bytes(), bundled(job)) == (), (
+        "what a model is built from later"
+    )

@@ -267,6 +267,30 @@ def test_what_a_run_does_not_have_is_named(run: ephemeron.Result) -> None:
         shutil.rmtree(copy)
 
 
+def test_the_stored_job_has_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    job = make_job(epochs=1, run={"channel": "redis://:a-password@host"})
+    c = ephemeron.configure(make_job(), platform="simulated", workers=1)
+    folder = ephemeron.train(job, c).folder
+    assert [p.name for p in folder.path.iterdir() if p.is_file() and b"a-password" in p.read_bytes()] == []
+    assert job_of_run(folder).model == job.model
+
+
+def test_a_run_whose_functions_read_a_flow_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_flow_jobs import flow_job, publish
+
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    publish(tmp_path / "store")
+    publish(tmp_path / "store", seed=1, samples=40, variant="val")
+    job = flow_job(tmp_path / "store", "shaken", test_flow="tiny_flows:held_out")
+    result = ephemeron.train(job, ephemeron.configure(job, platform="simulated", workers=2, batch_size=30))
+    printed = json.loads(invoke("evaluate", "last", "--json"))
+    assert printed["metrics"] == pytest.approx(dict(result.summary.metrics), rel=1e-5)
+    invoke("export", "last", "--format", "torchscript", "--out", "flow.pt")
+    inputs = torch.rand(3, 8, 8)
+    torch.testing.assert_close(torch.jit.load("flow.pt")(inputs), result.model()(inputs))
+
+
 # -- weights to start from --------------------------------------------------------------------------------
 
 

@@ -110,7 +110,7 @@ def test_csv_keeps_what_a_killed_client_wrote_without_the_line_that_was_cut_off(
     first.log_metrics({"a": 1.0, "b": 2.0}, 1)
     first.save()
     with (tmp_path / "metrics.csv").open("a") as lines:
-        lines.write("2,5")
+        lines.write("2,5.0,6")
     second = make_logger("csv")
     second.start(run(tmp_path, logged_as=str(tmp_path)))
     second.log_metrics({"a": 5.0, "c": 7.0}, 2)
@@ -161,5 +161,6 @@ def test_unknown_loggers_options_and_passwords_are_refused() -> None:
         make_logger("tensorbord")
     with pytest.raises(JobError, match="logger csv has no option tracking_uri, which is of mlflow; csv has folder"):
         LoggerSpec(name="csv", tracking_uri="http://host")
-    with pytest.raises(JobError, match="set MLFLOW_TRACKING_URI in the environment"):
-        LoggerSpec(name="mlflow", tracking_uri="postgresql://me:secret@host/db")
+    for scheme in ("https", "postgresql+psycopg2"):
+        with pytest.raises(JobError, match="set MLFLOW_TRACKING_URI in the environment"):
+            LoggerSpec(name="mlflow", tracking_uri=f"{scheme}://me:sec+ret@host/db")

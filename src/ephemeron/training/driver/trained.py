@@ -36,7 +36,7 @@ class Pretrained(Protocol):
 
 
 def store_program(folder: RunFolder, job: Job | None, code: bytes) -> None:
-    """Stores what `trained_model` and evaluations need. A job that JSON cannot hold is left out.
+    """Stores what `trained_model` and evaluations need: the job without its `[run]` table, unless JSON cannot hold it.
 
     Args:
         job: None: the one that is stored.
@@ -45,7 +45,7 @@ def store_program(folder: RunFolder, job: Job | None, code: bytes) -> None:
     (folder.path / CODE_FILE).write_bytes(code)
     if job is not None:
         try:
-            folder.write(JOB_FILE, plain(job))
+            folder.write(JOB_FILE, plain(dataclasses.replace(job, run={})))  # an address of [run] may hold a password
         except (TypeError, ValueError) as e:
             _log.info("the job is not stored with the run, since it is no JSON: %s", e)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 from ephemeron.config.typed import Typed
 from ephemeron.errors import JobError
@@ -19,7 +19,6 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "csv": ("folder",), "tensorboard": ("folder",), "mlflow": ("tracking_uri", "experiment"),
     "wandb": ("project", "entity", "mode", "folder"),
 }  # fmt: skip
-_PASSWORD = re.compile(r"\w+://[^/@]*:[^/@]+@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class LoggerSpec(Typed):
                     f"logger {self.name} has no option {f.name}, which is of {of}",
                     remedy=f"{self.name} has {', '.join(_OPTIONS[self.name])}",
                 )
-        if self.tracking_uri is not None and _PASSWORD.match(self.tracking_uri):
+        if self.tracking_uri is not None and urlsplit(self.tracking_uri).password is not None:
             raise JobError(
                 "tracking_uri has a password, which would be stored with the run",
                 remedy="leave tracking_uri out and set MLFLOW_TRACKING_URI in the environment",

@@ -42,15 +42,15 @@ class CSVLogger(Logger):
         """Writes what there is again, without lines that were cut off, with further columns."""
         rows: list[dict[str, str]] = []
         if self._path.exists():
-            with self._path.open(newline="") as old:
-                reader = csv.DictReader(old)
-                rows = [row for row in reader if None not in row and None not in row.values()]
-                columns = list(dict.fromkeys([*(reader.fieldnames or ()), *columns]))
+            whole, _, _ = self._path.read_text().rpartition("\n")
+            reader = csv.DictReader(whole.splitlines())
+            rows = list(reader)
+            columns = list(dict.fromkeys([*(reader.fieldnames or ()), *columns]))
         self._columns = columns
         part = self._path.with_suffix(".part")
         self._close()
         self._file = part.open("w", newline="")
-        writer = csv.DictWriter(self._file, columns, restval="")
+        writer = csv.DictWriter(self._file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         part.replace(self._path)
@@ -64,7 +64,7 @@ class CSVLogger(Logger):
             self.save()
             self._rewrite([*self._columns, *new])
         assert self._file is not None
-        csv.DictWriter(self._file, self._columns, restval="").writerow({"step": step, **metrics})
+        csv.DictWriter(self._file, self._columns, restval="", lineterminator="\n").writerow({"step": step, **metrics})
 
     def save(self) -> None:
         if self._file is not None:
