@@ -24,7 +24,7 @@ from ephemeron.events import Evaluated, Event, Measured, Progress, RunStarted, f
 from ephemeron.training.driver import run_logging
 from ephemeron.training.driver.run_dir import RunFolder
 from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
-from ephemeron.training.job import LoggerSpec, parse_fault, parse_job
+from ephemeron.training.job import LoggerSpec, Target, parse_fault, parse_job
 from ephemeron.training.loggers import LoggedRun, Logger
 from servers import wait_until
 
@@ -216,6 +216,7 @@ def test_a_session_continues_where_the_last_one_has_saved() -> None:
     assert not second.params
     assert first.rows
     assert first.rows + second.rows == whole.rows
+    assert run_logging.continued(folder, [Recorder()]) == [], "a finished run is not logged again"
 
 
 CLIENT = """
@@ -276,6 +277,26 @@ def test_every_backend_has_a_run_of_two_clients_whole(
 def _logged(records: Path) -> int:
     """The step up to which all loggers have logged a run."""
     return min(r["train"] for r in json.loads(records.read_text())["loggers"])
+
+
+@pytest.mark.usefixtures("home")
+def test_a_logger_that_cannot_be_made_here_is_left_out_and_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run is resumed where the package of one of its loggers is not installed."""
+    folder = train([], epochs=1).folder
+    other = {"name": "mlflow", "spec": {"name": "mlflow"}, "logged_as": "abc", "train": 3}
+    folder.write("loggers.json", {"loggers": [other]})
+    monkeypatch.setattr("ephemeron.training.loggers.registry.find_spec", lambda name: None)
+    spec = ephemeron.training.driver.result.records.read_record(folder).run_spec()
+    with caplog.at_level(logging.WARNING, logger="ephemeron"):
+        chosen = run_logging.continued(folder, ["csv"])
+    assert [record.name for _, record in chosen] == ["csv"]
+    assert "the run is not logged by mlflow any more: MLflow is not installed" in caplog.text
+    with run_logging.logged(folder, spec, chosen, lambda event: None):
+        pass
+    stored = json.loads((folder.path / "loggers.json").read_text())["loggers"]
+    assert [(r["name"], r["logged_as"]) for r in stored] == [("mlflow", "abc"), ("csv", str(folder.path))]
 
 
 def _started(workers: int = 2) -> RunStarted:
@@ -344,6 +365,43 @@ def test_evaluations_are_merged_from_sums_unless_functions_have_merged_them() ->
     )
     assert merger.feed(measured) is None
     assert merger.feed(evaluated(1, 10)) is None
+
+
+TASK = """
+import math
+import torch
+import ephemeron
+
+class Guess(ephemeron.Task):
+    def model(self):
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    def training_step(self, model, batch):
+        inputs, targets = batch
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        return {"loss": loss, "largest": inputs.max()}
+
+    def evaluation_end(self, metrics):
+        return {**metrics, "perplexity": math.exp(metrics["loss"])}
+"""
+
+
+@pytest.mark.usefixtures("home")
+def test_metrics_that_functions_merge_themselves_are_logged_once(tmp_path: Path) -> None:
+    """They come after the sums of all ranks."""
+    (tmp_path / "guess.py").write_text(TASK)
+    job = ephemeron.Job(name="guess", task=Target(target="guess:Guess"), epochs=3, code=(tmp_path,))
+    recorder = Recorder()
+    c = ephemeron.configure(job, platform="simulated", workers=2, batch_size=200)
+    result = ephemeron.train(job, c, loggers=[recorder])
+    losses = recorder.points("evaluation/loss")
+    steps = [result.summary.iterations * e // 3 for e in (1, 2, 3)]
+    assert [step for step, _ in losses] == steps
+    assert recorder.points("evaluation/perplexity") == [(step, pytest.approx(math.exp(loss))) for step, loss in losses]
+    assert losses[-1][1] == pytest.approx(result.summary.metrics["loss"])
+    assert recorder.points("train/largest")
+    assert result.metrics.column("evaluation/perplexity") == recorder.points("evaluation/perplexity")
+    assert result.metrics.column("train/largest") == recorder.points("train/largest")
 
 
 def test_a_job_names_loggers_with_options(tmp_path: Path) -> None:

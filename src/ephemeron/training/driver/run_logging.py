@@ -59,6 +59,8 @@ class LoggerRecord:
     """Last step of training that was logged."""
     evaluation: int = -1
     """Last evaluation that was logged."""
+    finished: bool = False
+    """The run has finished, and all of it was logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +91,36 @@ def chosen(loggers: Sequence[LoggerChoice]) -> list[tuple[Logger, LoggerRecord]]
 
 
 def continued(folder: RunFolder, loggers: Sequence[LoggerChoice]) -> list[tuple[Logger, LoggerRecord]]:
-    """Loggers of a run that is attached to or resumed: those that have logged it, and further ones. One that cannot be made is left out.
+    """Loggers of a run that is attached to or resumed: those that have logged it, and further ones.
+
+    Those that have logged a finished run are left out, and so is one that cannot be made.
 
     Raises:
         JobError, MissingExtra: see `chosen`.
     """
-    raw = folder.read(LOGGERS_FILE)
-    try:
-        records = () if raw is None else build(LoggerRecords, raw, where=LOGGERS_FILE).loggers
-    except JobError as e:
-        _log.warning("what was logged of run %s is not known, so all is logged again: %s", folder.run_id, e)
-        records = ()
     given = {record.name: (logger, record) for logger, record in chosen(loggers)}
     found: list[tuple[Logger, LoggerRecord]] = []
-    for record in records:
-        if record.name in given:
-            found.append((given.pop(record.name)[0], record))
+    for record in _records_of(folder):
+        same = given.pop(record.name, None)
+        if record.finished:
+            continue
+        if same is not None:
+            found.append((same[0], record))
         elif record.spec is not None:
             try:
                 found.append((make_logger(record.spec), record))
             except MissingExtra as e:
                 _log.warning("the run is not logged by %s any more: %s", record.name, e)
     return [*found, *given.values()]
+
+
+def _records_of(folder: RunFolder) -> tuple[LoggerRecord, ...]:
+    raw = folder.read(LOGGERS_FILE)
+    try:
+        return () if raw is None else build(LoggerRecords, raw, where=LOGGERS_FILE).loggers
+    except JobError as e:
+        _log.warning("what was logged of run %s is not known, so all is logged again: %s", folder.run_id, e)
+        return ()
 
 
 @contextmanager
@@ -138,10 +148,12 @@ class RunLogging:
         self, folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent
     ) -> None:
         self._spec, self._on_event, self._folder = spec, on_event, folder
-        self._merger, self._meter = StepMerger(), CostMeter(spec.prices)
+        self._merger, self._meter = StepMerger(merged=spec.shares_evaluations), CostMeter(spec.prices)
         self._closed = False
         self._storing = threading.Lock()
         run = LoggedRun(run_id=spec.run_id, job=spec.name, folder=folder.path)
+        names = {record.name for _, record in loggers}
+        self._others = tuple(record for record in _records_of(folder) if record.name not in names)
         self._writers = [_Writer(logger, record, run, self._store) for logger, record in loggers]
         self._params = params_of(spec) if loggers else {}
         self._last = 0
@@ -199,7 +211,7 @@ class RunLogging:
 
     def _store(self) -> None:
         with self._storing:
-            records = LoggerRecords(loggers=tuple(writer.record for writer in self._writers))
+            records = LoggerRecords(loggers=(*self._others, *(writer.record for writer in self._writers)))
             self._folder.write(LOGGERS_FILE, plain(records))
 
 
@@ -267,6 +279,8 @@ class _Writer(threading.Thread):
             self.record = record
             self._store()
         self._logger.finish(status)
+        self.record = dataclasses.replace(self.record, finished=status == "finished")
+        self._store()
 
     def _waiting(self) -> Iterator[tuple[_Call, _Update] | Status]:
         """The next item of the queue, and those that are there already."""

@@ -34,9 +34,15 @@ class StepMetrics:
 
 @dataclass(slots=True)
 class StepMerger:
-    """Merges what ranks report."""
+    """Merges what ranks report.
 
-    workers: int = 0
+    Args:
+        merged: whether functions merge evaluations themselves: what single ranks report of them is then left out. Otherwise
+            the sums of all ranks are a row, and what functions have merged, if anything, a later row of the same step.
+    """
+
+    merged: bool = False
+    _workers: int = 0
     _epoch_length: float = 1.0
     _last: dict[Split, int] = field(default_factory=dict)
     """The last complete step of this session."""
@@ -50,12 +56,12 @@ class StepMerger:
         """The row that an event completes, if it completes one. Rows of one split come in the order of their steps."""
         match event:
             case RunStarted():
-                self.workers = event.workers
+                self._workers = event.workers
                 self._epoch_length = event.iterations / max(1, event.epochs)
                 self._last, self._measured = {}, -1
             case Progress():
                 return self._trained(event)
-            case Evaluated():
+            case Evaluated() if not self.merged:
                 return self._evaluation(event)
             case Measured() if event.iteration > self._measured:
                 self._measured = event.iteration
@@ -75,7 +81,7 @@ class StepMerger:
         known = ranks.get(event.rank)
         if known is None or event.attempt >= known.attempt:
             ranks[event.rank] = event
-        if len(ranks) < self.workers:
+        if len(ranks) < self._workers:
             return None
         del self._progress[event.iteration]
         self._last["train"] = step
@@ -89,7 +95,7 @@ class StepMerger:
         known = ranks.get(event.rank)
         if known is None or event.attempt >= known.attempt:
             ranks[event.rank] = event
-        if len(ranks) < self.workers:
+        if len(ranks) < self._workers:
             return None
         del self._evaluated[step]
         self._last["evaluation"] = step
