@@ -12,6 +12,7 @@ from ephemeron.cli.bounds import bounded
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.config.typed import Count, Positive
 from ephemeron.training.job import PATTERNS
+from ephemeron.training.job.spec import EpochsFactor
 
 if TYPE_CHECKING:
     from ephemeron.training.planner import Plan
@@ -55,6 +56,12 @@ WIDTH = 110
     help="Largest batch over all workers, instead of the job's: larger batches need more epochs.",
 )
 @click.option("--epochs", type=int, callback=bounded(Count), help="Number of epochs, instead of the job's.")
+@click.option(
+    "--hap-epochs-factor",
+    type=float,
+    callback=bounded(EpochsFactor),
+    help="Epochs that HAP needs for BSP's accuracy, divided by BSP's, instead of the job's.  [default: the measured factor]",
+)
 @click.option("--pattern", type=click.Choice(PATTERNS), help="Fix the pattern.  [default: any]")
 @click.option(
     "--sync",
@@ -99,7 +106,7 @@ WIDTH = 110
 def plan(
     job: Path | None, profile_file: Path | None, platform: str | None, search: str, objective: str, channel: str | None,
     prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool,
-    deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, pattern: str | None,
+    deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, hap_epochs_factor: float | None, pattern: str | None,
     sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None,
 ) -> None:  # fmt: skip
     """Find the cheapest configuration of JOB within its limits, and predict its time and cost.
@@ -127,6 +134,8 @@ def plan(
     limits = planning_workflow.limits_of(wanted)
     wish = PlanRequest(
         epochs=epochs or (wanted.epochs if wanted is not None else 1),
+        hap_epochs_factor=hap_epochs_factor or (wanted.limits.hap_epochs_factor if wanted is not None else None),
+        optimizer=wanted.optimizer if wanted is not None else None,
         limits=PlanLimits(
             deadline_s=deadline_s or limits.deadline_s, budget_usd=budget_usd or limits.budget_usd,
             max_global_batch=max_global_batch or limits.max_global_batch,

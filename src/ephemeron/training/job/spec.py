@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal, TypeAlias, cast, get_args
 
 from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Partial, Positive, Typed, Within
 from ephemeron.data.spec import DataSpec
@@ -41,6 +41,8 @@ OF_TASK = "(of the task)"
 _OrDefault = Annotated[int, AtLeast(0)]
 """A count; 0: a default that depends on other values."""
 _EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such as '100 steps' or '1 epoch'")
+EpochsFactor: TypeAlias = Annotated[float, AtLeast(1)]
+"""Epochs that a protocol needs, divided by those of BSP."""
 _SYNC = Form(r"bsp|hap|asp|ssp:[0-9]+", "bsp, hap, asp or ssp:N with N ≥ 0")
 
 
@@ -66,6 +68,8 @@ class JobLimits(Typed):
     """Time after which the run stops with a checkpoint, seconds. It can be resumed."""
     max_global_batch: Count | None = None
     """Samples per iteration over all workers, at most (FasDL, equation 3-30: larger batches need more epochs)."""
+    hap_epochs_factor: EpochsFactor | None = None
+    """Epochs that HAP needs for BSP's accuracy, divided by BSP's, for plans; None: the measured factor (docs/convergence.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

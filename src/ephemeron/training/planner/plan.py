@@ -170,6 +170,19 @@ class SearchReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HapEpochs:
+    """Epochs after which HAP is expected to be as accurate as BSP."""
+
+    factor: float
+    """Epochs under HAP divided by those under BSP."""
+    source: str
+    """`measured` (docs/convergence.md) or `given`."""
+    bsp: int
+    """Epochs of configurations under BSP in this plan; `hap`: of those under HAP, rounded."""
+    hap: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Result of `ephemeron plan`."""
 
@@ -177,6 +190,10 @@ class Plan:
     search: SearchReport
     minimise: str
     """`cost` or `time`."""
+    epochs: int = 0
+    """Epochs of the choice. 0: unknown, in plans of earlier releases."""
+    hap_epochs: HapEpochs | None = None
+    """Epochs that HAP is planned with, so that configurations are compared at equal accuracy."""
     limits: PlanLimits = field(default_factory=PlanLimits)
     """Deadline and budget as asked, and the largest global batch that was searched."""
     binding: str

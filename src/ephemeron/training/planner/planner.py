@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from ephemeron.training.job import Target
+from ephemeron.training.job.convergence import HAP_EPOCHS_FACTOR, outside_region
 from ephemeron.training.planner.answers import PlanAnswers
 from ephemeron.training.planner.model.builtin import priced
 from ephemeron.training.planner.model.prediction import ExecutionOptions, Prediction
@@ -16,6 +18,7 @@ from ephemeron.training.planner.model.profile import PlatformProfile, Profile
 from ephemeron.training.planner.plan import (
     Alternative,
     Choice,
+    HapEpochs,
     MachineEstimate,
     Plan,
     PlanLimits,
@@ -41,6 +44,11 @@ class PlanRequest:
     """Limits, objective and fixed choices of a plan. None: left open."""
 
     epochs: int = 1
+    """Under BSP; HAP gets `hap_epochs`."""
+    hap_epochs_factor: float | None = None
+    """Epochs that HAP needs for BSP's accuracy, divided by BSP's; None: the measured factor."""
+    optimizer: Target | None = None
+    """The job's, for a warning where HAP was not tested with it."""
     limits: PlanLimits = dataclasses.field(default_factory=PlanLimits)
     minimise: str = "cost"
     """`cost` or `time`."""
@@ -56,6 +64,16 @@ class PlanRequest:
     memory_step_mb: int | None = None
     most_workers: int = 256
     memory_max_mb: int | None = None
+
+    @property
+    def hap_factor(self) -> float:
+        """Factor of epochs under HAP, given or measured."""
+        return HAP_EPOCHS_FACTOR if self.hap_epochs_factor is None else self.hap_epochs_factor
+
+    @property
+    def hap_epochs(self) -> int:
+        """Epochs of HAP that are planned where BSP has `epochs`, rounded."""
+        return max(self.epochs, round(self.epochs * self.hap_factor))
 
 
 def terms_of(wish: PlanRequest) -> list[ExecutionOptions]:
@@ -74,7 +92,8 @@ def terms_of(wish: PlanRequest) -> list[ExecutionOptions]:
                     continue
                 found.append(
                     ExecutionOptions(
-                        pattern=pattern, sync=sync, compression=compression, epochs=wish.epochs,
+                        pattern=pattern, sync=sync, compression=compression,
+                        epochs=wish.hap_epochs if sync == "hap" else wish.epochs,
                         lifetime_s=wish.lifetime_s, checkpoint_every=wish.checkpoint_every,
                     )
                 )  # fmt: skip
@@ -156,13 +175,17 @@ def make_plan(
             seconds=round(time.perf_counter() - began, 4),
         ),
         minimise=wish.minimise,
+        epochs=best.option.terms.epochs,
+        hap_epochs=HapEpochs(
+            factor=wish.hap_factor, source="measured" if wish.hap_epochs_factor is None else "given", bsp=wish.epochs, hap=wish.hap_epochs
+        ),
         limits=dataclasses.replace(wish.limits, max_global_batch=space.largest_global_batch),
         binding=binding,
         compared=compared,
         alternatives=alternatives,
         uncertainty=doubt,
         extrapolated=tuple(extrapolated(platform, choice, profile.workload.model_mb)),
-        advice=(*decisive(compared), *reasons, *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)),
+        advice=(*decisive(compared), *reasons, *_of_hap(wish, choice), *_wrong_tool(choice, machines, wish), *_warnings(wish, profile, best, today)),
         machines=tuple(few(machines, wish.limits)),
         gpus=tuple(gpus(profile.workload, best, choice, epochs=wish.epochs, file=prices_file)),
         beyond=beyond(profile.workload, best, choice, file=prices_file),
@@ -247,6 +270,20 @@ def _wrong_tool(choice: Choice, machines: Sequence[MachineEstimate], wish: PlanR
     if m.seconds <= p.seconds:
         return [text + "; it is faster, too"]
     return [text + f"; functions are {m.seconds / p.seconds:.1f} times as fast"]
+
+
+def _of_hap(wish: PlanRequest, choice: Choice) -> list[str]:
+    """Epochs that HAP was planned with, and a warning where its convergence was not tested."""
+    if all(terms.sync != "hap" for terms in terms_of(wish)):
+        return []
+    source = "measured, docs/convergence.md" if wish.hap_epochs_factor is None else "given"
+    text = f"hap is planned with {wish.hap_epochs} epochs where bsp has {wish.epochs}: factor {wish.hap_factor:g} ({source})"
+    if choice.sync != "hap":
+        return [text]
+    if wish.hap_epochs > wish.epochs:
+        text += f"; set epochs = {wish.hap_epochs} for bsp's accuracy"
+    outside = outside_region(wish.optimizer, choice.sync, choice.workers, choice.aggregators) if wish.optimizer else ""
+    return [text, *([f"warning: {outside}"] if outside else [])]
 
 
 def _warnings(wish: PlanRequest, profile: Profile, best: Candidate, today: datetime.date | None) -> list[str]:
