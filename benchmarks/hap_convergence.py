@@ -33,19 +33,20 @@ from benchmarks.hap_figures import figures
 from benchmarks.stale_training import REMEDIES, Curve, Setting, same_bank, train
 
 GOAL_POINTS = 0.5
+BANK = 18
+"""Runs that are computed together."""
 SEEDS = (0, 1, 2)
 DEFAULT = "local"
 COMPARED = (*REMEDIES, "local+scale", "local+clip", "local+spike")
-STUDY = (
-    ("sgd", 0.9, (0.02, 0.05, 0.1)), ("sgd", 0.0, (0.3,)), ("nesterov", 0.9, (0.05,)), ("adam", 0.9, (0.003, 0.01)),
-)  # fmt: skip
+STUDY = (("sgd", 0.9, (0.05, 0.1)), ("nesterov", 0.9, (0.05,)), ("adam", 0.9, (0.003,)))
 REGION = (
-    ("sgd", 0.9, (0.02, 0.05, 0.1)), ("sgd", 0.5, (0.2,)), ("sgd", 0.0, (0.1, 0.3)), ("nesterov", 0.9, (0.05, 0.1)),
-    ("adam", 0.9, (0.001, 0.003, 0.01)), ("adamw", 0.9, (0.003,)),
+    ("sgd", 0.9, (0.02, 0.05, 0.1)), ("sgd", 0.0, (0.3,)), ("nesterov", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003, 0.01)),
+    ("adamw", 0.9, (0.003,)),
 )  # fmt: skip
+LARGER = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003, 0.01)))
 WIDER = (
-    ("sgd", 0.9, (0.02, 0.05, 0.1, 0.2, 0.4)), ("sgd", 0.95, (0.05, 0.1, 0.2)), ("sgd", 0.5, (0.2, 0.5, 1.0)), ("sgd", 0.0, (0.1, 0.3, 0.6, 1.2)),
-    ("nesterov", 0.9, (0.05, 0.1, 0.2, 0.4)), ("adam", 0.9, (0.001, 0.003, 0.01, 0.03)), ("adamw", 0.9, (0.001, 0.003, 0.01, 0.03)),
+    ("sgd", 0.9, (0.02, 0.05, 0.1, 0.2, 0.4)), ("sgd", 0.95, (0.05, 0.1)), ("sgd", 0.5, (0.2, 0.5, 1.0)), ("sgd", 0.0, (0.1, 0.3, 0.6, 1.2)),
+    ("nesterov", 0.9, (0.05, 0.1, 0.2, 0.4)), ("adam", 0.9, (0.001, 0.003, 0.01, 0.03)), ("adamw", 0.9, (0.003, 0.01)),
 )  # fmt: skip
 Grid = tuple[tuple[str, float, tuple[float, ...]], ...]
 
@@ -56,7 +57,7 @@ def grid(rows: Grid) -> Iterator[tuple[str, float, float]]:
 
 def protocols(workers: int, *, all_of_them: bool) -> list[tuple[str, int]]:
     """Protocol and K."""
-    found = [("hap", k) for k in range(1, workers)] if workers <= 4 else [("hap", k) for k in (1, workers // 2, workers - 1)]
+    found = [("hap", k) for k in range(1, workers)] if workers <= 4 else [("hap", k) for k in (1, workers // 2)]
     return [*found, ("ssp:1", workers), ("ssp:2", workers), ("asp", workers)] if all_of_them else found
 
 
@@ -69,7 +70,7 @@ def run(settings: Iterable[Setting], *, processes: int) -> list[Curve]:
     banks: dict[tuple[object, ...], list[Setting]] = {}
     for s in settings:
         banks.setdefault(same_bank(s), []).append(s)
-    parts = [bank[i : i + 36] for bank in banks.values() for i in range(0, len(bank), 36)]
+    parts = [bank[i : i + BANK] for bank in banks.values() for i in range(0, len(bank), BANK)]
     curves: list[Curve] = []
     began = time.monotonic()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _started) as pool:
@@ -166,9 +167,8 @@ def study_settings(*, quick: bool) -> list[Setting]:
     rows: Grid = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003,))) if quick else STUDY
     remedies = ("none", "momentum-prediction", "scale", "local") if quick else COMPARED
     ks = (1, 2)
-    model = "mlp" if quick else "cnn"
     found = []
-    for kind, momentum, lr in grid(rows):
+    for model, (kind, momentum, lr) in itertools.product(("mlp",) if quick else ("mlp", "cnn"), grid(rows)):
         base = Setting(model=model, optimizer=kind, momentum=momentum, lr=lr, epochs=6)
         for seed in SEEDS:
             found.append(dataclasses.replace(base, seed=seed, sync="bsp"))
@@ -177,24 +177,22 @@ def study_settings(*, quick: bool) -> list[Setting]:
 
 
 def region_settings(*, quick: bool) -> list[Setting]:
-    worlds = [("mlp", 4, 16, 16)] if quick else [("cnn", 4, 16, 16), ("cnn", 4, 16, 24), ("cnn", 8, 8, 8), ("mlp", 4, 16, 16), ("mlp", 8, 8, 8), ("mlp", 16, 4, 4)]  # fmt: skip
+    quickly: Grid = (("sgd", 0.9, (0.05,)), ("adam", 0.9, (0.003,)))
+    worlds: list[tuple[tuple[str, int, int, int], Grid]] = [(("mlp", 4, 16, 16), quickly if quick else WIDER)]
+    if not quick:
+        worlds += [(("mlp", 16, 4, 4), WIDER), (("cnn", 4, 16, 16), REGION), (("cnn", 4, 16, 24), LARGER), (("cnn", 8, 8, 8), LARGER)]
     found = []
-    rows: Grid
-    settings = []
-    for world in worlds:
-        rows = (("sgd", 0.9, (0.05,)), ("adam", 0.9, (0.003,))) if quick else REGION if world[0] == "cnn" else WIDER
-        settings += [(world, setting) for setting in grid(rows)]
+    settings = [(world, setting) for world, rows in worlds for setting in grid(rows)]
     for (model, workers, batch, other), (kind, momentum, lr) in settings:
         base = Setting(
             model=model, workers=workers, batch=batch, nonaggregator_batch=other, optimizer=kind, momentum=momentum, lr=lr, epochs=15
         )  # fmt: skip
         kinds = protocols(workers, all_of_them=batch == other and (model == "mlp" or workers == 4))
-        if batch != other:
-            kinds = [(sync, k) for sync, k in kinds if k == 2]
+        if batch != other:  # the size of the global batch depends on K, and so does BSP
+            kinds = [("hap", 2)]
         for seed, (sync, k) in itertools.product(SEEDS, kinds):
             remedies = ("none", DEFAULT) if model == "mlp" else (DEFAULT,)
             found += [dataclasses.replace(base, seed=seed, sync=sync, aggregators=k, remedy=r) for r in remedies]
-        # With unequal batches the size of the global batch depends on K, and so does BSP.
         found += [dataclasses.replace(base, seed=seed, sync="bsp") for seed in SEEDS]
     return found
 

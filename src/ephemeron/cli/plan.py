@@ -135,7 +135,7 @@ def plan(
     wish = PlanRequest(
         epochs=epochs or (wanted.epochs if wanted is not None else 1),
         hap_epochs_factor=hap_epochs_factor or (wanted.limits.hap_epochs_factor if wanted is not None else None),
-        optimizer=wanted.optimizer if wanted is not None else None,
+        optimizer=wanted.optimizer if wanted is not None and wanted.task is None else None,
         limits=PlanLimits(
             deadline_s=deadline_s or limits.deadline_s, budget_usd=budget_usd or limits.budget_usd,
             max_global_batch=max_global_batch or limits.max_global_batch,

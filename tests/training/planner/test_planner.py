@@ -11,10 +11,13 @@ import pytest
 from worlds import platform, workload
 
 from ephemeron.errors import PlanInfeasible
+from ephemeron.training.job import Target
+from ephemeron.training.job.convergence import HAP_EPOCHS_FACTOR
 from ephemeron.training.planner import PlanLimits, PlanRequest, load_plan, make_plan, overrides, rented
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
+from ephemeron.training.planner.plan import HapEpochs
 from ephemeron.training.planner.uncertainty import sentences
 from ephemeron.training.planner.vm_baseline import uncounted_words
 
@@ -297,3 +300,37 @@ def test_the_whole_plan_is_timed():
     alone = make_plan(PROFILE, wish(), front=False)
     assert plan.search.seconds > 0
     assert plan.search.evaluated >= alone.search.evaluated > 0
+
+
+def test_hap_is_planned_with_the_epochs_that_it_needs():
+    free = make_plan(PROFILE, wish(sync="hap", pattern="k-reduce"), front=False)
+    assert (free.hap_epochs.factor, free.hap_epochs.source) == (HAP_EPOCHS_FACTOR, "measured")
+    more = make_plan(PROFILE, wish(sync="hap", pattern="k-reduce", hap_epochs_factor=1.5), front=False)
+    assert (more.epochs, more.hap_epochs) == (15, HapEpochs(factor=1.5, source="given", bsp=10, hap=15))
+    assert any("15 epochs where bsp has 10: factor 1.5 (given)" in text for text in more.advice)
+    assert more.choice.predicted.cost_usd > 1.3 * free.choice.predicted.cost_usd
+    assert json.loads(more.to_json())["hap_epochs"] == {"factor": 1.5, "source": "given", "bsp": 10, "hap": 15}
+
+
+def test_many_additional_epochs_make_bsp_the_better_choice():
+    open_protocol = wish(pattern="k-reduce", hap_epochs_factor=1.0)
+    assert make_plan(PROFILE, open_protocol, front=False).choice.sync == "hap"
+    dear = make_plan(PROFILE, dataclasses.replace(open_protocol, hap_epochs_factor=3.0), front=False)
+    assert (dear.choice.sync, dear.epochs) == ("bsp", 10)
+    alone = make_plan(PROFILE, dataclasses.replace(open_protocol, sync="bsp"), front=False)
+    assert dear.choice.predicted == alone.choice.predicted
+    assert not any("hap" in text for text in alone.advice)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.4])
+def test_the_search_with_different_epochs_by_protocol_finds_what_trying_everything_finds(factor):
+    asked = wish(max_global_batch=48, hap_epochs_factor=factor, most_workers=5, memory_step_mb=512)
+    exact, brute = (make_plan(PROFILE, dataclasses.replace(asked, search=s), front=False) for s in ("exact", "brute-force"))
+    assert exact.choice.predicted.cost_usd == pytest.approx(brute.choice.predicted.cost_usd, rel=1e-9)
+
+
+def test_a_plan_with_hap_warns_outside_of_the_tested_region():
+    asked = wish(pattern="k-reduce", sync="hap", optimizer=Target(target="SGD", options={"lr": 1.0, "momentum": 0.9}))
+    assert any(t.startswith("warning: sync 'hap'") for t in make_plan(PROFILE, asked, front=False).advice)
+    mild = dataclasses.replace(asked, optimizer=Target(target="SGD", options={"lr": 0.05, "momentum": 0.9}))
+    assert not any("warning" in t for t in make_plan(PROFILE, mild, front=False, today=TODAY).advice)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ephemeron.training.task.staleness import MOST, OwnGradient, ProvisionalSteps
+from ephemeron.training.job.convergence import MOST_PROVISIONAL
+from ephemeron.training.task.staleness import OwnGradient, ProvisionalSteps
 
 OPTIMIZERS = [
     lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -51,8 +52,8 @@ def provisional(model, optimizer):
 def test_provisional_steps_arrive_where_the_optimiser_arrives_and_are_taken_back(make, steps):
     model, optimizer, gradients = world(make, steps=steps)
     own = provisional(model, optimizer)
-    for each in gradients:
-        own.computed(OwnGradient(None, tuple(each)))
+    for i, each in enumerate(gradients):
+        own.computed(OwnGradient(i, None, tuple(each)))
     before, state = values(model), copy.deepcopy(optimizer.state_dict())
     with own.taken():
         there = values(model)
@@ -69,7 +70,7 @@ def test_provisional_steps_arrive_where_the_optimiser_arrives_and_are_taken_back
 def test_parameters_return_where_the_computation_raises():
     model, optimizer, gradients = world(OPTIMIZERS[0])
     own = provisional(model, optimizer)
-    own.computed(OwnGradient(None, tuple(gradients[0])))
+    own.computed(OwnGradient(0, None, tuple(gradients[0])))
     before = values(model)
     with pytest.raises(RuntimeError), own.taken():
         raise RuntimeError
@@ -79,7 +80,7 @@ def test_parameters_return_where_the_computation_raises():
 def test_a_parameter_that_took_no_part_stays():
     model, optimizer, gradients = world(OPTIMIZERS[3])
     own = provisional(model, optimizer)
-    own.computed(OwnGradient(None, (gradients[0][0], None)))
+    own.computed(OwnGradient(0, None, (gradients[0][0], None)))
     before = values(model)
     with own.taken():
         there = values(model)
@@ -90,16 +91,15 @@ def test_a_parameter_that_took_no_part_stays():
 def test_an_applied_version_takes_its_gradient_along():
     model, optimizer, gradients = world(OPTIMIZERS[1])
     own = provisional(model, optimizer)
-    for each in gradients:
-        own.computed(OwnGradient(None, tuple(each)))
-    own.applied()
+    for i, each in enumerate(gradients):
+        own.computed(OwnGradient(i, None, tuple(each)))
+    own.applied(0)
     with own.taken():
         there = values(model)
     put(model, gradients[1])
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(values(model), there, strict=True))
-    own.applied()
-    assert own.missing == 0
+    own.applied(1)
     before = values(model)
     with own.taken():
         assert all(torch.equal(a, b) for a, b in zip(values(model), before, strict=True))
@@ -108,18 +108,16 @@ def test_an_applied_version_takes_its_gradient_along():
 def test_a_rank_far_ahead_keeps_the_latest_gradients_and_its_state_is_the_same_after_loading():
     model, optimizer, gradients = world(OPTIMIZERS[2])
     own = provisional(model, optimizer)
-    for i in range(MOST + 3):
-        own.computed(OwnGradient(None, tuple(g * i for g in gradients[0])))
-    own.applied()
-    own.applied()
+    for i in range(MOST_PROVISIONAL + 3):
+        own.computed(OwnGradient(i, None, tuple(g * i for g in gradients[0])))
+    own.applied(3)
     other = provisional(model, optimizer)
     other.load(own.state())
-    assert other.missing == own.missing == MOST + 1
     with own.taken():
         there = values(model)
     with other.taken():
         assert all(torch.equal(a, b) for a, b in zip(values(model), there, strict=True))
-    for i in (3, 4, 5, 6):
+    for i in (4, 5, 6):
         put(model, [g * i for g in gradients[0]])
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(values(model), there, strict=True))

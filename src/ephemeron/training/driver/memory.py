@@ -18,7 +18,9 @@ from typing import Any
 
 from ephemeron.data.batch_source import EVALUATION_BATCH
 from ephemeron.training.collectives.kreduce import PREFETCHED
+from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.job import Configuration
+from ephemeron.training.job.convergence import MOST_PROVISIONAL
 from ephemeron.units import MIB
 
 BASE_MB = 250
@@ -49,7 +51,7 @@ class MemoryEstimate:
 
     base: float
     model: float
-    """Parameters, buffers, gradients and the optimiser's state."""
+    """Parameters, buffers, gradients and the optimiser's state, also those of provisional steps."""
     exchange: float
     """Merged versions and contributions."""
     data: float
@@ -70,7 +72,7 @@ class MemoryEstimate:
 
 def estimate(
     c: Configuration, *, activations: Activations, state_bytes: int, vector_bytes: int, optimizer_copies: int,
-    data_bytes: int, test_samples: int,
+    data_bytes: int, test_samples: int, stale: bool = True,
 ) -> MemoryEstimate:  # fmt: skip
     """Peak of the function that needs most.
 
@@ -82,6 +84,7 @@ def estimate(
         optimizer_copies: vectors of that size in the optimiser's state.
         data_bytes: of its samples.
         test_samples: of its slice of the test set.
+        stale: whether ranks with stale parameters step provisionally.
     """
     batch = max(c.batch_size, c.nonaggregator_batch_size)
     checkpoint = state_bytes + optimizer_copies * vector_bytes
@@ -93,10 +96,12 @@ def estimate(
         "loading": 2 * state_bytes,
     }
     largest = max(phases, key=lambda name: phases[name])
+    lacks = min(policy_for(c.sync).other_staleness, MOST_PROVISIONAL) if stale and c.workers > 1 else 0
+    provisional = lacks + 1 + optimizer_copies if lacks else 0  # own gradients; copies of parameters and optimiser
     shard = vector_bytes / max(1, c.aggregators)
     gathered = 0 if c.workers == 1 else min(PREFETCHED, c.workers - 1) + 2
     return MemoryEstimate(
-        base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies)) / MIB,
+        base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies + provisional)) / MIB,
         # Merged versions as they came, put together and applied; what is sent in its frame.
         exchange=(vector_bytes * (4 if c.workers > 1 else 1) + shard * gathered) / MIB, data=data_bytes / MIB,
         largest=(largest, phases[largest] / MIB),

@@ -26,6 +26,7 @@ from ephemeron.training.driver.renewal import source_of
 from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
 from ephemeron.training.job import Configuration, Fault, Job, TrainingOptions, check_limits, sync_name
+from ephemeron.training.job.convergence import outside_region
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.spec import RunSpec
 
@@ -117,7 +118,7 @@ def _refuse_program_with_stages(job: Job) -> None:
         )
     usual = TrainingOptions()
     given = [f.name for f in dataclasses.fields(usual) if getattr(job, f.name) != getattr(usual, f.name)]
-    refused = [name for name in given if name not in ("evaluate_every", "device", "keep_last")]
+    refused = [name for name in given if name not in ("evaluate_every", "device", "keep_last", "staleness")]
     if refused:
         raise JobError(f"{refused[0]} is not for a model on several functions", remedy="use stages = 1")
 
@@ -235,8 +236,19 @@ def prepare(
     )
     return Prepared(
         job=job, spec=spec, objects=objects, model_bytes=model_bytes, test_samples=data.test_samples,
-        source=source_of(job, tried.layout), notes=tuple(filter(None, (tried.note, note))),
+        source=source_of(job, tried.layout), notes=tuple(filter(None, (tried.note, note, _outside(job, configuration, tried)))),
     )  # fmt: skip
+
+
+def _outside(job: Job, c: Configuration, tried: Trial) -> str:
+    """Warning where the convergence of the protocol was not tested."""
+    found = (
+        outside_region(
+            each, sync=c.sync, workers=c.group, exchange=c.exchange, pattern=c.pattern, staleness=job.staleness
+        )
+        for each in tried.optimizers
+    )
+    return next(filter(None, found), "")
 
 
 def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: int) -> tuple[RunSpec, str]:
@@ -247,7 +259,7 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
     tested = -(-data.test_samples // c.workers)
     found = estimate(
         c, activations=tried.activations, state_bytes=tried.state_bytes, vector_bytes=tried.model_bytes,
-        optimizer_copies=tried.optimizer_copies, data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size),
+        optimizer_copies=tried.optimizer_copies, stale=spec.options.staleness == "auto", data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size),
         test_samples=tested,
     )  # fmt: skip
     quota_mb, note = quota_for(found, c, most_mb=most_mb)

@@ -5,8 +5,9 @@ What fails here would fail on every function, after it has been paid for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from ephemeron.training.driver.initial_weights import load_initial
 from ephemeron.training.driver.memory import Activations, measured
 from ephemeron.training.driver.records import TensorLayout
 from ephemeron.training.driver.training_data import TRIAL, TrainingData
-from ephemeron.training.job import Job
+from ephemeron.training.job import Job, Target
 from ephemeron.training.metrics import EvaluationSums
 from ephemeron.training.tensors import encode_state
 from ephemeron.training.worker.decisions import DecisionState, decide
 from ephemeron.training.worker.factory import rank_seed
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from ephemeron.training.worker.torch_trainer import TorchTrainer
@@ -43,6 +45,8 @@ class Trial:
     activations: Activations
     state_bytes: int
     """Bytes of parameters and buffers."""
+    optimizers: tuple[Target, ...] = ()
+    """Class, learning rate and momentum of every parameter group."""
     takes_turns: bool = False
     """Whether each iteration steps one of several optimisers."""
     note: str = ""
@@ -123,8 +127,15 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     return Trial(
         initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
         layout=layout, note=note, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
+        optimizers=tuple(_described(o, group) for o in program.optimizers for group in o.param_groups),
         takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states),
     )  # fmt: skip
+
+
+def _described(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Target:
+    """Learning rate without the factor of its scheduler, and momentum."""
+    options = {"lr": group.get("initial_lr", group.get("lr", 0.0)), "momentum": group.get("momentum", 0.0)}
+    return Target(target=type(optimizer).__name__, options={k: float(v) for k, v in options.items()})
 
 
 def _name(job: Job) -> str:

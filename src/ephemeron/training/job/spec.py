@@ -27,6 +27,7 @@ ScheduleName = Literal["plain", "gpipe", "1f1b"]
 Precision = Literal["32-true", "bf16-mixed"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Mode = Literal["min", "max"]
+Staleness = Literal["auto", "none"]
 SyncName = Literal["bsp", "ssp", "asp", "hap"]
 
 PLATFORMS: tuple[str, ...] = get_args(PlatformName)
@@ -265,6 +266,9 @@ class TrainingOptions(Typed):
     """Weights of the best evaluations, as files beside the result."""
     keep_last: _OrDefault = 0
     """Number of latest evaluations whose weights are kept, as files beside the result."""
+    staleness: Staleness = "auto"
+    """`auto`: under HAP, SSP and ASP, gradients are computed after provisional steps with the rank's own gradients that are not
+    merged yet; `none`: at the stale parameters."""
     device: Device = "auto"
     """Device on which functions compute; `auto`: an accelerator if the function has one."""
 

@@ -282,7 +282,7 @@ def _of_hap(wish: PlanRequest, choice: Choice) -> list[str]:
         return [text]
     if wish.hap_epochs > wish.epochs:
         text += f"; set epochs = {wish.hap_epochs} for bsp's accuracy"
-    outside = outside_region(wish.optimizer, choice.sync, choice.workers, choice.aggregators) if wish.optimizer else ""
+    outside = outside_region(wish.optimizer, sync=choice.sync, workers=choice.workers) if wish.optimizer else ""
     return [text, *([f"warning: {outside}"] if outside else [])]
 
 

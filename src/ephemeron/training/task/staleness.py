@@ -15,20 +15,20 @@ of parameters and optimiser states, one gradient per missing version, and one op
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-MOST = 4
-"""Own gradients that are kept; of more missing versions, the latest count."""
+from ephemeron.training.job.convergence import MOST_PROVISIONAL
 
 
 class OwnGradient(NamedTuple):
     """This rank's gradient of one iteration."""
 
+    iteration: int
     turn: int | None
     """Number of the optimiser whose turn it was; None: all step together."""
     parts: tuple[torch.Tensor | None, ...]
@@ -49,19 +49,15 @@ class ProvisionalSteps:
         step: Callable[[int | None], None],
     ) -> None:  # fmt: skip
         self._parameters, self._optimizers, self._step = parameters, optimizers, step
-        self._kept: deque[OwnGradient] = deque(maxlen=MOST)
-        self.missing = 0
-        """Iterations that this rank has computed and not applied: the staleness of its parameters."""
+        self._kept: deque[OwnGradient] = deque(maxlen=MOST_PROVISIONAL)
 
     def computed(self, gradient: OwnGradient) -> None:
         """Records the gradient of an iteration. The caller leaves its tensors alone."""
         self._kept.append(gradient)
-        self.missing += 1
 
-    def applied(self) -> None:
-        """Forgets the gradient of the oldest iteration: its version has been applied."""
-        self.missing = max(0, self.missing - 1)
-        if len(self._kept) > self.missing:
+    def applied(self, version: int) -> None:
+        """Forgets the gradients of iterations up to this one: their versions have been applied."""
+        while self._kept and self._kept[0].iteration <= version:
             self._kept.popleft()
 
     @contextmanager
@@ -104,14 +100,13 @@ class ProvisionalSteps:
                     group.update(values)
 
     def state(self) -> list[object]:
-        """Staleness and gradients, for a checkpoint."""
-        return [self.missing, [[g.turn, list(g.parts)] for g in self._kept]]
+        """The gradients, for a checkpoint."""
+        return [[g.iteration, g.turn, list(g.parts)] for g in self._kept]
 
-    def load(self, state: Sequence[Any]) -> None:
+    def load(self, state: Iterable[Any]) -> None:
         """The inverse of `state`."""
-        self.missing, kept = state
         self._kept.clear()
-        self._kept.extend(OwnGradient(turn, tuple(parts)) for turn, parts in kept)
+        self._kept.extend(OwnGradient(iteration, turn, tuple(parts)) for iteration, turn, parts in state)
 
 
 def _copy(value: Any) -> Any:

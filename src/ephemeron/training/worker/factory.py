@@ -11,6 +11,7 @@ import xxhash
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.data import Sampler, decode
 from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
+from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
@@ -22,6 +23,13 @@ def exchanged(spec: RunSpec) -> str:
     """Kind of the exchanged vector: `gradients`, `parameters`, or `delta` for an asynchronous parameter server."""
     c = spec.configuration
     return "delta" if c.pattern == "parameter-server" and c.sync == "asp" else c.exchange
+
+
+def steps_provisionally(spec: RunSpec, rank: int) -> bool:
+    """Whether a rank computes after provisional steps: its parameters may be stale, and it exchanges gradients."""
+    c = spec.configuration
+    staleness = policy_for(c.sync).staleness(aggregator=rank < c.aggregators) if c.workers > 1 else 0
+    return staleness > 0 and exchanged(spec) == "gradients" and spec.options.staleness == "auto"
 
 
 def rank_seed(seed: int, rank: int) -> int:
@@ -86,5 +94,5 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
     )  # fmt: skip
     return TorchTrainer(
         program, feed=feed, sampler=Sampler(spec.split, rank, spec.seed), exchange=exchanged(spec),
-        seed=rank_seed(spec.seed, rank), alone=spec.configuration.workers == 1,
+        seed=rank_seed(spec.seed, rank), alone=spec.configuration.workers == 1, provisional=steps_provisionally(spec, rank),
     )  # fmt: skip

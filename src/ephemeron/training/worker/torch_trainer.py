@@ -24,6 +24,7 @@ from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import Evaluator, metrics_of, number_of, report_of
 from ephemeron.training.task.program import Program, trainable
+from ephemeron.training.task.staleness import OwnGradient, ProvisionalSteps
 from ephemeron.training.task.state_codec import pack, unpack
 from ephemeron.training.task.task import StatefulTask
 from ephemeron.training.task.tensors import as_tensors, named_tensors, parts_of, to_arrays, to_tensor
@@ -42,11 +43,13 @@ class TorchTrainer:
         exchange: `gradients`; `parameters` (local step first, then the average); `delta` (change by the local step).
         seed: of this rank's random numbers.
         alone: whether no other rank contributes, so that gradients need no weight and stay as PyTorch has computed them.
+        provisional: whether gradients are computed after provisional steps for versions that are not applied yet.
     """
 
     def __init__(
-        self, program: Program, *, feed: BatchSource, sampler: Positions, exchange: str, seed: int, alone: bool = False
-    ) -> None:
+        self, program: Program, *, feed: BatchSource, sampler: Positions, exchange: str, seed: int, alone: bool = False,
+        provisional: bool = False,
+    ) -> None:  # fmt: skip
         self.program, self.model = program, program.model
         self.feed, self.sampler, self.exchange, self._alone = feed, sampler, exchange, alone
         self.device = device_of(program.options.device)
@@ -76,6 +79,8 @@ class TorchTrainer:
         self._steps = 0
         """Optimiser steps so far."""
         self._random = RandomState(seed)
+        parameters = [p for _, p in self.named]
+        self._own = ProvisionalSteps(parameters, program.optimizers, self._step_optimizers) if provisional else None
         decay = program.options.ema_decay
         self._averages = {n: p.detach().clone() for n, p in self.named} if decay else {}
         self._metrics: Mapping[str, Any] = {}
@@ -90,11 +95,12 @@ class TorchTrainer:
     def compute(self, iteration: int) -> TrainingStep:
         batch = self.feed.batch(self.sampler, iteration)
         n = batch.samples
+        turn = self._turn(iteration)
         if n == 0:
+            self._record(iteration, turn, took_part=False)
             self._host.fill_(ABSENT)
             return TrainingStep(self._host.numpy(), 0, 0.0, batch.skipped, batch.failure)
-        turn = self._turn(iteration)
-        with self._random.in_use(), self._only(turn):
+        with self._random.in_use(), self._only(turn), self._own.taken() if self._own is not None else nullcontext():
             self.model.train()
             self._zero(turn)
             reports = [
@@ -106,6 +112,7 @@ class TorchTrainer:
             else:
                 self._step_locally(turn, delta=self.exchange == "delta")
         weight = sum(w for w, _ in reports)
+        self._record(iteration, turn)
         if self.exchange != "delta" and not self._alone:
             self.flat.mul_(weight)
         metrics = _averaged(reports, weight)
@@ -141,6 +148,8 @@ class TorchTrainer:
                 none = absent_parts(mean, self._bounds)
                 for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
                     p.grad = None if i in none else view if p.dtype == view.dtype else view.to(p.dtype)
+                if self._own is not None:
+                    self._own.applied(self._steps)
                 self._step(self._turn(self._steps))
             else:
                 self._write(np.asarray(mean))
@@ -148,16 +157,8 @@ class TorchTrainer:
 
     def _step(self, turn: int | None) -> None:
         """Clips the gradients, and steps optimisers and schedulers."""
-        options = self.program.options
-        parameters = [p for _, p in self.named]
-        if options.clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, options.clip_value)
-        if options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, options.clip_norm)
         with eager_optimizers():
-            for i, optimizer in enumerate(self.program.optimizers):
-                if turn is None or i == turn:
-                    optimizer.step()
+            self._step_optimizers(turn)
             self._steps += 1
             length = self.program.epoch_length
             for each in self.program.schedulers:
@@ -174,6 +175,29 @@ class TorchTrainer:
                     due = length > 0 and self._steps % (length * each.frequency) == 0
                 if due:
                     each.scheduler.step()
+
+    def _step_optimizers(self, turn: int | None) -> None:
+        """Clips the gradients, and steps the optimiser whose turn it is, or all."""
+        options = self.program.options
+        parameters = [p for _, p in self.named]
+        if options.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, options.clip_value)
+        if options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, options.clip_norm)
+        with eager_optimizers():
+            for i, optimizer in enumerate(self.program.optimizers):
+                if turn is None or i == turn:
+                    optimizer.step()
+
+    def _record(self, iteration: int, turn: int | None, *, took_part: bool = True) -> None:
+        """Keeps this rank's gradient, a mean over its batch, until its version is applied. Without a batch it is zero."""
+        if self._own is None:
+            return
+        own = self.flat.clone() if took_part else torch.zeros_like(self.flat)
+        parts = [own[a:b].view(p.shape) for (a, b), (_, p) in zip(self._bounds, self.named, strict=True)]
+        none = {i for i in range(len(parts)) if took_part and not self._has_gradient(i)}
+        taken = tuple(None if i in none else part for i, part in enumerate(parts))
+        self._own.computed(OwnGradient(iteration, turn, taken))
 
     def _turn(self, iteration: int) -> int | None:
         """Number of the optimiser whose turn it is; None: all step together."""
@@ -325,6 +349,8 @@ class TorchTrainer:
         with eager_optimizers():
             held["optimizers"] = [o.state_dict() for o in self.program.optimizers]
         held["schedulers"] = [s.scheduler.state_dict() for s in self.program.schedulers]
+        if self._own is not None:
+            held["own"] = self._own.state()
         if isinstance(self.program.task, StatefulTask):
             held["task"] = self.program.task.state_dict()
         packed = pack(held, "o", arrays)
@@ -352,6 +378,8 @@ class TorchTrainer:
                 optimizer.load_state_dict(own)
         for each, own in zip(self.program.schedulers, held["schedulers"], strict=True):
             each.scheduler.load_state_dict(own)
+        if self._own is not None:
+            self._own.load(held.get("own", ()))
         if isinstance(self.program.task, StatefulTask):
             self.program.task.load_state_dict(held["task"])
         self._random.restore(arrays["random/torch"], state.random)
