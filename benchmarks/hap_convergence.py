@@ -180,7 +180,12 @@ def region_settings(*, quick: bool) -> list[Setting]:
     quickly: Grid = (("sgd", 0.9, (0.05,)), ("adam", 0.9, (0.003,)))
     worlds: list[tuple[tuple[str, int, int, int], Grid]] = [(("mlp", 4, 16, 16), quickly if quick else WIDER)]
     if not quick:
-        worlds += [(("mlp", 16, 4, 4), WIDER), (("cnn", 4, 16, 16), REGION), (("cnn", 4, 16, 24), LARGER), (("cnn", 8, 8, 8), LARGER)]
+        worlds += [
+            (("mlp", 16, 4, 4), WIDER),
+            (("cnn", 4, 16, 16), REGION),
+            (("cnn", 4, 16, 24), LARGER),
+            (("cnn", 8, 8, 8), LARGER),
+        ]
     found = []
     settings = [(world, setting) for world, rows in worlds for setting in grid(rows)]
     for (model, workers, batch, other), (kind, momentum, lr) in settings:
@@ -225,7 +230,9 @@ def show(found: dict[str, Any]) -> None:
             )
     for sync, by in found.get("region", {}).get("epochs_factor", {}).items():
         row = by[DEFAULT]
-        click.echo(f"factor of epochs, {sync:6} {row['mean']} (most {row['most']}, not reached in {row['not_reached']})")
+        click.echo(
+            f"factor of epochs, {sync:6} {row['mean']} (most {row['most']}, not reached in {row['not_reached']})"
+        )
     for row in found.get("figures", {}).get("rows", []):
         click.echo(
             f"figure {row['figure']} {row['workload']:10} {row['side']:12} at ${row['cost_usd']:.3f}: loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}"

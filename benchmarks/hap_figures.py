@@ -32,7 +32,10 @@ def sides(row: Published) -> dict[str, tuple[str, str, int, int, int, int, int]]
         "Scatter-CP": ("scatter-reduce", "bsp", w, m, w, ba, ba),
         "All-CP": ("all-reduce", "bsp", w, m, 1, ba, ba),
     }
-    for name, pattern, best in (("Scatter-Opt", "scatter-reduce", row.scatter), ("All-Opt", "all-reduce", row.all_reduce)):
+    for name, pattern, best in (
+        ("Scatter-Opt", "scatter-reduce", row.scatter),
+        ("All-Opt", "all-reduce", row.all_reduce),
+    ):
         if best is not None:
             found[name] = (pattern, "bsp", best[0], best[1], best[0] if name == "Scatter-Opt" else 1, best[2], best[2])
     return found
@@ -74,7 +77,10 @@ def figures(
                 "losses": [round(v, 4) for v in loss], "accuracies": [round(v, 4) for v in accuracy],
             }
         )  # fmt: skip
-    return {"stand_in": "network of examples/digits; costs of the thesis's workloads by the performance model", "rows": found}
+    return {
+        "stand_in": "network of examples/digits; costs of the thesis's workloads by the performance model",
+        "rows": found,
+    }
 
 
 def _fields(s: Setting) -> dict[str, Any]:

@@ -218,7 +218,9 @@ def _data(s: Setting) -> _Data:
         for t in range(total):
             chosen = owned[rank][sampler.batch(t)]
             index[t, rank, : len(chosen)], mask[t, rank, : len(chosen)] = chosen, 1
-    tensors = (torch.from_numpy(a) for a in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets))
+    tensors = (
+        torch.from_numpy(a) for a in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets)
+    )
     return _Data(*tensors, torch.from_numpy(index), torch.from_numpy(mask), split.iterations)
 
 

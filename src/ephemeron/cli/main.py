@@ -302,7 +302,10 @@ def _planned(
         job, platform=platform, channel=c.channel, on_progress=lambda text: click.echo(text, err=True)
     )
     wish = PlanRequest(
-        epochs=job.epochs, hap_epochs_factor=job.limits.hap_epochs_factor, optimizer=job.optimizer if job.task is None else None, limits=planning_workflow.limits_of(job),
+        epochs=job.epochs,
+        hap_epochs_factor=job.limits.hap_epochs_factor,
+        optimizer=job.optimizer if job.task is None else None,
+        limits=planning_workflow.limits_of(job),
         lifetime_s=c.function_timeout_s or None,
     )
     plan = make_plan(

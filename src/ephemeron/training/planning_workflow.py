@@ -137,7 +137,12 @@ def plan_job(
     if profile is None:
         probed = platform if platform in ("local", "simulated") else "local"
         profile = known_or_measured(job, platform=probed, channel=channel, use_cache=use_cache, on_progress=on_progress)
-    wish = wish or PlanRequest(epochs=job.epochs, hap_epochs_factor=job.limits.hap_epochs_factor, optimizer=job.optimizer if job.task is None else None, limits=limits_of(job))
+    wish = wish or PlanRequest(
+        epochs=job.epochs,
+        hap_epochs_factor=job.limits.hap_epochs_factor,
+        optimizer=job.optimizer if job.task is None else None,
+        limits=limits_of(job),
+    )
     return make_plan(profile, wish, platforms=platforms_for(platform, profile.platform), prices_file=prices_file)
 
 

@@ -325,7 +325,9 @@ def test_many_additional_epochs_make_bsp_the_better_choice():
 @pytest.mark.parametrize("factor", [1.0, 1.4])
 def test_the_search_with_different_epochs_by_protocol_finds_what_trying_everything_finds(factor):
     asked = wish(max_global_batch=48, hap_epochs_factor=factor, most_workers=5, memory_step_mb=512)
-    exact, brute = (make_plan(PROFILE, dataclasses.replace(asked, search=s), front=False) for s in ("exact", "brute-force"))
+    exact, brute = (
+        make_plan(PROFILE, dataclasses.replace(asked, search=s), front=False) for s in ("exact", "brute-force")
+    )
     assert exact.choice.predicted.cost_usd == pytest.approx(brute.choice.predicted.cost_usd, rel=1e-9)
 
 

@@ -86,7 +86,9 @@ class ProvisionalSteps:
     def _copied_states(self) -> Iterator[None]:
         """Optimisers work on copies of their states and options."""
         states = [o.state for o in self._optimizers]
-        options = [[{k: _copy(v) for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._optimizers]
+        options = [
+            [{k: _copy(v) for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._optimizers
+        ]
         for o, state in zip(self._optimizers, states, strict=True):
             copied: defaultdict[Any, Any] = defaultdict(dict)
             copied.update({p: {k: _copy(v) for k, v in own.items()} for p, own in state.items()})

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from benchmarks.stale_training import Setting, shapes_of, train
 from training_runs import WORLD, make_job, real
 
-from benchmarks.stale_training import Setting, shapes_of, train
 from ephemeron.events import Ended, FaultFired, RunStarted
 from ephemeron.training.job import Target, parse_fault
 from ephemeron.training.job.convergence import TESTED_STALENESS, TESTED_WORKERS, outside_region
@@ -69,7 +69,7 @@ def test_bsp_has_nothing_to_step_provisionally():
 @pytest.mark.parametrize("sync", ["ssp:2", "asp"])
 def test_asynchronous_runs_survive_a_kill(sync):
     kill = parse_fault("kill:rank=2,iteration=13,phase=compute")
-    run = real(make_job(model=MLP, optimizer=SGD, epochs=3), sync=sync, checkpoint_every=5, faults=[kill])
+    run = real(make_job(model=MLP, optimizer=SGD, epochs=6), sync=sync, checkpoint_every=5, faults=[kill])
     assert run.of(FaultFired)
     assert run.ending.final.metrics["accuracy"] > 0.9
 
