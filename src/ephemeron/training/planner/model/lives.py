@@ -103,8 +103,8 @@ class Handing:
     waits: Array | bool = True
     """Whether the rank waits for other ranks, and therefore has to end before its timeout."""
     mixed: Array | bool = False
-    """Whether aggregators are so many that, under HAP, only some of their first successors find an environment that others have
-    left a moment before: these wait for the rest in their first iteration."""
+    """Whether, under HAP, only some of the aggregators' first successors find an environment that others have left a moment before:
+    these wait for the rest in their first iteration."""
 
     def take(self, which: Array) -> Handing:
         """Some of many."""
@@ -158,7 +158,7 @@ def lives_of(h: Handing, iteration_s: Array, iterations: Array) -> Lives:
 
 def dies_too_early(h: Handing, iteration_s: Array, iterations: Array | float) -> Array:
     """Whether a function ends before it has done an iteration. Once true, true for more and longer iterations and loading."""
-    tells = h.request_s + h.tell_s
+    tells = h.request_s + h.tell_s + h.request_s  # the last one deletes what the new checkpoint replaces
     closing = h.closing()
     needed = iteration_s + np.where(h.waits, np.maximum(closing, tells), tells)
     passed = np.maximum(h.asked_s, h.tell_s - h.warm_s) + h.read_s

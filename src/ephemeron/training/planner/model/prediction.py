@@ -45,6 +45,8 @@ GATHERED, UNDER_WAY_MB = 4, 3.0
 """Contributions that an aggregator fetches ahead, or as many as these MB are."""
 CONTROL_EVERY_S = 2.0
 """Seconds between two checks of rank 0 for a stop request."""
+CLOSE = 0.01
+"""Relative difference of two times below which the less favourable order of the two events is assumed."""
 CHUNK_MB = 1.0
 """Chunk of the pipelined form, or half a shard if that is less."""
 
@@ -326,7 +328,8 @@ def predict(
     )  # fmt: skip
     finish = np.where(w > 1, tiny_up + tiny_down, 0.0) + platform.seconds("up", workload.model_mb, m)
     start = platform.start_s(w)
-    hand = handing(workload, platform, terms, workers=w, aggregators=k, memory_mb=m, load=load)
+    behind = ca + e.seconds - cn
+    hand = handing(workload, platform, terms, workers=w, aggregators=k, memory_mb=m, load=load, behind_s=behind)
     lives = lives_of(hand, each + own, iterations)
     relays, relay_s = lives.relays, lives.stops_s
     seconds = start + load + loop_s + relay_s + finish
@@ -370,14 +373,26 @@ def state_mb(workload: Workload) -> float:
 
 def handing(
     workload: Workload, platform: PlatformProfile, terms: ExecutionOptions, *, workers: Array, aggregators: Array, memory_mb: Array,
-    load: Array,
+    load: Array, behind_s: Array,
 ) -> Handing:  # fmt: skip
-    """Times of invocations and hand-offs for functions of a quota; `load`: seconds of loading of the first ones."""
-    state, m, w = state_mb(workload), memory_mb, workers
+    """Times of invocations and hand-offs for functions of a quota.
+
+    Args:
+        workload, platform, terms: what, where and how.
+        workers, aggregators, memory_mb: W, K and M.
+        load: seconds of loading of the first functions.
+        behind_s: seconds from when the others have computed their first gradient until the aggregators end their iteration.
+    """
+    state, m, w, k = state_mb(workload), memory_mb, workers, aggregators
+    write_s, request_s = platform.seconds("up", state, m), platform.seconds("up", TINY_MB, m)
+    mixed: Array | bool = False
+    if terms.sync == "hap":
+        # Others upload, hand off and end; the environments of those that end before aggregators hand off are reused.
+        ended_s = span_s(platform, "up", k, workload.model_mb * UP[terms.compression] / k, m) + write_s + request_s
+        mixed = (w > k) & (2 * k > w) & (behind_s >= ended_s * (1 - CLOSE))
     return Handing(
         life_s=terms.lifetime_s or platform.lifetime_s, first_load_s=load,
-        load_s=load - platform.seconds("down", workload.model_mb, m), write_s=platform.seconds("up", state, m),
-        read_s=platform.seconds("down", state, m), request_s=platform.seconds("up", TINY_MB, m), cold_s=platform.start_s(w),
-        warm_s=platform.warm_start_s, waits=w > 1,
-        mixed=(terms.sync == "hap") & (w > aggregators) & (2 * aggregators > w),
+        load_s=load - platform.seconds("down", workload.model_mb, m), write_s=write_s,
+        read_s=platform.seconds("down", state, m), request_s=request_s, cold_s=platform.start_s(w),
+        warm_s=platform.warm_start_s, waits=w > 1, mixed=mixed,
     )  # fmt: skip

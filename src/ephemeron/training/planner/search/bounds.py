@@ -274,7 +274,6 @@ def _lives(
         life_s=of("life_s"), first_load_s=load, load_s=np.where(known, np.maximum(load - of("init_s"), 0.0), 0.0),
         write_s=of("write_s"), read_s=of("read_s"), request_s=of("request_s"),
         cold_s=np.maximum(of("cold_s"), r.w0 * of("start_each_s")), warm_s=of("warm_s"), waits=r.w0 > 1,
-        mixed=t.unequal & (2 * r.k0 > r.w1),
     )  # fmt: skip
     both = least_lives(hand, each, iterations, whole=iterations - epochs, loop_s=loop, billed_s=work)
     seconds = np.minimum(*(x.seconds for x in both))
