@@ -24,6 +24,7 @@ _OPTIONS = (
     ("openfaas", "callback", "--openfaas-callback", "URL",
      "http://HOST:PORT at which the cluster reaches this machine: lost replicas are then noticed at once."),
     ("ray", "address", "--ray-address", "ADDRESS", "Head of a Ray cluster.  [default: RAY_ADDRESS, or auto]"),
+    ("ray", "gpus", "--ray-gpus", "N", "GPUs of each function, whole ones or a part of one.  [default: 0]"),
     ("lithops", "backend", "--lithops-backend", "NAME", "Backend in Lithops' own configuration.  [default: localhost]"),
     ("lithops", "runtime", "--lithops-runtime", "IMAGE",
      "Runtime in which ephemeron is installed.  [default: as configured]"),
@@ -52,11 +53,23 @@ def cloud_settings(platform: str, given: dict[str, str]) -> Settings | None:
     """
     from ephemeron.functions.registry import CLOUDS, cloud
 
-    values = {field: given[option] for name, field, option, _, _ in _OPTIONS if name == platform and option in given}
+    values: dict[str, Any] = {
+        field: given[option] for name, field, option, _, _ in _OPTIONS if name == platform and option in given
+    }
     foreign = [option for name, _, option, _, _ in _OPTIONS if name != platform and option in given]
     if foreign:
         raise UserError(f"platform {platform} takes no {', '.join(foreign)}")
     if platform not in CLOUDS:
         return None
-    settings: Settings = cloud(platform).settings(**values)
-    return settings
+    settings = cloud(platform).settings
+    if "gpus" in values:
+        values["gpus"] = _number(values["gpus"], "--ray-gpus")
+    made: Settings = settings(**values)
+    return made
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} is {text!r}, not a number") from None

@@ -36,8 +36,8 @@ class World:
 
 
 @contextmanager
-def two_nodes(*, cpus: int, memory_mb: int) -> Iterator[World]:
-    """A cluster; `cpus` and `memory_mb` of each of the two nodes."""
+def two_nodes(*, cpus: int, memory_mb: int, gpus: int = 0) -> Iterator[World]:
+    """A cluster; `cpus`, `memory_mb` and `gpus` of each of the two nodes. Ray counts GPUs that are not there, if told so."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -52,7 +52,9 @@ def two_nodes(*, cpus: int, memory_mb: int) -> Iterator[World]:
         cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": soon})
         try:
             workers = [
-                cluster.add_node(num_cpus=cpus, object_store_memory=STORE_MB * MIB, memory=memory_mb * MIB)
+                cluster.add_node(
+                    num_cpus=cpus, object_store_memory=STORE_MB * MIB, memory=memory_mb * MIB, num_gpus=gpus
+                )
                 for _ in range(2)
             ]
             cluster.wait_for_nodes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import pytest
@@ -38,6 +39,18 @@ def test_what_has_room_is_what_can_be_dealt_out_one_by_one(
         while memory >= memory_mb and grains >= round(cpus * 10_000):
             memory, grains, dealt = memory - memory_mb, grains - round(cpus * 10_000), dealt + 1
     assert room(nodes, memory_mb=memory_mb, cpus=cpus) == dealt
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(0.0, 8), (0.25, 8), (0.5, 6), (0.75, 3), (1.0, 3), (2.0, 1), (4.0, 0)])
+def test_a_function_has_its_gpus_on_one_node_and_a_part_of_one_on_one_gpu(gpus: float, fits: int) -> None:
+    nodes = [dataclasses.replace(NODE, cpus=4.0, gpus=g) for g in (1.0, 2.0)]
+    assert room(nodes, memory_mb=1024, cpus=1.0, gpus=gpus) == fits
+
+
+@pytest.mark.parametrize("gpus", [-1.0, 1.5, float("nan"), float("inf")])
+def test_gpus_are_whole_or_a_part_of_one(gpus: float) -> None:
+    with pytest.raises(JobError, match=r"use e\.g\. 1 or 0\.5"):
+        RaySettings(address="head:6379", gpus=gpus).located()
 
 
 @given(memory_mb=QUOTA, mb_per_vcpu=st.floats(100, 20_000))

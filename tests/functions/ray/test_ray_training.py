@@ -28,7 +28,7 @@ MEMORY_MB = 768
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[World]:
     # Room for all three on either node, so that the one that is left can take what the other one had.
-    with two_nodes(cpus=2, memory_mb=4096) as cluster:
+    with two_nodes(cpus=2, memory_mb=4096, gpus=1) as cluster:
         yield cluster
 
 
@@ -60,6 +60,17 @@ def test_what_does_not_fit_the_cluster_is_refused_before_anything_runs(world: Tr
     assert refused.value.binding == "concurrency"
     with pytest.raises(ChannelUnreachable):
         world.go(channel="redis://127.0.0.1:9")
+
+
+def test_functions_reserve_whole_gpus_and_parts_of_them(cluster: World, world: TrainingWorld) -> None:
+    half = dataclasses.replace(world, settings=dataclasses.replace(cluster.settings(), gpus=0.5))
+    with pytest.raises(PlanInfeasible, match=r"0\.5 GPUs are wanted, the Ray cluster has room for 4"):
+        half.go(workers=5)
+    result, _ = half.go(workers=3)
+    assert result.summary.weights_sha256 == world.undisturbed[0].summary.weights_sha256
+    two = dataclasses.replace(world, settings=dataclasses.replace(cluster.settings(), gpus=2))
+    with pytest.raises(PlanInfeasible, match=r"2 GPUs; .* and 1 GPUs are on one node at most"):
+        two.go()
 
 
 def test_the_run_s_record_says_where_and_nothing_secret(world: TrainingWorld) -> None:

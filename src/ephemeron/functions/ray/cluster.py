@@ -32,6 +32,7 @@ class ClusterNode:
     cpus: float
     memory_mb: float
     """Memory that Ray can reserve: by default 70 % of the machine, without the object store."""
+    gpus: float = 0.0
 
 
 def ray_module() -> Any:
@@ -90,7 +91,7 @@ def nodes() -> list[ClusterNode]:
     found = [
         ClusterNode(
             id=node["NodeID"], host=node["NodeManagerHostname"], cpus=float(node["Resources"].get("CPU", 0.0)),
-            memory_mb=float(node["Resources"].get("memory", 0.0)) / MIB,
+            memory_mb=float(node["Resources"].get("memory", 0.0)) / MIB, gpus=float(node["Resources"].get("GPU", 0.0)),
         )
         for node in ray_module().nodes()
         if node["Alive"]
@@ -108,13 +109,15 @@ def cpus_of(memory_mb: int, mb_per_vcpu: float) -> float:
     return float(math.ceil(share)) if share > 1 else math.ceil(share * _GRAIN - 1e-9) / _GRAIN
 
 
-def room(nodes: Sequence[ClusterNode], *, memory_mb: int, cpus: float) -> int:
+def room(nodes: Sequence[ClusterNode], *, memory_mb: int, cpus: float, gpus: float = 0.0) -> int:
     """Number of functions that fit at once in an empty cluster. Each function is on one node."""
     fits = 0
     for node in nodes:
         by_memory = int(node.memory_mb // memory_mb)
         by_cpu = round(node.cpus * _GRAIN) // round(cpus * _GRAIN)
-        fits += min(by_memory, by_cpu)
+        # A part of a GPU is on one GPU, so what is left of each cannot be put together.
+        by_gpu = by_cpu if gpus == 0 else int(node.gpus // gpus) if gpus >= 1 else int(node.gpus) * int(1 / gpus + 1e-9)
+        fits += min(by_memory, by_cpu, by_gpu)
     return fits
 
 

@@ -24,6 +24,7 @@ class WorkerSettings:
     namespace: str
     """Namespace of the run's actors."""
     mb_per_vcpu: float
+    gpus: float = 0.0
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,6 +62,7 @@ class RaySender(RecordedSender):
             lifetime="detached",
             num_cpus=cpus_of(memory_mb, self._told.mb_per_vcpu),
             memory=memory_mb * MIB,
+            num_gpus=self._told.gpus,
             # Never started again by Ray. A second start would be the same attempt, and fenced off; and by then
             # the run has sent a replacement, from the state of the peers and not from the beginning.
             max_restarts=0,

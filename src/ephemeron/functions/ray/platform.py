@@ -44,7 +44,7 @@ class RayPlatform(AsyncInvokePlatform):
             f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
         )
         self._told = WorkerSettings(
-            namespace=namespace_of(run), mb_per_vcpu=settings.mb_per_vcpu, variables={**logs.variables(), **settings.variables}
+            namespace=namespace_of(run), mb_per_vcpu=settings.mb_per_vcpu, gpus=settings.gpus, variables={**logs.variables(), **settings.variables}
         )  # fmt: skip
         self._watch = ActorWatch(self._told.namespace)
         super().__init__(run_dir, limits, channel, RecordKeys(calls_prefix(run)), every_s=settings.every_s)

@@ -54,7 +54,7 @@ def inspect(settings: RaySettings, channel: str, *, probe: bool = True) -> list[
 def limits_of(found: Sequence[ClusterNode], settings: RaySettings, *, memory_mb: int) -> Limits:
     """Limits of calls: a function has to fit on one node, and all of them on the cluster."""
     largest = int(max(min(node.memory_mb, node.cpus * settings.mb_per_vcpu) for node in found))
-    fits = room(found, memory_mb=memory_mb, cpus=cpus_of(memory_mb, settings.mb_per_vcpu))
+    fits = room(found, memory_mb=memory_mb, cpus=cpus_of(memory_mb, settings.mb_per_vcpu), gpus=settings.gpus)
     # A successor waits in Ray's queue where there is no room, so it must not be refused: twice, not once.
     return dataclasses.replace(
         LIMITS, memory_max_mb=max(LIMITS.memory_min_mb, largest), mb_per_vcpu=settings.mb_per_vcpu,
@@ -69,16 +69,19 @@ def check_fit(found: Sequence[ClusterNode], settings: RaySettings, *, workers: i
         PlanInfeasible: binding is `memory` or `concurrency`.
     """
     cpus = cpus_of(memory_mb, settings.mb_per_vcpu)
-    fits = room(found, memory_mb=memory_mb, cpus=cpus)
+    fits = room(found, memory_mb=memory_mb, cpus=cpus, gpus=settings.gpus)
+    wanted = f"{cpus:g} CPUs" + (f" and {settings.gpus:g} GPUs" if settings.gpus else "")
     if fits == 0:
+        largest = max(n.gpus for n in found)
         raise PlanInfeasible(
-            f"no node of the Ray cluster has room for a function of {memory_mb} MB and {cpus:g} CPUs; "
-            f"the largest has {max(n.memory_mb for n in found):.0f} MB and {max(n.cpus for n in found):g} CPUs",
+            f"no node of the Ray cluster has room for a function of {memory_mb} MB and {wanted}; "
+            f"the largest has {max(n.memory_mb for n in found):.0f} MB and {max(n.cpus for n in found):g} CPUs"
+            + (f", and {largest:g} GPUs are on one node at most" if settings.gpus else ""),
             binding="memory",
         )
     if workers > fits:
         raise PlanInfeasible(
-            f"{workers} workers of {memory_mb} MB and {cpus:g} CPUs are wanted, the Ray cluster has room for {fits}; "
+            f"{workers} workers of {memory_mb} MB and {wanted} are wanted, the Ray cluster has room for {fits}; "
             f"use fewer workers or less memory, or add nodes",
             binding="concurrency",
         )
