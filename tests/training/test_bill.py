@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.config.typed import build, plain
-from ephemeron.events import PHASES, Ended, Evaluated, Invoked, Loaded, Progress, RunStarted, Started, Traffic
+from ephemeron.events import (
+    PHASES,
+    Checkpointed,
+    Ended,
+    Evaluated,
+    Invoked,
+    Loaded,
+    Progress,
+    RunStarted,
+    Started,
+    Traffic,
+)
 from ephemeron.training.driver.cost import CostMeter, latest_metrics, summarize
 from ephemeron.training.driver.records import Bill, ResultSummary
 from ephemeron.training.job import Configuration, Target
@@ -112,6 +123,33 @@ def test_iterations_that_a_replacement_repeats_are_paid_for_and_done_once():
     )  # fmt: skip
     assert got.traffic.puts == 4 + 3
     assert got.done == {0: 5}
+
+
+def test_a_cache_bills_what_the_run_keeps_in_it():
+    """The client's 300 MB, two newest checkpoints of each rank, and two iterations of messages, for half an hour."""
+    mb = 1_000_000
+    saved = [
+        Checkpointed(t=float(i), rank=rank, attempt=0, iteration=i, nbytes=size * mb)
+        for rank in (0, 1) for i, size in enumerate((50, 40, 40))
+    ]  # fmt: skip
+    events = [
+        run_started(traffic=Traffic(bytes_up=300 * mb)),
+        *(e for i in (0, 1) for e in (invoked(f"i{i}", rank=i), started(f"i{i}", rank=i))), *saved,
+        *(progress(rank=i, iteration=9, traffic=Traffic(puts=1, bytes_up=(130 + 10 * 5) * mb)) for i in (0, 1)),
+    ]  # fmt: skip
+    kept_gb = 0.3 + 2 * 2 * 0.04 + 2 * 2 * 0.005
+    got = ledger(*events)
+    assert got.kept_bytes == pytest.approx(kept_gb * 1e9)
+    billed = CostMeter(dataclasses.replace(PRICES, gb_hour_usd=0.084, least_gb=0.1))
+    for event in events:
+        billed.feed(event)
+    assert billed.storage_usd(1800) - got.storage_usd(1800) == pytest.approx(0.084 * kept_gb / 2)
+    assert billed.cost_usd(1800) - got.cost_usd(1800) == pytest.approx(0.084 * kept_gb / 2)
+
+
+def test_a_cache_bills_its_least_size():
+    empty = CostMeter(dataclasses.replace(PRICES, gb_hour_usd=0.084, least_gb=0.1))
+    assert empty.storage_usd(3600) == pytest.approx(0.0084)
 
 
 def test_every_session_of_the_trigger_counts():

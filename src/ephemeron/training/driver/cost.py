@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ephemeron.events import (
     PHASES,
+    Checkpointed,
     Ended,
     Evaluated,
     Event,
@@ -23,6 +24,10 @@ from ephemeron.training.metrics import Metrics, means
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.spec import RunSpec
+from ephemeron.units import MB
+
+CHECKPOINTS, ITERATIONS = 2, 2
+"""Checkpoints of each rank, and iterations of messages, that a channel holds at a time."""
 
 
 @dataclass(slots=True)
@@ -43,6 +48,8 @@ class CostMeter:
     """By iteration and rank."""
     measured: dict[int, dict[str, float | None]] = field(default_factory=dict)
     """By iteration, metrics that functions have merged."""
+    checkpoints: dict[int, list[int]] = field(default_factory=dict)
+    """Per rank, bytes of its checkpoints."""
     _own: Traffic = field(default_factory=Traffic)
     _traffic: dict[str, Traffic] = field(default_factory=dict)
     _invoked: dict[str, Invoked] = field(default_factory=dict)
@@ -69,6 +76,8 @@ class CostMeter:
                 self._spend(event.spans)
             case Evaluated():
                 self.evaluations.setdefault(event.iteration, {})[event.rank] = event
+            case Checkpointed():
+                self.checkpoints.setdefault(event.rank, []).append(event.nbytes)
             case Measured():
                 self.measured[event.iteration] = event.metrics
             case Ended():
@@ -93,14 +102,29 @@ class CostMeter:
             total = total + traffic
         return total
 
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes that the channel holds at a time: uploads of the client, the newest checkpoints and messages.
+
+        Messages of an iteration are everything else that functions uploaded, divided by the iterations.
+        """
+        newest = sum(sum(sizes[-CHECKPOINTS:]) for sizes in self.checkpoints.values())
+        uploaded = sum(t.bytes_up for t in self._traffic.values()) - sum(map(sum, self.checkpoints.values()))
+        messages = max(uploaded, 0) / max(self.done.values(), default=1)
+        return self._own.bytes_up + newest + ITERATIONS * messages
+
     def gb_seconds_at(self, t: float) -> float:
         """Billed so far, with running functions as if they ended at `t`."""
         running = sum(max(0.0, t - i.t) for i in self._invoked.values())
         return self.gb_seconds + running * self.memory_mb / 1024
 
     def storage_usd(self, t: float, servers: int = 0) -> float:
-        """Requests, bytes and servers until `t`."""
-        return self.prices.storage_usd(self.traffic) + servers * self.prices.server_hour_usd * t / 3600
+        """Requests, bytes moved, bytes kept and servers until `t`."""
+        return (
+            self.prices.storage_usd(self.traffic)
+            + self.prices.kept_usd(self.kept_bytes / MB / 1000, t)
+            + servers * self.prices.server_hour_usd * t / 3600
+        )
 
     def cost_usd(self, t: float, servers: int = 0) -> float:
         """Everything until `t`."""

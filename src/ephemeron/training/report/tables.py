@@ -102,7 +102,7 @@ def bill_table(story: RunSummary, figures: Headline) -> Markup:
     ]
     beyond = max(0.0, figures.storage_usd - spent.requests_usd)
     if beyond > 0.001 * figures.storage_usd:
-        rows.append(["channel", "preparation, bytes billed by volume, parameter servers", usd(beyond)])
+        rows.append(["channel", "preparation, bytes moved and kept, parameter servers", usd(beyond)])
     metered = spent.total_usd + beyond
     moved = f"{human_bytes(t.bytes_up)} up, {human_bytes(t.bytes_down)} down"
     rows.append(["sum", moved, usd(metered)])

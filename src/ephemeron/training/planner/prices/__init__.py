@@ -49,6 +49,10 @@ class Prices:
             + (traffic.bytes_up + traffic.bytes_down) * self.byte_usd
         )
 
+    def kept_usd(self, gb: float, seconds: float) -> float:
+        """So many GB in the channel for so long; a cache bills `least_gb` at least."""
+        return max(gb, self.least_gb) * self.gb_hour_usd * seconds / 3600
+
     def functions_usd(self, gb_seconds: float, invocations: int) -> float:
         """FasDL, equation 3-23, plus the price of each invocation."""
         return gb_seconds * self.gb_second_usd + invocations * self.invocation_usd
