@@ -221,6 +221,49 @@ def test_exported_calculations_are_those_of_the_model(run: ephemeron.Result, tmp
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_task_that_calls_parts_of_its_model_is_not_exported_as_a_calculation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    code = tmp_path / "parts"
+    code.mkdir()
+    (code / "parts.py").write_text(
+        "import torch\nimport ephemeron\nfrom torch import nn\n"
+        "class Parts(ephemeron.Task):\n"
+        "    def model(self):\n"
+        "        return nn.ModuleDict({'body': nn.Flatten(), 'head': nn.Linear(64, 10)})\n"
+        "    def training_step(self, model, batch):\n"
+        "        inputs, targets = batch\n"
+        "        return nn.functional.cross_entropy(model['head'](model['body'](inputs)), targets)\n"
+    )
+    job = ephemeron.Job(name="parts", task=Target(target="parts:Parts"), epochs=1, code=(code,))
+    ephemeron.train(job, ephemeron.configure(job, platform="simulated", workers=2, batch_size=200))
+    refused = CliRunner().invoke(main, ["export", "last", "--format", "torchscript", "--out", "m.pt"])
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "error: evaluation_step does not call the model itself, so what is to be exported is not known; "
+        "export safetensors, or export a part of result.model()\n",
+    )
+    invoke("export", "last", "--out", "m.safetensors")
+    assert set(load_file("m.safetensors")) == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [{"ema_decay": 0.9}, {"precision": "bf16-mixed"}, {"dtype": "float64"}, {"model": Target(target="tiny:tied")}],
+    ids=["averaged", "bf16", "float64", "tied"],
+)
+def test_evaluations_equal_those_of_the_run(
+    job: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    result = train(**{"epochs": 1, **job})
+    found = evaluate(job_of_run(result.folder), result.state_dict())
+    assert found == pytest.approx(dict(result.summary.metrics), rel=1e-5)
+    result.save(tmp_path / "saved")
+    assert load_file(tmp_path / "saved" / "model.safetensors")
+
+
 def test_onnx_that_is_not_installed_is_named_with_its_extra(
     run: ephemeron.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
