@@ -145,6 +145,7 @@ def test_a_plain_module_is_saved_as_safetensors_with_its_origin(run: ephemeron.R
     assert {n: t.tolist() for n, t in saved.items()} == {n: t.tolist() for n, t in run.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_a_transformers_model_is_saved_for_from_pretrained(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     code = tmp_path / "hf"
@@ -201,6 +202,7 @@ def test_evaluate_prints_the_metrics_of_a_run_and_of_a_file(run: ephemeron.Resul
     assert "the weights are of another model: 5 names differ" in refused.stderr
 
 
+@pytest.mark.slow
 def test_exported_calculations_are_those_of_the_model(run: ephemeron.Result, tmp_path: Path) -> None:
     """Also for batches of another size than the example's."""
     inputs = torch.rand(5, 8, 8)
@@ -273,6 +275,7 @@ def test_onnx_that_is_not_installed_is_named_with_its_extra(
     assert "pip install 'ephemeron[onnx]'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_weights_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A learning rate that is much too high makes the last evaluation worse than an earlier one."""
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,15 @@ class Backend:
     """From what `start` returned."""
 
 
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of MLflow's, whose creation takes seconds."""
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'ephemeron[mlflow]'")
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
 @pytest.fixture(params=LOGGERS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     name: str = request.param
@@ -47,6 +57,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
             spec = LoggerSpec(name="tensorboard", folder=tmp_path / "logs")
             return Backend(name, spec, lambda at: of_tensorboard(Path(at)))
         case "mlflow":
+            shutil.copy(request.getfixturevalue("empty_database"), tmp_path / "mlflow.db")
             return Backend(name, LoggerSpec(name="mlflow", tracking_uri=uri), lambda at: of_mlflow(uri, at))
         case _:
             spec = LoggerSpec(name="wandb", folder=tmp_path / "logs", project="tests")
@@ -118,8 +129,9 @@ def test_csv_keeps_what_a_killed_client_wrote_without_the_line_that_was_cut_off(
     assert of_csv(tmp_path).metrics == {"a": [(1, 1.0), (2, 5.0)], "b": [(1, 2.0)], "c": [(2, 7.0)]}
 
 
-def test_mlflow_takes_more_than_a_request_holds_and_names_of_any_kind(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="pip install 'ephemeron[mlflow]'")
+@pytest.mark.slow
+def test_mlflow_takes_more_than_a_request_holds_and_names_of_any_kind(empty_database: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     logger = make_logger(LoggerSpec(name="mlflow", tracking_uri=uri, experiment="mine"))
     at = logger.start(run(tmp_path))
