@@ -89,8 +89,8 @@ def test_points(told: Learning) -> tuple[Points, Points]:
 
 
 def _said(e: EvaluationPoint) -> str:
-    loss = "not finite" if e.loss is None else f"{e.loss:.4g}"
-    return f"epoch {e.epoch}: loss {loss}" + ("" if e.accuracy is None else f", accuracy {e.accuracy:.4f}")
+    said = [f"{name} not finite" if value is None else f"{name} {value:.4g}" for name, value in e.metrics.items()]
+    return f"epoch {e.epoch}: {', '.join(s for s in said if s != 'accuracy not finite')}"
 
 
 def loss_axis(values: list[float]) -> Axis:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ephemeron.training.report.metrics import EvaluationPoint
 from ephemeron.training.report.run_summary import RunSummary
 from ephemeron.units import human_bytes, human_seconds
 
@@ -42,6 +43,8 @@ class Headline:
     iterations: int
     planned_iterations: int
     accuracy: float | None
+    others: tuple[tuple[str, float], ...]
+    """Further metrics of the last evaluation, by name."""
     test_loss: float | None
     train_loss: float | None
     gb_seconds: float
@@ -71,6 +74,7 @@ class Headline:
             iterations=int(_number(r, "iterations") or story.learning.iterations),
             planned_iterations=run.iterations if run else 0,
             accuracy=_first(_number(r, "metrics.accuracy"), final.accuracy if final else None),
+            others=_others(r, final),
             test_loss=_first(_number(r, "metrics.loss"), final.loss if final else None),
             train_loss=story.learning.last_loss,
             gb_seconds=_number(r, "billed.gb_seconds") or story.spending.gb_seconds,
@@ -88,6 +92,8 @@ class Headline:
         ending = "" if self.test_loss is None else f": test loss {self.test_loss:.4g}"
         if self.accuracy is not None:
             ending = f": accuracy {self.accuracy:.3f}"
+        elif self.others:
+            ending = f": {self.others[0][0]} {self.others[0][1]:.4g}"
         if not self.seconds and not self.iterations:
             return f"{who} {'were' if self.workers != 1 else 'was'} asked for; nothing has happened yet."
         if not self.iterations:
@@ -99,6 +105,14 @@ class Headline:
         if self.status == "stopped":
             return f"{who} trained {done} before the run was stopped, {bill}{ending}."
         return f"{who} trained {done} {bill}{ending}."
+
+
+def _others(result: Result, final: EvaluationPoint | None) -> tuple[tuple[str, float], ...]:
+    """Metrics beside loss and accuracy, from the result or else the last evaluation."""
+    told = result.get("metrics")
+    known = told if isinstance(told, Mapping) else final.metrics if final else {}
+    named = ((str(name), value) for name, value in known.items() if name not in ("loss", "accuracy"))
+    return tuple((name, float(value)) for name, value in named if isinstance(value, (int, float)))
 
 
 def usd(amount: float) -> str:

@@ -48,6 +48,8 @@ def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) 
     if comparison:
         words = " ".join((*comparison.notes, CAPTION))
         parts.append(card("Predicted and measured", render_table(comparison), words))
+    if figures.others:
+        parts.append(card("Evaluations", tables.evaluation_table(story)))
     timed = any(any(lane.totals.values()) for lane in story.lanes)
     overlap = "Phases may overlap, so a row can add up to more than the time alive. Shares are of the time alive."
     parts += [
@@ -96,10 +98,13 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
 
 
 def _tested(figures: Headline) -> tuple[str, str, str]:
-    """The accuracy where there is one, else the loss."""
-    if figures.accuracy is None and figures.test_loss is not None:
-        return "Test loss", f"{figures.test_loss:.4g}", "last evaluation"
-    return "Accuracy", _or_dash(figures.accuracy, ".3f"), _told("test loss {:.4g}", figures.test_loss)
+    """The accuracy where there is one, else the program's first metric, else the loss."""
+    if figures.accuracy is not None:
+        return "Accuracy", f"{figures.accuracy:.3f}", _told("test loss {:.4g}", figures.test_loss)
+    if figures.others:
+        name, value = figures.others[0]
+        return name.replace("_", " ").capitalize(), f"{value:.4g}", _told("test loss {:.4g}", figures.test_loss)
+    return "Test loss", _or_dash(figures.test_loss, ".4g"), _told("last evaluation", figures.test_loss)
 
 
 def _told(words: str, value: float | None) -> str:

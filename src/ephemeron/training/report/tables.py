@@ -17,6 +17,9 @@ from ephemeron.units import human_bytes, human_seconds
 ROWS = 400
 """Invocations listed; of longer lists the bad ends are kept, and the first of the others."""
 
+EVALUATIONS = 100
+"""Evaluations listed."""
+
 _SILENT = ("timed_out", "out_of_memory", "lost")
 _MISSING = "A function that was killed does not report its last requests: those after its last report are missing here."
 
@@ -36,6 +39,20 @@ def phase_table(story: RunSummary) -> Markup:
     sums = [_share(sum(lane.totals.get(p, 0.0) for lane in lanes), whole) for p in shown]
     rows.append(["all", *sums, _s(whole)])
     return table(["", *shown, "alive"], rows, style="last-sum")
+
+
+def evaluation_table(story: RunSummary) -> Markup:
+    """Every metric of every evaluation; of many evaluations the last ones."""
+    points = story.learning.evaluations[-EVALUATIONS:]
+    names = list(dict.fromkeys(name for e in points for name, value in e.metrics.items() if value is not None))
+    rows = [[str(e.epoch), f"{e.iteration:,}", *(_metric(e.metrics.get(name)) for name in names)] for e in points]
+    out = table(["epoch", "iteration", *names], rows)
+    left = len(story.learning.evaluations) - len(points)
+    return out + (_remark(f"{left} earlier evaluations are left out.") if left else "")
+
+
+def _metric(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _share(seconds: float, whole: float) -> str:

@@ -1,0 +1,40 @@
+"""Metrics that programs report are shown under their names."""
+
+from __future__ import annotations
+
+from ephemeron.events import Evaluated, Event, Measured, RunStarted
+from ephemeron.training.planner.prices import load_prices
+from ephemeron.training.report.html import render_html
+from ephemeron.training.report.run_summary import RunSummary
+
+
+def story(*events: Event) -> RunSummary:
+    started = RunStarted(
+        t=0, run_id="r", job="j", workers=2, aggregators=1, memory_mb=512, iterations=8, epochs=2, samples=10
+    )
+    return RunSummary.from_events([started, *events], load_prices("objects"))
+
+
+def test_merged_metrics_replace_means_and_have_a_table() -> None:
+    slices = [
+        Evaluated(t=1, rank=r, attempt=0, epoch=1, iteration=4, samples=5, sums={"loss": (5.0, 5), "f1": None})
+        for r in (0, 1)
+    ]
+    merged = Measured(t=2, rank=0, attempt=0, epoch=1, iteration=4, metrics={"loss": 1.0, "f1": 0.7512})
+    told = story(*slices, merged)
+    assert told.learning.evaluations[0].metrics == {"loss": 1.0, "f1": 0.7512}
+    page = render_html(told, None)
+    assert "F1" in page
+    assert "0.7512" in page
+    assert "ccuracy" not in page
+
+
+def test_a_program_without_a_loss_in_its_evaluation_has_its_own_metric_and_no_gap() -> None:
+    part = Evaluated(t=1, rank=0, attempt=0, epoch=1, iteration=4, samples=5, sums={"distance": (10.0, 5)})
+    page = render_html(story(part), None)
+    assert "Distance" in page
+    assert "ccuracy" not in page
+
+
+def test_a_run_without_evaluations_shows_no_accuracy() -> None:
+    assert "ccuracy" not in render_html(story(), None)
