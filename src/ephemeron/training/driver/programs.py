@@ -10,8 +10,10 @@ import dataclasses
 import hashlib
 import inspect
 import os
+import pickletools
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,13 +27,19 @@ from ephemeron.training.task.task import Task
 
 _JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "run"}
 _RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
+_NAME = r"[A-Za-z_][\w.]*"
+_LIGHTNING = re.compile(rf"lightning:({_NAME}:{_NAME})(?:,({_NAME}:{_NAME}))?")
+_TARGET = re.compile(rf"{_NAME}(:{_NAME})+|{_LIGHTNING.pattern}")
+_LIGHTNING_TASK = "ephemeron.integrations.lightning:LightningTask"
+"""Named, not imported: it is above this layer, and needs Lightning."""
 
 
 def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
     """The job of a program.
 
     Args:
-        program: a `Job`; the path of a job file; `module:Class` of a task; a subclass of `Task`, or an instance.
+        program: a `Job`; the path of a job file; `module:Class` of a task; a subclass of `Task`, or an instance;
+            `lightning:module:Class` of a LightningModule, with `,module:DataModule` if it has one; the module itself.
         options: fields of the job and of the configuration that override those of the program.
 
     Raises:
@@ -53,7 +61,7 @@ def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
 
 
 def _is_target(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)+", text) is not None and not Path(text).exists()
+    return _TARGET.fullmatch(text) is not None and not Path(text).exists()
 
 
 def _overridden(job: Job, given: Mapping[str, object]) -> Job:
@@ -65,9 +73,26 @@ def _overridden(job: Job, given: Mapping[str, object]) -> Job:
 
 
 def _of_task(program: object) -> Job:
+    options: dict[str, object] = {}
+    include: list[str] = []
+    more: list[Path] = []
+    named = _LIGHTNING.fullmatch(program) if isinstance(program, str) else None
+    if not isinstance(program, (str, Task)) and _is_lightning(program):
+        if isinstance(program, type) and _is_importable(program):
+            named = _LIGHTNING.fullmatch(f"lightning:{program.__module__}:{program.__qualname__}")
+        else:
+            program = resolve(_LIGHTNING_TASK, ())(program)
     cls = program if isinstance(program, type) else type(program)
-    name, include = cls.__name__, []
-    if isinstance(program, str):
+    name = cls.__name__
+    found: object
+    if named is not None:
+        here = Path.cwd()
+        options = {"module": named[1], **({"data": named[2]} if named[2] else {})}
+        module = resolve(named[1], [here])
+        target, folder = "ephemeron.integrations.lightning:task_of", _folder_of(inspect.getmodule(module), here)
+        name = named[1].rpartition(":")[2]
+        found = resolve(target, [folder])(**options)
+    elif isinstance(program, str):
         here = Path.cwd()
         found = resolve(program, [here])
         target, folder, name = program, _folder_of(inspect.getmodule(found), here), program.rpartition(":")[2]
@@ -78,10 +103,26 @@ def _of_task(program: object) -> Job:
         folder = _folder_of(sys.modules.get(cls.__module__), Path.cwd())
     else:
         found, include = program, [_OBJECT]
-        target, folder = _written(program)
+        target, folder, *more = _written(program)
     settings = getattr(found, "settings", {})
-    raw = {"name": name, "code": [str(folder)], "code_include": include, **plain_settings(settings), "task": target}
+    task = {"target": target, "options": options} if options else target
+    raw = {
+        "name": name,
+        "code": [str(folder), *map(str, more)],
+        "code_include": include,
+        **plain_settings(settings),
+        "task": task,
+    }
     return parse_job(raw, folder=folder, where=f"settings of {name}" if settings else name)
+
+
+def _is_lightning(program: object) -> bool:
+    """Whether a program is a LightningModule, or a class of them, without importing Lightning."""
+    cls = program if isinstance(program, type) else type(program)
+    return any(
+        c.__name__ == "LightningModule" and c.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
+        for c in cls.__mro__
+    )
 
 
 def plain_settings(settings: Mapping[str, object]) -> dict[str, object]:
@@ -116,8 +157,8 @@ task = cloudpickle.loads((Path(__file__).parent / "task.pkl").read_bytes())
 """
 
 
-def _written(task: object) -> tuple[str, Path]:
-    """Writes a task of this program into a folder of its own; returns its target there, and the folder."""
+def _written(task: object) -> tuple[str, Path, *tuple[Path, ...]]:
+    """Writes a task of this program into a folder of its own; returns its target there, the folder, and those of its modules."""
     try:
         import cloudpickle
     except ModuleNotFoundError:
@@ -134,4 +175,17 @@ def _written(task: object) -> tuple[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _OBJECT).write_bytes(data)
     (folder / f"ephemeron_program_{digest}.py").write_text(_MODULE)
-    return f"ephemeron_program_{digest}:task", folder
+    return f"ephemeron_program_{digest}:task", folder, *_folders_in(data)
+
+
+def _folders_in(data: bytes) -> list[Path]:
+    """Folders of the user's modules that a pickled object names; installed ones are left out."""
+    names = {arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str)}
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
+    installed.append(Path(__file__).resolve().parents[3])
+    folders: dict[Path, None] = {}
+    for name in sorted(names & sys.modules.keys()):
+        file = getattr(sys.modules[name], "__file__", None)
+        if name != "__main__" and file and not any(Path(file).resolve().is_relative_to(root) for root in installed):
+            folders[_folder_of(sys.modules[name], Path.cwd())] = None
+    return list(folders)

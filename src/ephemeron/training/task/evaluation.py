@@ -67,6 +67,8 @@ class Evaluator:
         for name, value in report.items():
             if is_metric(value):
                 self.metrics[name] = value
+            elif is_metric(value, "MetricCollection"):
+                self.metrics |= {f"{name}_{key}": each for key, each in value.items()}
             elif value is None:
                 batch[name] = None
             elif isinstance(value, (tuple, list)) and len(value) == 2:
@@ -81,15 +83,36 @@ class Evaluator:
         """Sums and states of the slice."""
         states: dict[str, np.ndarray] = {}
         for name, metric in self.metrics.items():
-            for state, value in metric.metric_state.items():
-                for i, tensor in enumerate(value if isinstance(value, list) else [value]):
-                    states[f"{name}/{state}/{i}"] = tensor.detach().cpu().numpy().copy()
+            for part, each in _parts(metric):
+                states[_key(name, part, _COUNT)] = np.array(each.update_count)
+                for state, value in each.metric_state.items():
+                    for i, tensor in enumerate(value if isinstance(value, list) else [value]):
+                        if not isinstance(tensor, torch.Tensor):
+                            raise JobError(
+                                f"metric {name} holds {type(tensor).__name__}s in its state {state!r}",
+                                remedy="use a metric whose states are tensors or lists of tensors",
+                            )
+                        wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+                        states[_key(name, part, state, i)] = wide.detach().cpu().numpy().copy()
         return EvaluationSums(self._samples, self._sums, states)
 
 
-def is_metric(value: Any) -> bool:
-    """Whether a value is a metric of torchmetrics, without importing it."""
-    return any(cls.__module__.startswith("torchmetrics") and cls.__name__ == "Metric" for cls in type(value).__mro__)
+_COUNT = "_update_count"
+
+
+def _key(name: str, part: str, state: str, number: int = 0) -> str:
+    """Name of an array of a metric's state. Names of metrics may have slashes."""
+    return f"{name}/{part}/{state}/{number}"
+
+
+def _parts(metric: Any) -> list[tuple[str, Any]]:
+    """A metric and those that it wraps, by name."""
+    return [(name, each) for name, each in metric.named_modules() if is_metric(each)]
+
+
+def is_metric(value: Any, kind: str = "Metric") -> bool:
+    """Whether a value is a metric of torchmetrics, or a collection of them, without importing it."""
+    return any(cls.__module__.startswith("torchmetrics") and cls.__name__ == kind for cls in type(value).__mro__)
 
 
 def metrics_of(parts: Sequence[EvaluationSums], metrics: Mapping[str, Any]) -> dict[str, float | None]:
@@ -107,34 +130,47 @@ def metrics_of(parts: Sequence[EvaluationSums], metrics: Mapping[str, Any]) -> d
 
 
 def _computed(name: str, metric: Any, parts: Sequence[EvaluationSums]) -> dict[str, float | None]:
-    """Value of one metric over all slices; a mapping, such as that of detection metrics, is one metric each."""
-    import copy
+    """Value of one metric over all slices; a mapping, such as that of detection metrics, is one metric each.
 
-    whole = copy.deepcopy(metric)
-    whole.reset()
-    held = [part for part in parts if any(key.startswith(f"{name}/") for key in part.states)]
+    The metric is left with the merged states.
+    """
+    held = [part.states for part in parts if _key(name, "", _COUNT) in part.states]
     if not held:
         return {name: None}
-    for state, reduce in whole._reductions.items():
-        values = [
-            torch.from_numpy(np.array(part.states[key])).to(whole.device)
-            for part in held
-            for key in sorted(
-                (k for k in part.states if k.startswith(f"{name}/{state}/")), key=lambda k: int(k.rpartition("/")[2])
-            )
-        ]
-        if isinstance(getattr(whole, state), list):
-            setattr(whole, state, values)
-        elif reduce is None or not callable(reduce):
-            raise JobError(f"metric {name} says no way to merge its state {state!r}", remedy="give dist_reduce_fx")
-        else:
-            setattr(whole, state, reduce(torch.stack(values)))
-    whole._update_count = 1
-    whole._computed = None
-    value = whole.compute()
+    metric.reset()
+    for inner, each in _parts(metric):
+        counts = [int(states[_key(name, inner, _COUNT)]) for states in held]
+        for state, reduce in each._reductions.items():
+            values = [_arrays(states, _key(name, inner, state).rpartition("/")[0], each.device) for states in held]
+            if isinstance(getattr(each, state), list):
+                setattr(each, state, [tensor for found in values for tensor in found])
+            else:
+                setattr(each, state, _reduced([found[0] for found in values], counts, reduce))
+        each._update_count, each._computed = sum(counts), None
+    value = metric.compute()
     if isinstance(value, Mapping):
         return {f"{name}_{key}": _single(v) for key, v in value.items() if _single(v) is not None}
     return {name: _single(value)}
+
+
+def _arrays(states: Mapping[str, np.ndarray], prefix: str, device: Any) -> list[torch.Tensor]:
+    """Tensors of a state, in order."""
+    found: list[torch.Tensor] = []
+    while (key := f"{prefix}/{len(found)}") in states:
+        found.append(torch.from_numpy(np.array(states[key])).to(device))
+    return found
+
+
+def _reduced(values: list[torch.Tensor], counts: Sequence[int], reduce: Any) -> torch.Tensor:
+    """A state over all slices, as its `dist_reduce_fx` says; a mean counts updates."""
+    if len(values) == 1:
+        return values[0]
+    if getattr(reduce, "__name__", "") == "dim_zero_mean" and sum(counts):
+        return sum((value * count for value, count in zip(values, counts, strict=True)), start=values[0] * 0) / sum(
+            counts
+        )
+    stacked = torch.stack(values)
+    return stacked if reduce is None else reduce(stacked)
 
 
 def _single(value: Any) -> float | None:

@@ -20,6 +20,7 @@ once on every function: keep hooks deterministic, and data that functions cannot
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -41,6 +42,8 @@ class Task:
     """Optimiser steps of the whole run. Known before `optimizers` is called."""
     total_epochs: int = 0
     """Epochs of the whole run. Known before `optimizers` is called."""
+    global_step: int = 0
+    """Optimiser steps before the present one. Known in every hook that is called while training."""
 
     def model(self) -> nn.Module:
         """The model with its initial weights. Random initialisation draws from the job's seed.
@@ -83,11 +86,20 @@ class Task:
         """
         return self.training_step(model, batch)
 
+    def on_step_end(self, model: nn.Module) -> None:
+        """Called on every function after each step of the optimisers and schedulers; `global_step` counts it.
+
+        Override it to change the model in other ways, such as to clip weights or to move a target network.
+
+        Args:
+            model: with the new weights.
+        """
+
     def evaluation_end(self, metrics: dict[str, float]) -> Mapping[str, float]:
         """Metrics of the whole evaluation data, from the merged ones. Override it to add those that are no means.
 
         Args:
-            metrics: by name.
+            metrics: by name. Those whose names begin with an underscore are for this hook alone.
 
         Returns:
             All metrics, such as `{**metrics, "perplexity": math.exp(metrics["loss"])}`.
@@ -137,7 +149,8 @@ def task_of(found: Any, target: str) -> Task:
     Raises:
         JobError: it is none of these, or raises.
     """
-    made = found
+    # Several functions may take turns in a process: each has a task of its own, which counts its own steps.
+    made = copy.copy(found) if isinstance(found, Task) else found
     if not isinstance(found, Task) and callable(found):
         try:
             made = found()

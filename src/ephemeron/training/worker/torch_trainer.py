@@ -100,6 +100,7 @@ class TorchTrainer:
             self._record(iteration, turn, took_part=False)
             self._host.fill_(ABSENT)
             return TrainingStep(self._host.numpy(), 0, 0.0, batch.skipped, batch.failure)
+        self.program.task.global_step = iteration
         with self._random.in_use(), self._only(turn), self._own.taken() if self._own is not None else nullcontext():
             self.model.train()
             self._zero(turn)
@@ -153,6 +154,8 @@ class TorchTrainer:
                 self._step(self._turn(self._steps))
             else:
                 self._write(np.asarray(mean))
+            self.program.task.global_step = self._steps
+            self.program.task.on_step_end(self.model)
             self._average()
 
     def _step(self, turn: int | None) -> None:
@@ -300,7 +303,8 @@ class TorchTrainer:
     def metrics(self, parts: Sequence[EvaluationSums]) -> Metrics:
         merged = metrics_of(parts, self._metrics)
         known = {name: value for name, value in merged.items() if value is not None}
-        return {**merged, **self.program.task.evaluation_end(known)}
+        found = {**merged, **self.program.task.evaluation_end(known)}
+        return {name: value for name, value in found.items() if not name.startswith("_")}
 
     def take_metrics(self, metrics: Metrics) -> None:
         for each in self.program.schedulers:
@@ -403,7 +407,7 @@ def _averaged(reports: Sequence[tuple[float, dict[str, float]]], weight: float) 
     """Means over the parts of a batch by their weights."""
     if len(reports) == 1:
         return reports[0][1]
-    names = reports[0][1]
+    names = [name for name in reports[0][1] if all(name in report for _, report in reports)]
     return {name: sum(w * report[name] for w, report in reports) / weight for name in names}
 
 

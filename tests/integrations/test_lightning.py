@@ -1,0 +1,211 @@
+"""LightningModules run unmodified: as Lightning trains them, independent of the number of functions, and after any kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
+lightning = pytest.importorskip("lightning", reason="no Lightning; pip install 'ephemeron[lightning]'")
+
+from training_runs import WORLD, real  # noqa: E402
+
+from ephemeron.data import assign, global_batch  # noqa: E402
+from ephemeron.errors import JobError  # noqa: E402
+from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
+from ephemeron.training.driver.programs import job_of  # noqa: E402
+from ephemeron.training.job import parse_fault  # noqa: E402
+from ephemeron.training.task.program import program_of  # noqa: E402
+
+CODE = Path(__file__).parent / "code"
+CLASSIFIER = "lightning:lightning_programs:Classifier,lightning_programs:Data"
+PROGRAMS = [CLASSIFIER, "lightning:lightning_programs:Plateau"]
+FAULTS = (
+    "kill:rank=0,iteration=3,phase=upload", "kill:rank=3,iteration=5,phase=compute", "kill:rank=1,iteration=6,phase=download",
+)  # fmt: skip
+
+
+def job(target, **options):
+    made = job_of(target, {"epochs": 3, **options})
+    return dataclasses.replace(made, simulation=WORLD, code=(CODE,))
+
+
+def settings(workers, **more):
+    return {"workers": workers, "aggregators": min(2, workers), "batch_size": 16 // workers, **more}
+
+
+class EpochBatches:
+    """Batch sampler with the batches of one epoch after the other."""
+
+    def __init__(self, epochs):
+        self.epochs, self.next = epochs, 0
+
+    def __len__(self):
+        return len(self.epochs[0])
+
+    def __iter__(self):
+        self.next += 1
+        return iter(self.epochs[self.next - 1])
+
+
+class Losses(lightning.Callback):
+    def __init__(self):
+        self.found = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.found.append(float(outputs["loss"]))
+
+
+def reference(run, made, **options):
+    """The same program under Lightning's own trainer: module, losses, and metrics of the last validation."""
+    spec = run.trigger.spec
+    program = program_of(spec, folders=made.code, epoch_length=spec.split.iterations, epochs=spec.epochs)
+    # The program built the module for a stand-in of the trainer: Lightning trains a new one with its weights.
+    module = type(program.model)()
+    module.load_state_dict(program.model.state_dict())
+    module.epochs_begun.zero_()
+    assignment = assign(spec.samples, spec.split, made.seed)
+    epochs = [
+        [global_batch(spec.split, assignment, e, i, seed=made.seed).tolist() for i in range(spec.split.iterations)]
+        for e in range(spec.epochs)
+    ]
+    data, evaluation = program.task.train_data(), program.task._loaders()[1]
+    loader = torch.utils.data.DataLoader(data, batch_sampler=EpochBatches(epochs))
+    module.train_dataloader = lambda: loader
+    module.val_dataloader = lambda: torch.utils.data.DataLoader(evaluation.dataset, batch_size=64)
+    losses = Losses()
+    trainer = lightning.Trainer(
+        max_epochs=spec.epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, callbacks=[losses], use_distributed_sampler=False, **options,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module)
+    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    return state, losses.found, {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def loss_curve(run):
+    """By iteration, the mean loss over ranks by samples."""
+    sums = {}
+    for e in run.of(Progress):
+        total, samples = sums.get(e.iteration, (0.0, 0))
+        sums[e.iteration] = (total + e.loss * e.samples, samples + e.samples)
+    return [total / samples for _, (total, samples) in sorted(sums.items())]
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_one_function_is_lightnings_trainer_to_the_last_bit(target, home):
+    made = job(target)
+    run = real(made, **settings(1))
+    state, losses, metrics = reference(run, made)
+    assert loss_curve(run) == losses
+    got = run.ending.arrays
+    assert got.keys() == state.keys()
+    for name, value in state.items():
+        assert np.array_equal(got[name], value), name
+    found = run.ending.final.metrics
+    for name in ("val_loss", "val_acc", "val_auroc", "val_f1", "val_precision"):
+        assert found[name] == pytest.approx(metrics[name], abs=1e-6), name
+
+
+def test_clipping_and_accumulation_are_lightnings(home):
+    made = job(CLASSIFIER, clip_norm=0.1, accumulate=1, precision="bf16-mixed")
+    run = real(made, **settings(1))
+    state, losses, _ = reference(run, made, gradient_clip_val=0.1, precision="bf16-mixed")
+    assert np.allclose(loss_curve(run), losses, atol=1e-6)
+    assert all(np.allclose(run.ending.arrays[name], value, atol=1e-6) for name, value in state.items())
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_four_functions_are_one_on_the_same_global_batches(target, home):
+    made = job(target, accumulate=2, clip_norm=1.0)
+    run = real(made, **settings(4))
+    state, losses, metrics = reference(run, made, gradient_clip_val=1.0)
+    assert np.allclose(loss_curve(run), losses, atol=1e-5)
+    for name, value in state.items():
+        assert np.allclose(run.ending.arrays[name], value, atol=2e-5), name
+    for name in ("val_loss", "val_acc", "val_auroc", "val_f1", "val_precision"):
+        assert run.ending.final.metrics[name] == pytest.approx(metrics[name], abs=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_kills_and_hand_offs_do_not_change_it(target, home):
+    made, more = job(target), settings(4, checkpoint_every=2)
+    undisturbed = real(made, **more)
+    assert real(made, **more).sha == undisturbed.sha, "two runs are bit-identical"
+    for fault in FAULTS:
+        run = real(made, faults=[parse_fault(fault)], **more)
+        assert run.of(FaultFired)
+        assert run.sha == undisturbed.sha, fault
+        assert run.ending.final.metrics == undisturbed.ending.final.metrics
+    handed_off = real(made, **{**more, "function_timeout_s": 4.0})
+    assert [e for e in handed_off.of(Invoked) if e.reason == "relay"]
+    assert handed_off.sha == undisturbed.sha
+
+
+def test_hooks_of_epochs_and_batches_are_called(home):
+    run = real(job(CLASSIFIER), **settings(2))
+    got = run.ending.arrays
+    assert (got["epochs_begun"], got["epochs_ended"], got["batches_ended"]) == (3, 0 + 1 + 2, 12)
+
+
+def test_batch_size_and_last_batch_are_the_loaders(home):
+    made = job_of(CLASSIFIER)
+    assert (made.run["batch_size"], made.data.last_batch) == (8, "drop")
+    assert made.task.options == {"module": "lightning_programs:Classifier", "data": "lightning_programs:Data"}
+    assert job_of("lightning:lightning_programs:Regression").data.test_fraction == 0
+
+
+def test_a_module_without_validation_is_not_evaluated(home):
+    run = real(job("lightning:lightning_programs:Regression"), **settings(2))
+    assert run.ending.status == "finished"
+    assert run.ending.final.metrics == {"loss": None}
+
+
+def test_classes_and_modules_are_programs(home):
+    from lightning_programs import Classifier, Data, Plateau
+
+    from ephemeron.integrations.lightning import LightningTask
+
+    assert job_of(Plateau).task.options == {"module": "lightning_programs:Plateau"}
+    pytest.importorskip("cloudpickle", reason="no cloudpickle; pip install 'ephemeron[notebook]'")
+    module = Classifier(width=3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    made = job_of(LightningTask(module, Data(batch_size=4)), {"epochs": 1})
+    assert made.run["batch_size"] == 4
+    run = real(dataclasses.replace(made, simulation=WORLD), **settings(2))
+    assert run.ending.status == "finished", run.ending.causes
+    assert run.ending.arrays["net.0.weight"].shape == (3, 6)
+    assert not np.array_equal(run.ending.arrays["net.0.weight"], before["net.0.weight"])
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    plateau = dataclasses.replace(job_of(Plateau(), {"epochs": 1}), simulation=WORLD)
+    assert real(plateau, **settings(2)).ending.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Manual", "optimises manually (automatic_optimization = False): manual_backward"),
+        ("Stepping", "Stepping overrides optimizer_step, which functions do not call"),
+        ("Strategic", "the module reads trainer.strategy, which functions do not have"),
+        ("Collecting", "training_step of Collecting collects values in self.outputs"),
+        ("Largest", "torchmetrics.MaxMetric"),
+        ("Weighted", "has a WeightedRandomSampler, which functions do not use"),
+        ("Streaming", "reads an IterableDataset"),
+        ("samples", "samples is a TensorDataset; name a LightningModule"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(name, says, home, monkeypatch):
+    import lightning_programs
+
+    if name == "samples":
+        monkeypatch.setattr(lightning_programs.samples, "__defaults__", (4, 1))
+    with pytest.raises(JobError) as caught:
+        real(job(f"lightning:lightning_programs:{name}"), **settings(2))
+    assert says in str(caught.value)
