@@ -66,6 +66,8 @@ class RunStarted(Event):
     platform: str = ""
     wall_time: float = 0.0
     """Unix time at t=0, for display only."""
+    merges_evaluations: bool = False
+    """Whether functions merge their evaluations: a `Measured` then follows the `Evaluated` of all ranks."""
     notes: list[str] = field(default_factory=list)
     """Limits that the platform cannot enforce here, and other notes for the reader."""
     traffic: Traffic = field(default_factory=Traffic)

@@ -96,18 +96,23 @@ class Display:
     def _evaluated(self, e: Evaluated) -> None:
         if (
             self.started is None
+            or self.started.merges_evaluations
             or len(self.ledger.evaluations[e.iteration]) < self.started.workers
-            or e.iteration <= self._shown_iteration
         ):
             return
+        self._show_metrics(e, latest_metrics(self.ledger))
+
+    def _show_metrics(self, e: Evaluated | Measured, metrics: Mapping[str, float | None]) -> None:
+        if self.started is None or e.iteration <= self._shown_iteration:
+            return
         self._shown_iteration = e.iteration
-        metrics = latest_metrics(self.ledger)
         if any(value is not None for value in metrics.values()):
             losses = list(self.ledger.losses.values())
             self._say(f"epoch {e.epoch}/{self.started.epochs}  iteration {e.iteration}  loss {sum(losses) / len(losses):.4f}  "
                       f"{listed(metrics)}{human_seconds(e.t)}  {human_usd(self.ledger.cost_usd(e.t))}")  # fmt: skip
 
     def _measured(self, e: Measured) -> None:
+        self._show_metrics(e, e.metrics)
         if e.decision:
             self._say((human_seconds(e.t), "cyan"), f" the run ends after iteration {e.iteration}: {e.decision}")
 

@@ -163,6 +163,7 @@ class RunDriver:
                 aggregators=c.aggregators,
                 memory_mb=c.memory_mb,
                 iterations=spec.iterations,
+                merges_evaluations=spec.shares_evaluations,
                 epochs=spec.epochs,
                 samples=spec.samples,
                 configuration=describe(spec),
