@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -108,11 +108,13 @@ class TorchTrainer:
                 self._backward(part, samples, n, turn)
                 for part, samples in parts_of(self._tensors(batch.data), n, self.program.options.accumulate)
             ]
+            weight = sum(report.weight for report in reports)
+            if len(reports) > 1 and reports[0].given:
+                self._divide_gradients(weight)
             if self.exchange == "gradients":
                 self._gather_gradients()
             else:
                 self._step_locally(turn, delta=self.exchange == "delta")
-        weight = sum(w for w, _ in reports)
         self._record(iteration, turn)
         if self.exchange != "delta" and not self._alone:
             self.flat.mul_(weight)
@@ -124,8 +126,11 @@ class TorchTrainer:
             weight=1.0 if self._alone else weight, metrics=metrics,
         )  # fmt: skip
 
-    def _backward(self, part: Any, samples: int, whole: int, turn: int | None) -> tuple[float, dict[str, float]]:
-        """Forward and backward pass over a part of the batch; returns its weight and what it reports."""
+    def _backward(self, part: Any, samples: int, whole: int, turn: int | None) -> _PartReport:
+        """Forward and backward pass over a part of the batch.
+
+        Gradients of parts whose program gives weights are multiplied by them, so that a batch in parts is the batch as a whole.
+        """
         where = "training_step"
         with self._autocast():
             more = {} if turn is None else {"optimizer_index": turn}
@@ -136,9 +141,17 @@ class TorchTrainer:
             raise JobError(
                 f"the loss of {where} is {shape}", remedy="return a scalar tensor, such as a mean over the batch"
             )
+        given = "weight" in report
         weight = number_of(report.pop("weight", samples), "weight", where)
-        torch.autograd.backward(loss if samples == whole else loss / (whole / samples))
-        return weight, {name: number_of(value, name, where) for name, value in report.items()}
+        scaled = loss * weight if given else loss / (whole / samples)
+        torch.autograd.backward(loss if samples == whole else scaled)
+        return _PartReport(weight, given, {name: number_of(value, name, where) for name, value in report.items()})
+
+    def _divide_gradients(self, weight: float) -> None:
+        with torch.no_grad():
+            for i, (_, p) in enumerate(self.named):
+                if self._has_gradient(i) and p.grad is not None:
+                    p.grad.div_(weight or 1.0)
 
     def apply(self, mean: np.ndarray) -> None:
         with self._random.in_use():
@@ -403,12 +416,21 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _averaged(reports: Sequence[tuple[float, dict[str, float]]], weight: float) -> dict[str, float]:
+class _PartReport(NamedTuple):
+    """What a program reported for a part of a batch."""
+
+    weight: float
+    given: bool
+    """Whether the program said the weight."""
+    metrics: dict[str, float]
+
+
+def _averaged(reports: Sequence[_PartReport], weight: float) -> dict[str, float]:
     """Means over the parts of a batch by their weights."""
     if len(reports) == 1:
-        return reports[0][1]
-    names = [name for name in reports[0][1] if all(name in report for _, report in reports)]
-    return {name: sum(w * report[name] for w, report in reports) / weight for name in names}
+        return reports[0].metrics
+    names = [name for name in reports[0].metrics if all(name in report.metrics for report in reports)]
+    return {name: sum(r.weight * r.metrics[name] for r in reports) / (weight or 1.0) for name in names}
 
 
 def _owned(named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]) -> list[set[int]]:

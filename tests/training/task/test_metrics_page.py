@@ -1,0 +1,64 @@
+"""The programs of `docs/metrics.md` report what they say, whatever the number of functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
+pytest.importorskip("torchmetrics", reason="no torchmetrics; pip install 'ephemeron[lightning]'")
+
+from training_runs import WORLD, real
+
+from ephemeron.training.driver.programs import job_of
+
+PAGE = Path(__file__).parents[3] / "docs/metrics.md"
+EXAMPLES = {
+    re.search(r"^class (\w+)\(ephemeron.Task\)", block, re.MULTILINE)[1]: block
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+}
+METRICS = {
+    "Regression": {"loss", "mae", "r2", "rmse"}, "Ranking": {"loss", "mrr", "ndcg"}, "Language": {"loss", "perplexity"},
+    "Detection": {"loss", "recall_50", "iou"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_metrics_do_not_depend_on_the_number_of_functions(name, tmp_path, monkeypatch, home):
+    module = f"page_{name.lower()}"
+    (tmp_path / f"{module}.py").write_text(EXAMPLES[name])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for workers in (1, 2, 4):
+        # A learning rate so small that all runs have the same weights at their ends.
+        job = dataclasses.replace(job_of(f"{module}:{name}", {"epochs": 1}), simulation=WORLD, code=(tmp_path,))
+        monkeypatch.setattr(f"{module}.ephemeron.Task.optimizers", _still)
+        run = real(job, workers=workers, batch_size=24 // workers, aggregators=1)
+        found.append(run.ending.final.metrics)
+    assert found[0].keys() == METRICS[name]
+    for metrics in found[1:]:
+        assert metrics == pytest.approx(found[0], rel=1e-5)
+
+
+def test_a_batch_in_parts_is_the_whole_batch_where_losses_have_weights(tmp_path, monkeypatch, home):
+    (tmp_path / "page_parts.py").write_text(EXAMPLES["Language"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    runs = []
+    for parts in (1, 3):
+        job = job_of("page_parts:Language", {"epochs": 2, "accumulate": parts})
+        job = dataclasses.replace(job, simulation=WORLD, code=(tmp_path,))
+        runs.append([real(job, workers=workers, batch_size=24 // workers, aggregators=1) for workers in (1, 3)])
+    for whole, cut in zip(*runs, strict=True):
+        for name, value in whole.ending.arrays.items():
+            assert np.allclose(cut.ending.arrays[name], value, atol=1e-6), name
+        assert cut.ending.final.metrics == pytest.approx(whole.ending.final.metrics, abs=1e-5)
+
+
+def _still(task, model):
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=1e-30)
