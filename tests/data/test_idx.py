@@ -82,13 +82,13 @@ GOOD = idx_bytes(np.zeros((2, 4, 3)))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (GOOD[:-1], r"images-idx3-ubyte has 39 bytes, but its header says 40; fetch the file again"),
-        (GOOD + b"!", r"has 41 bytes, but its header says 40"),
-        (b"\x89PNG" + GOOD, r"starts with 0x89504e47, which is no IDX magic number; give an IDX file"),
+        (GOOD[:-1], r"images-idx3-ubyte has 39 bytes, but its header states 40; fetch the file again"),
+        (GOOD + b"!", r"has 41 bytes, but its header states 40"),
+        (b"\x89PNG" + GOOD, r"starts with 0x89504e47, which is not an IDX magic number; give an IDX file"),
         (b"\0\0\x0a\x01" + bytes(8), r"starts with 0x00000a01"),
         (b"\0\0", r"has only 2 bytes"),
         (b"\0\0\x08\x03" + bytes(4), r"has 8 bytes but a header of 16"),
-        (b"\0\0\x0e\xff" + b"\xff" * 1020, r"has 1024 bytes, but its header says \d{300}"),
+        (b"\0\0\x0e\xff" + b"\xff" * 1020, r"has 1024 bytes, but its header states \d{300}"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, content: bytes, message: str) -> None:

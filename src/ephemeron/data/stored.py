@@ -25,7 +25,7 @@ def restore(cls: Callable[..., T], raw: object, *, where: str) -> T:
     try:
         return cls(**raw)
     except TypeError as e:
-        raise JobError(f"{where}: {e}", remedy="load what state_dict() gave, unchanged") from None
+        raise JobError(f"{where}: {e}", remedy="load a result of state_dict(), unchanged") from None
 
 
 def document(state: Any) -> dict[str, object]:

@@ -83,13 +83,13 @@ KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, str], int, list[tuple[s
     ]),
     "librispeech": (librispeech, {}, 1, [
         ("1/2/1-2.trans.txt", "line 2", "no text"), ("1/2/1-2.trans.txt", "line 3", "no audio"),
-        ("1/2/1-2-3.flac", "", "is empty"), ("1/2/1-2-4.flac", "", "in no transcript"),
+        ("1/2/1-2-3.flac", "", "is empty"), ("1/2/1-2-4.flac", "", "has no transcript"),
     ]),
     "csv": (rows, {"target": "label"}, 3, [
         ("a.csv", "line 3", "3 cells"), ("a.csv", "line 5", "cannot be read"), ("b.csv.gz", "", "cannot be unpacked"),
     ]),
     "parquet": (parquet, {"target": "label"}, 3, [
-        ("b.parquet", "", "no Parquet file"), ("a.parquet", "row 1 of row group 0", "NoneType"),
+        ("b.parquet", "", "not a Parquet file"), ("a.parquet", "row 1 of row group 0", "NoneType"),
     ]),
 }  # fmt: skip
 
@@ -161,7 +161,7 @@ def test_a_file_that_vanishes_during_the_import(
     made = import_dataset("images", str(source), "me/y", store, on_defect="skip")
     assert made.variant("train").samples == 3
     (defect,) = store.defects(made, "train")
-    assert (defect.file, defect.reason) == ("ant/2.png", "has vanished during the import")
+    assert (defect.file, defect.reason) == ("ant/2.png", "was removed during the import")
 
 
 def test_the_command_line_prints_ten(home: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_shards_survive_their_bytes(samples: list[SampleMeta], first: int) -> No
 def test_no_part_of_a_shard_passes_for_one(samples: list[SampleMeta], data: st.DataObject) -> None:
     whole = encode_shard(samples, dataset="me/x", variant="v", shard=0, first=0)
     stop = data.draw(st.integers(0, len(whole) - 1))
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         DatasetShardMeta(whole[:stop])
     changed = bytearray(whole)
     changed[stop] ^= data.draw(st.integers(1, 255))
@@ -163,12 +163,12 @@ def variant(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"samples": 7}, "7 samples do not make 3 shards of 2"),
+        ({"samples": 7}, "7 samples do not fit into 3 shards of 2"),
         ({"samples": 0, "shards": []}, "0 samples"),
         ({"shards": ["0"] * 3}, "not a list of digests"),
         ({"shards": ["../../../" + "0" * 23] * 3}, "not a list of digests"),
         ({"decoders": {"x": {}}}, "'decoder' is missing"),
-        ({"root": 3}, "root = 3 is no URL"),
+        ({"root": 3}, "root = 3 is not a URL"),
     ],
 )
 def test_variants_that_are_none(changes: dict[str, object], message: str) -> None:
@@ -213,7 +213,7 @@ def test_names_of_datasets(name: str) -> None:
 @pytest.mark.parametrize("name", ["latest", "", "a/b", "..", "x" * 101, "1\n"])
 def test_names_of_versions_and_variants(name: str) -> None:
     assert check_name("version", "2017-v1.0") == "2017-v1.0"
-    with pytest.raises(JobError, match="is no name; use letters"):
+    with pytest.raises(JobError, match="is not a valid name; use letters"):
         check_name("version", name)
 
 

@@ -78,8 +78,8 @@ def test_a_version_is_refused_before_its_samples_are_read(store: DatasetStore) -
     ("how", "message"),
     [
         ({"name": "x"}, "not of the form namespace/name"),
-        ({"variant": "a/b"}, "variant 'a/b' is no name"),
-        ({"version": "latest"}, "version 'latest' is no name"),
+        ({"variant": "a/b"}, "variant 'a/b' is not a valid name"),
+        ({"version": "latest"}, "version 'latest' is not a valid name"),
         ({"shard_size": 0}, "shard size 0 is not positive"),
     ],
 )
@@ -205,24 +205,24 @@ def test_whoever_is_always_late_gives_up_in_the_end(tmp_path: Path, monkeypatch:
         async def fetch(self, ranges: object) -> list[bytes]:
             return [b"{}"]
 
-    with pytest.raises(DatasetUnreachable, match="me/x: 3 others published first"):
+    with pytest.raises(DatasetUnreachable, match="me/x: 3 other imports published first"):
         publish(DatasetStore(Taken(tmp_path)), metas(3))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no version of a dataset"),
+        (b"", "is not a version of a dataset"),
         (b"[]", "list instead of a table"),
         (b'{"format": 9}', "document of format 9"),
-        (b"[" * 100_000, "is no version of a dataset"),
-        (b"\xff", "is no version of a dataset"),
+        (b"[" * 100_000, "is not a version of a dataset"),
+        (b"\xff", "is not a version of a dataset"),
     ],
 )
 def test_damaged_documents(store: DatasetStore, content: bytes, message: str) -> None:
     publish(store, metas(3))
     overwrite(store, version_path("me/x", 1), content)
-    with pytest.raises(DatasetDamaged, match=r"me/x: file:///.*/meta/versions/000001.json: is no version") as caught:
+    with pytest.raises(DatasetDamaged, match=r"me/x: file:///.*/meta/versions/000001.json: is not a version") as caught:
         store.dataset("me/x")
     assert message in str(caught.value)
 

@@ -48,10 +48,10 @@ def test_flows_with_a_common_beginning_do_not_disturb_each_other():
     [
         (lambda: Flow("numbers"), "namespace/name"),
         (lambda: Flow("a/b", version=0), "version 0"),
-        (lambda: Flow("a/b").dataset(3), "int is no dataset"),
+        (lambda: Flow("a/b").dataset(3), "int is not a dataset"),
         (lambda: Flow("a/b").prepare_read(), "no dataset"),
         (lambda: flow().map_data("noisy", abs), "noisy"),
-        (lambda: flow().map("x", 3), "no function"),
+        (lambda: flow().map("x", 3), "is not a function"),
         (lambda: flow().map_data("x", abs, cache_control="always"), "always"),
         (lambda: LocalReader(-1), "workers = -1"),
         (lambda: read().to_shuffled(4, on_error="ignore"), "ignore"),

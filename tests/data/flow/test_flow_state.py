@@ -71,7 +71,7 @@ def test_parts_of_one_split_do_not_take_each_others_state():
     "state", [{}, {"epoch": 1}, {"samples": 40, "seed": 0, "shuffle": True, "epoch": 0, "consumed": 4}]
 )
 def test_what_is_no_state_of_a_loader_is_refused(state):
-    with pytest.raises(JobError, match="says nothing of its flow"):
+    with pytest.raises(JobError, match="does not name its flow"):
         view().to_shuffled(4).load_state_dict(state)
 
 

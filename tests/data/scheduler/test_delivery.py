@@ -153,12 +153,12 @@ def test_mistakes_are_named():
     with pytest.raises(JobError, match="generation = 0 is not after 0"):
         delivery.reshape(world_size=1, generation=0)
     state = delivery.state_dict()
-    with pytest.raises(JobError, match="is of 10 samples, the data set has 11"):
+    with pytest.raises(JobError, match="has 10 samples, the dataset has 11"):
         Delivery(samples=11, batch=2, world_size=2).load_state_dict(state)
     with pytest.raises(JobError, match="version 99"):
         delivery.load_state_dict(state | {"version": 99})
     for damage in ({"at": None}, {"at": []}, {"left": {"x": []}}, {"batch": "2"}, {"left": []}):
-        with pytest.raises(JobError, match=r"damaged|cannot be dealt"):
+        with pytest.raises(JobError, match=r"damaged|is too small"):
             delivery.load_state_dict(state | damage)
     del state["generation"]
     with pytest.raises(JobError, match="damaged"):

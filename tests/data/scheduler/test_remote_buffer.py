@@ -170,7 +170,7 @@ def test_an_arrival_that_was_found_elsewhere_needs_no_admission():
 
 
 def test_a_limit_that_lets_nothing_in():
-    with pytest.raises(JobError, match="prefetch buffer of 0 bytes"):
+    with pytest.raises(JobError, match="limit_nbytes = 0 of a prefetch buffer"):
         RemoteBuffer(limit_nbytes=0)
 
 

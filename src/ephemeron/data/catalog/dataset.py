@@ -78,7 +78,7 @@ class Variant:
             typed(value, n, k) for n, k in (("samples", int), ("shard_size", int), ("shards", list))
         )
         if samples < 1 or size < 1 or len(shards) != -(-samples // size):
-            raise ValueError(f"{samples} samples do not make {len(shards)} shards of {size}")
+            raise ValueError(f"{samples} samples do not fit into {len(shards)} shards of {size}")
         if not all(isinstance(d, str) and len(d) == DIGEST_CHARACTERS and d.isalnum() for d in shards):
             raise ValueError("shards are not a list of digests")
         decoders = typed(value, "decoders", dict)
@@ -86,7 +86,7 @@ class Variant:
             typed(options, "decoder", str)
         root = value.get("root")
         if root is not None and not isinstance(root, str):
-            raise ValueError(f"root = {root!r} is no URL")
+            raise ValueError(f"root = {root!r} is not a URL")
         info, source = typed(value, "info", dict, {}), typed(value, "source", dict, {})
         raw = typed(value, "defects", dict, {})
         try:
@@ -178,7 +178,9 @@ def check_name(what: str, name: str) -> str:
         JobError: it has characters other than letters, digits, `.`, `_` and `-`, or is reserved.
     """
     if not _NAME.fullmatch(name) or name == LATEST:
-        raise JobError(f"{what} {name!r} is no name", remedy="use letters, digits, '.', '_' and '-', and not 'latest'")
+        raise JobError(
+            f"{what} {name!r} is not a valid name", remedy="use letters, digits, '.', '_' and '-', and not 'latest'"
+        )
     return name
 
 

@@ -140,7 +140,7 @@ class Fetcher:
             (data,) = await self._fetch(self._files, [FileRange(path)], [first])
             try:
                 if digest(data) != self._variant.shards[shard]:
-                    raise ValueError("its bytes do not have the digest that the version says")
+                    raise ValueError("its digest differs from that in the version")
                 meta = DatasetShardMeta(data)
                 expected = min(self._variant.shard_size, self._variant.samples - first)
                 if (meta.first, meta.count) != (first, expected):

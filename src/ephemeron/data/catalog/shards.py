@@ -58,7 +58,7 @@ class DatasetShardMeta:
         self._data = data
         self._ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
         if len(self._ends) < 2 or not data.endswith(b"\n" + _END):
-            raise ValueError("no metadata shard, or cut short")
+            raise ValueError("not a metadata shard, or truncated")
         raw = json.loads(data[: int(self._ends[0])] + _END)
         if raw.get("format") != SHARD_FORMAT:
             raise ValueError(f"shard of format {raw.get('format')!r}; this version reads {SHARD_FORMAT}")

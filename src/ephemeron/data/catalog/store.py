@@ -129,7 +129,7 @@ class DatasetStore:
             found = json.loads(data)["defects"]
             return [build(DefectEntry, entry, where="defects") for entry in found]
         except (FileNotFoundError, ValueError, KeyError, TypeError, JobError) as e:
-            why = "is absent" if isinstance(e, FileNotFoundError) else f"is no list of defects: {e}"
+            why = "is absent" if isinstance(e, FileNotFoundError) else f"is not a list of defects: {e}"
             raise DatasetDamaged(why, dataset=dataset.name, file=f"{self.files.url}/{path}") from None
 
     def publish(
@@ -171,7 +171,7 @@ class DatasetStore:
                 _log.info("%s is published in %s", document, self.files.url)
                 return document
             _log.info("another version of %s was published first; the next number is tried", name)
-        raise DatasetUnreachable(f"{_ATTEMPTS} others published first, one after the other; try again", dataset=name)
+        raise DatasetUnreachable(f"{_ATTEMPTS} other imports published first; try again", dataset=name)
 
     def _write(self, name: str, variant: str, new: NewVariant, shard_size: int) -> Variant:
         digests: list[str] = []
@@ -233,7 +233,7 @@ class DatasetStore:
             if found.name != name or found.number != number:
                 raise ValueError(f"it describes {found.name}, number {found.number}")
         except (FileNotFoundError, ValueError, RecursionError) as e:
-            why = "is absent" if isinstance(e, FileNotFoundError) else f"is no version of a dataset: {e}"
+            why = "is absent" if isinstance(e, FileNotFoundError) else f"is not a version of a dataset: {e}"
             raise DatasetDamaged(why, dataset=name, file=f"{self.files.url}/{path}") from None
         return found
 

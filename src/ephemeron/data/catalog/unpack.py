@@ -62,7 +62,7 @@ def unpack_bytes(how: str, data: bytes) -> bytes:
                 raise ValueError(str(e)) from None
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(str(e)) from None
-    raise ValueError(f"{how!r} unpacks no bytes")
+    raise ValueError(f"{how!r} is not a packing of bytes")
 
 
 def parquet_file(files: Files, path: str, nbytes: int) -> Any:

@@ -53,11 +53,11 @@ class FlowCounters:
         part = self.loading.by_stage[stage] / max(sum(self.loading.by_stage.values()), 1e-12)
         head = f"The trainer waited {self.waiting:.0%} of the time; {stage!r} takes {part:.0%} of loading: "
         if stage == READ:
-            return head + "add loaders (reading waits for the store), or bring the data nearer."
+            return head + "add loaders (reading waits for the store), or move the data closer."
         if stage == COLLATE:
             return head + "simplify collate_fn, or collate to one array per batch."
         if stage == NETWORK:
-            return head + "send less: map to smaller dtypes, or run loaders nearer."
+            return head + "send less: map to smaller dtypes, or run loaders closer."
         return head + "add loaders, make that step cheaper, or mark it can-cache if it draws no random numbers."
 
     def to_dict(self) -> dict[str, object]:

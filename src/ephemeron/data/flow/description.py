@@ -152,7 +152,7 @@ class FlowDescription:
             source = FlowSource(dataset=name)
         else:
             raise JobError(
-                f"flow {self.name}: {type(name).__name__} is no dataset",
+                f"flow {self.name}: {type(name).__name__} is not a dataset",
                 remedy="give namespace/name, or an object with __len__ and __getitem__",
             )
         return replace(self, source=source)
@@ -175,7 +175,7 @@ class FlowDescription:
             JobError: the name is used already, the function is not callable, or the cache control is unknown.
         """
         if not callable(function):
-            raise JobError(f"flow {self.name}: step {name!r} is no function but {function!r}")
+            raise JobError(f"flow {self.name}: step {name!r} is not a function but {function!r}")
         if any(s.name == name for s in self.steps):
             raise JobError(f"flow {self.name}: there is a step {name!r} already", remedy="give steps different names")
         if cache_control not in ("can-cache", "no-cache"):

@@ -62,10 +62,10 @@ class Fingerprint:
             words = _WORDS.get(key, key)
             if key not in state:
                 raise JobError(
-                    f"the state says nothing of its {words}", remedy="load what state_dict() of a flow's loader gave"
+                    f"the state does not name its {words}", remedy="load a result of state_dict() of a flow's loader"
                 )
             if state[key] != mine:
                 raise JobError(
-                    f"the state is of another {words}: {key} = {state[key]!r}, this loader has {mine!r}",
+                    f"the state has another {words}: {key} = {state[key]!r}, this loader has {mine!r}",
                     remedy="resume with the flow, data, split, seed and order that the state was saved with",
                 )

@@ -229,7 +229,7 @@ class FlowLoader:
         if self._alone and group is not None and group[1] > 1:
             raise JobError(
                 f"this loader was made before the process group of {group[1]} ranks, and would give the same batches to all",
-                remedy="give rank and world_size to to_shuffled (0 and 1, if that is meant), or make it once the group is there",
+                remedy="pass rank and world_size to to_shuffled (0 and 1 for one rank), or create the loader after the process group",
             )
         return self._cursor.begin()
 

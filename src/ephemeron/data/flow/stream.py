@@ -141,7 +141,7 @@ class BatchStream:
         for key in ("samples", "seed", "shuffle"):
             if state.get(key) != getattr(self, key):
                 raise JobError(
-                    f"the state is of {key} = {state.get(key)!r}, this stream has {getattr(self, key)!r}",
+                    f"the state has {key} = {state.get(key)!r}, this stream has {getattr(self, key)!r}",
                     remedy="resume with the dataset, seed and order that the state was saved with",
                 )
         epoch, consumed = state.get("epoch"), state.get("consumed")
@@ -152,7 +152,7 @@ class BatchStream:
             or not 0 <= consumed <= self.samples
         ):
             raise JobError(
-                f"the state says epoch = {epoch!r}, consumed = {consumed!r}, of {self.samples} samples",
-                remedy="load what state_dict() gave, unchanged",
+                f"the state has epoch = {epoch!r}, consumed = {consumed!r}, of {self.samples} samples",
+                remedy="load a result of state_dict(), unchanged",
             )
         self.epoch, self.begun_at, self.steps = epoch, consumed, 0

@@ -134,7 +134,7 @@ def pickled_pixels(data: bytes) -> Array:
     pixels = _table(data).get("data")
     array = pixels.array if isinstance(pixels, PickledArray) else None
     if array is None or array.dtype != np.uint8 or array.shape[1:] != (PIXELS,):
-        raise PickleRefused(f"its 'data' is no array of uint8 (N, {PIXELS})")
+        raise PickleRefused(f"its 'data' is not an array of uint8 (N, {PIXELS})")
     return array
 
 

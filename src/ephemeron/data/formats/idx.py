@@ -45,7 +45,7 @@ def parse_idx(data: bytes, path: Path | str) -> tuple[Array, int]:
     zero, code, rank = struct.unpack_from(">HBB", data)
     if zero or code not in _DTYPE_OF:
         raise JobError(
-            f"{path} starts with 0x{data[:4].hex()}, which is no IDX magic number", remedy="give an IDX file"
+            f"{path} starts with 0x{data[:4].hex()}, which is not an IDX magic number", remedy="give an IDX file"
         )
     start = 4 + 4 * rank
     if len(data) < start:
@@ -54,7 +54,7 @@ def parse_idx(data: bytes, path: Path | str) -> tuple[Array, int]:
     dtype = np.dtype(_DTYPE_OF[code])
     expected = start + math.prod(shape) * dtype.itemsize
     if len(data) != expected:
-        raise _broken(path, f"has {len(data)} bytes, but its header says {expected}")
+        raise _broken(path, f"has {len(data)} bytes, but its header states {expected}")
     array = np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False), start
 

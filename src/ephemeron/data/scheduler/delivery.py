@@ -119,7 +119,7 @@ class Delivery:
             IndexError: the rank does not exist, or the epoch never had such a batch.
         """
         if not self.acknowledge(rank=rank, epoch=epoch, acked=acked, generation=generation):
-            return DeliveryRefused(reason=f"generation {generation} is not the present one, {self.generation}")
+            return DeliveryRefused(reason=f"generation {generation} is not the current one, {self.generation}")
         batches = self.batches(epoch)
         if (epoch, sequence) < self._at[rank]:
             return DeliveryRefused(reason=f"rank {rank} has acknowledged batch {sequence} of epoch {epoch}")
@@ -216,7 +216,7 @@ class Delivery:
             raise JobError(f"a delivery state of version {state.get('version')!r} is not of this release")
         if state.get("samples") != self.samples:
             raise JobError(
-                f"the delivery state is of {state.get('samples')!r} samples, the data set has {self.samples}",
+                f"the delivery state has {state.get('samples')!r} samples, the dataset has {self.samples}",
                 remedy="resume with the data set version that the state was saved with",
             )
         try:

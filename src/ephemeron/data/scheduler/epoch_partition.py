@@ -41,9 +41,11 @@ class EpochPartition:
     def __post_init__(self) -> None:
         for name, least in (("count", 0), ("batch", 1), ("world_size", 1)):
             if getattr(self, name) < least:
-                raise JobError(f"{name} = {getattr(self, name)} cannot be dealt out", remedy=f"give {least} or more")
+                raise JobError(f"{name} = {getattr(self, name)} is too small", remedy=f"give {least} or more")
         if self.remainder not in get_args(Remainder):
-            raise JobError(f"remainder = {self.remainder!r} is no rule", remedy="give 'even', 'keep', 'drop' or 'pad'")
+            raise JobError(
+                f"remainder = {self.remainder!r} is not known", remedy="give 'even', 'keep', 'drop' or 'pad'"
+            )
 
     @property
     def batches(self) -> int:

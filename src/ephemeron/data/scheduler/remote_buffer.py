@@ -84,7 +84,9 @@ class RemoteBuffer(Generic[K]):
 
     def __init__(self, *, limit_nbytes: int, guess_nbytes: int = 1 << 20) -> None:
         if limit_nbytes <= 0:
-            raise JobError(f"a prefetch buffer of {limit_nbytes} bytes holds nothing", remedy="give a limit above 0")
+            raise JobError(
+                f"limit_nbytes = {limit_nbytes} of a prefetch buffer is not above 0", remedy="give a limit above 0"
+            )
         self.limit_nbytes = limit_nbytes
         self.buffered_nbytes = 0
         self.reserved_nbytes = 0

@@ -252,7 +252,7 @@ class Coordinator:
                         _log.warning("router of flow %s does not answer and is ended: %s", name, e)
                         router.kill()
                 elif self._registry.should_restart(name, now=now):
-                    _log.warning("router of flow %s is gone and is restarted: %s", name, e)
+                    _log.warning("router of flow %s has ended and is restarted: %s", name, e)
                     self._start_router(name)
             return
         with self._lock:

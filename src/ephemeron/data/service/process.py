@@ -65,7 +65,7 @@ def _make(kind: str, lock: ProcessLock, token: str, on_end: Callable[[], None]) 
         from ephemeron.data.service.coordinator import Coordinator
 
         return Coordinator(lock.settings(ServiceSettings), lock.folder, token, on_end)
-    raise ValueError(f"{kind!r} is no part of the service")
+    raise ValueError(f"{kind!r} is not a part of the service")
 
 
 if __name__ == "__main__":

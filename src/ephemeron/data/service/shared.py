@@ -116,12 +116,12 @@ class SharedStream(BatchStream):
         for key, mine in (("samples", self.samples), ("seed", self.seed), ("shuffle", "shared")):
             if state.get(key) != mine:
                 raise JobError(
-                    f"the state is of {key} = {state.get(key)!r}, this stream has {mine!r}",
+                    f"the state has {key} = {state.get(key)!r}, this stream has {mine!r}",
                     remedy="resume with the dataset, seed and sampling that the state was saved with",
                 )
         epoch = state.get("epoch")
         if not isinstance(epoch, int) or "consumed" not in state:
-            raise JobError(f"the state has epoch = {epoch!r}", remedy="load what state_dict() gave, unchanged")
+            raise JobError(f"the state has epoch = {epoch!r}", remedy="load a result of state_dict(), unchanged")
         self.epoch, self.steps = epoch, 0
         self.resumed = str(state["consumed"])
         self.drawn = self.drawn.anew()

@@ -118,7 +118,7 @@ def _taken(
     samples: Iterable[SampleMeta], place: ImportSource, digests: bool, defects: Defects
 ) -> Iterable[SampleMeta]:  # fmt: skip
     def absent(path: str) -> None:
-        defects.caught(place.wrong(path, "has vanished during the import"), place, path)
+        defects.caught(place.wrong(path, "was removed during the import"), place, path)
 
     return taken(samples, place.files, absent) if digests else samples
 
@@ -167,7 +167,7 @@ def _copy(place: ImportSource, store: DatasetStore, folder: str, tell: Tell | No
             there = run(store.files.fetch([FileRange(target)]))
             if there != [local.read_bytes()]:
                 raise JobError(
-                    f"{store.files.url}/{target} is there and differs from {local}", remedy="rename the source"
+                    f"{store.files.url}/{target} exists and differs from {local}", remedy="rename the source"
                 )
         if tell is not None and (done % 100 == 0 or done == len(paths)):
             tell("copying", done, len(paths))

@@ -121,7 +121,7 @@ def _annotate(targets: dict[int, _Objects], label: dict[int, int], note: Any) ->
 
 def _no_annotations(where: str, e: Exception) -> JobError:
     what = f"{e.args[0]!r} is missing or unknown" if isinstance(e, KeyError) else str(e)
-    return JobError(f"{where} is no COCO annotation file: {what}", remedy="give an instances_*.json")
+    return JobError(f"{where} is not a COCO annotation file: {what}", remedy="give an instances_*.json")
 
 
 def _librispeech(request: ImportRequest) -> dict[str, FoundFiles]:
@@ -148,7 +148,7 @@ def _librispeech(request: ImportRequest) -> dict[str, FoundFiles]:
                 extra = {"speaker": speaker, "chapter": chapter}
                 yield SampleMeta(key=name, data={"audio": source.entries[at]}, target=text.strip(), extra=extra)
         for path in audio.values():
-            request.defects.caught(source.wrong(path, "is in no transcript"), source, path, ref=source.entries[path])
+            request.defects.caught(source.wrong(path, "has no transcript"), source, path, ref=source.entries[path])
 
     return request.single(FoundFiles(samples=samples(), decoders={"audio": {"decoder": "audio"}}, total=len(audio)))
 
@@ -159,7 +159,7 @@ def _lines(request: ImportRequest, path: str) -> list[tuple[int, str]]:
     try:
         return [(n, line) for n, line in enumerate(source.read(path).decode().splitlines(), 1) if line.strip()]
     except UnicodeDecodeError as e:
-        wrong = source.wrong(path, f"is no UTF-8 text: {e}")
+        wrong = source.wrong(path, f"is not UTF-8 text: {e}")
         request.defects.caught(wrong, source, path, ref=source.entries[path])
         return []
 

@@ -30,12 +30,12 @@ def _cifar(kind: str, request: ImportRequest) -> dict[str, FoundFiles]:
     for path in source.entries:
         name = posixpath.basename(path)
         if name in names and by_name.setdefault(name, path) != path:
-            raise source.wrong(path, f"is there beside {by_name[name]}", "give one folder of the two")
+            raise source.wrong(path, f"exists beside {by_name[name]}", "give one folder of the two")
     labels = cifar.labels_of(kind, request.options.get("labels", ""))
     form = cifar.find_form(kind, by_name, source.url)
     if form is None:
         forms = " or ".join(f.folder for f in cifar.FORMS[kind])
-        raise JobError(f"{source.url} is no {kind}", remedy=f"give the unpacked folder {forms}")
+        raise JobError(f"{source.url} is not {kind}", remedy=f"give the unpacked folder {forms}")
 
     def samples(names: Sequence[str]) -> Iterator[SampleMeta]:
         for name in names:
@@ -95,7 +95,7 @@ def _npz(request: ImportRequest) -> dict[str, FoundFiles]:
     source = request.source
     (name, *others) = source.only([".npz"], what=".npz file")
     if others:
-        raise source.wrong(others[0], f"is there beside {name}", "give the URL of one file")
+        raise source.wrong(others[0], f"exists beside {name}", "give the URL of one file")
     inside = enter(source, name)
     x, y = (_member(inside, request.options[option], option) for option in ("inputs", "targets"))
     if not x.shape or not y.shape or x.shape[0] != y.shape[0]:
@@ -145,7 +145,7 @@ def _member(source: ImportSource, name: str, option: str) -> _Member:
             raise ValueError("an unknown version of the format")
         shape, fortran, dtype = header(opened)
     except ValueError as e:
-        raise source.wrong(path, f"is no array: {one_line(e)}") from None
+        raise source.wrong(path, f"is not an array: {one_line(e)}") from None
     if dtype.hasobject or (fortran and len(shape) > 1) or dtype.kind not in "biufc":
         raise source.wrong(path, f"holds {dtype} in order {'F' if fortran else 'C'}", "save numbers in C order")
     return _Member(name, ref, (shape, fortran, dtype), opened.tell(), path)

@@ -67,7 +67,9 @@ class ImportSource:
         """
         ref = self.entries[path]
         if ref.unpack is not None:
-            raise self.wrong(path, "is compressed inside an archive and cannot be entered", "unpack the archive")
+            raise self.wrong(
+                path, "is compressed inside an archive, which prevents random access", "unpack the archive"
+            )
         reader = FileReader(self.files, ref.path, offset=ref.offset or 0, length=ref.length or 0)
         return cast(BinaryIO, io.BufferedReader(reader, _BUFFER))
 
@@ -104,7 +106,7 @@ class ImportSource:
         try:
             return json.loads(self.read(path))
         except (ValueError, RecursionError) as e:
-            raise self.wrong(path, f"is no JSON: {one_line(e)}") from None
+            raise self.wrong(path, f"is not JSON: {one_line(e)}") from None
 
     def only(self, suffixes: Iterable[str], *, what: str) -> list[str]:
         """Paths with one of these suffixes, at least one.
@@ -141,7 +143,7 @@ def open_source(url: str) -> ImportSource:
     if size is None:
         raise JobError(f"{url} does not exist or is empty", remedy="give a folder, an archive, a file or a URL")
     if name.lower().endswith(_COMPRESSED_TAR):
-        raise JobError(f"{url} is a compressed tar, which cannot be entered in the middle", remedy="unpack it")
+        raise JobError(f"{url} is a compressed tar, which has no random access", remedy="unpack it")
     whole = ImportSource(url=url, files=above, entries={name: DataRef(path=name, length=size)})
     return enter(whole, name) if name.lower().endswith((".tar", ".zip")) else whole
 
@@ -156,7 +158,7 @@ def enter(source: ImportSource, path: str) -> ImportSource:
     try:
         return _visible(replace(source, entries=members(source, path)))
     except (tarfile.TarError, zipfile.BadZipFile, struct.error, EOFError, OSError, ValueError) as e:
-        raise source.wrong(path, f"is not a sound archive: {one_line(e)}") from None
+        raise source.wrong(path, f"is not a valid archive: {one_line(e)}") from None
 
 
 def _tar_members(source: ImportSource, path: str) -> dict[str, DataRef]:

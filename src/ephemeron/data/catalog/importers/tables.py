@@ -122,7 +122,7 @@ def _parquet(request: ImportRequest) -> dict[str, FoundFiles]:
             try:
                 file = parquet_file(source.files, ref.path, ref.length or 0)
             except ValueError as e:
-                raise source.wrong(path, f"is no Parquet file: {e}") from None
+                raise source.wrong(path, f"is not a Parquet file: {e}") from None
             names = file.schema_arrow.names
             if columns not in (None, names):
                 raise source.wrong(path, f"has columns {names}, but {paths[0]} has {columns}", "one schema for all")
@@ -164,7 +164,7 @@ def _targets(request: ImportRequest, path: str, file: Any, group: int, column: s
         if not isinstance(value, (bool, int, float, str, list, dict)):
             what = f"{type(value).__name__} in column {column!r}, row {row} of row group {group}"
             remedy = "use whole numbers, numbers, text or lists"
-            wrong = request.source.wrong(path, f"has {what}, which is no target", remedy)
+            wrong = request.source.wrong(path, f"has {what}, which is not a target", remedy)
             request.defects.caught(wrong, request.source, path, at=f"row {row} of row group {group}")
             values[row] = _NO_TARGET
     return values
