@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from ephemeron.events import PHASES
 from ephemeron.training.job import Configuration, Simulation
 
+MERGING_FROM = 3_000_000
+"""First seed of schedules in which functions merge their evaluations."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -30,6 +33,12 @@ class Schedule:
     """Share of reads that are truncated."""
     damaged: tuple[int, int] | None = None
     """Rank and iteration whose first object the store keeps truncated."""
+
+    @property
+    def merges_evaluations(self) -> bool:
+        """True if functions merge their evaluations every three iterations."""
+        c = self.configuration
+        return self.seed >= MERGING_FROM and c.sync in ("bsp", "hap") and c.pattern != "parameter-server"
 
     @property
     def counts(self) -> bool:

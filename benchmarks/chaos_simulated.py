@@ -56,7 +56,7 @@ from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.flaky import FlakyChannel
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
-from ephemeron.training.job import Configuration, Job, Simulation, Target
+from ephemeron.training.job import Configuration, Job, Simulation, Target, TrainingOptions
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
@@ -89,6 +89,8 @@ def simulate(s: Schedule) -> Outcome:
         samples=16 * s.configuration.workers * s.iterations, prices=load_prices("objects"), faults=s.faults,
         trainer="counting" if s.counts else "synthetic", trainer_options={} if s.counts else {"elements": ELEMENTS},
         cold_start_s=s.world.cold_start_s,
+        options=TrainingOptions(evaluate_every="3 steps" if s.merges_evaluations else "1 epoch"),
+        shares_evaluations=s.merges_evaluations,
     )  # fmt: skip
     prepared = Prepared(
         job=Job(name="chaos", model=Target(target="none")), spec=spec, objects={Keys("run").spec: [spec.to_bytes()]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from benchmarks.chaos_schedules import schedule, without_store_faults
+from benchmarks.chaos_schedules import MERGING_FROM, schedule, without_store_faults
 from benchmarks.chaos_simulated import check, run, simulate
 
 from ephemeron.events import Ended, FaultFired, Invoked
@@ -158,3 +158,14 @@ def test_lives_that_bring_nothing_use_up_the_run_s_replacements():
     assert outcome.ending is not None
     assert outcome.ending.status == "finished" or "which is the limit" in outcome.ending.causes[0]
     assert len(outcome.of(Invoked)) < 2 * 100 + 2 * s.configuration.workers * s.iterations
+
+
+@pytest.mark.parametrize("seed", [3000085, 3000162, 3000306, 3000360, 3000415, 3000537])
+def test_a_rank_that_waits_before_an_evaluation_is_not_replaced_for_what_it_waits_for(seed):
+    assert schedule(seed).merges_evaluations
+    assert run(seed) == []
+
+
+@pytest.mark.parametrize("first", range(MERGING_FROM + 1000, MERGING_FROM + 1040, 10))
+def test_merged_evaluations_survive_what_everything_else_survives(first):
+    assert {seed: run(seed) for seed in range(first, first + 10) if run(seed)} == {}

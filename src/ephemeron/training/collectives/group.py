@@ -180,6 +180,15 @@ class Collective(ABC):
         """First version before `iteration` whose share by this rank was lost, which `rank` may be waiting for; None: none."""
         return None
 
+    async def stalled_before(self, iteration: int, rank: int, key: str) -> StalledPeers:
+        """Stalled peers where `rank` has not come to an iteration: it, or those that it waits for.
+
+        Args:
+            iteration: that it should be about to compute.
+            key: of the object by which this would be known.
+        """
+        return StalledPeers(iteration, [rank], [key])
+
     async def collect_garbage(self) -> None:
         """Deletes objects that no rank needs any more."""
 

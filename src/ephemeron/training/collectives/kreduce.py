@@ -357,6 +357,9 @@ class KReduce(Collective):
             return UNBOUNDED
         return min(self.garbage.applied.get(r, 0) for r in range(self.g.world) if r != self.g.rank)
 
+    async def stalled_before(self, iteration: int, rank: int, key: str) -> StalledPeers:
+        return await self.stalled.contribution(iteration, rank, key)
+
     async def first_lost(self, rank: int, iteration: int) -> int | None:
         return await self.stalled.first_lost(rank, iteration)
 

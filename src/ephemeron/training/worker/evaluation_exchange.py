@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CorruptMessage, JobError
-from ephemeron.training.collectives import StalledPeers, all_of, wait_for_object
+from ephemeron.training.collectives import Collective, StalledPeers, all_of, wait_for_object
 from ephemeron.training.collectives.group import GRACE_SHARE
 from ephemeron.training.metrics import EvaluationSums, Metrics, MetricSum
 from ephemeron.training.tensors import decode_state, encode_state
@@ -56,10 +56,11 @@ class EvaluationExchange:
     Args:
         lifecycle: of the invocation.
         trainer: computes metrics from the evaluations.
+        collective: finds what a rank that has not come to an evaluation waits for.
     """
 
-    def __init__(self, lifecycle: InvocationLifecycle, trainer: Trainer) -> None:
-        self._lifecycle, self._trainer = lifecycle, trainer
+    def __init__(self, lifecycle: InvocationLifecycle, trainer: Trainer, collective: Collective) -> None:
+        self._lifecycle, self._trainer, self._collective = lifecycle, trainer, collective
         self._channel, self._keys, self._rank = lifecycle.channel, lifecycle.keys, lifecycle.rank
         self._world = lifecycle.spec.configuration.workers
 
@@ -92,7 +93,7 @@ class EvaluationExchange:
         key = self._keys.evaluation(iteration, rank)
 
         async def stalled() -> StalledPeers:
-            return StalledPeers(iteration, [rank], [key])
+            return await self._collective.stalled_before(iteration, rank, key)
 
         arrived = await wait_for_object(
             self._channel, key, timeout_s=self._lifecycle.wait_timeout_s, stalled=stalled,
@@ -101,14 +102,23 @@ class EvaluationExchange:
         return arrived.value
 
     async def _stalled(self, iteration: int) -> StalledPeers:
-        """Rank 0, or the ranks whose evaluations it waits for itself."""
+        """Rank 0, or the ranks whose evaluations it waits for itself, or those that these wait for."""
         keys = [self._keys.evaluation(iteration, rank) for rank in range(1, self._world)]
         found = await all_of(self._channel.fetch(key) for key in keys)
         missing = [rank for rank, data in enumerate(found, start=1) if data is None]
-        if missing:
-            return StalledPeers(iteration, missing, [self._keys.evaluation(iteration, rank) for rank in missing])
-        grace_s = GRACE_SHARE * self._lifecycle.wait_timeout_s()
-        return StalledPeers(iteration, [0], [self._keys.measured(iteration)], grace_s)
+        if not missing:
+            stalled = await self._collective.stalled_before(iteration, 0, self._keys.measured(iteration))
+            grace_s = GRACE_SHARE * self._lifecycle.wait_timeout_s()
+            return stalled._replace(grace_s=max(stalled.grace_s, grace_s))
+        causes = await all_of(
+            self._collective.stalled_before(iteration, rank, self._keys.evaluation(iteration, rank)) for rank in missing
+        )  # fmt: skip
+        first = min(causes, key=lambda cause: cause.iteration)
+        same = [cause for cause in causes if cause.iteration == first.iteration]
+        named = {rank: key for cause in same for rank, key in zip(cause.ranks, cause.keys, strict=False)}
+        ranks = list(dict.fromkeys(rank for cause in same for rank in cause.ranks))
+        known = [named[rank] for rank in ranks] if named.keys() >= set(ranks) else []
+        return StalledPeers(first.iteration, ranks, known, max(cause.grace_s for cause in same))
 
 
 def _decode(data: memoryview | bytes, key: str) -> Metrics:

@@ -227,7 +227,7 @@ class TrainingLoop:
         )  # fmt: skip
         if not self.spec.shares_evaluations:
             return
-        metrics = await EvaluationExchange(self.lifecycle, self.trainer).merged(self.t, e)
+        metrics = await EvaluationExchange(self.lifecycle, self.trainer, self.collective).merged(self.t, e)
         await self.step.compute(lambda: self.trainer.take_metrics(metrics), samples=0)
         stop = await self._decide(metrics)
         if self.invocation.rank == 0:
