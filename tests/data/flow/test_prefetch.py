@@ -48,7 +48,7 @@ def way(name: str, loading: SampleLoader) -> LoadStrategy:
 
 
 def data(batch: TrainingBatch) -> tuple[bytes, list[int]]:
-    return np.asarray(batch.inputs).tobytes(), [int(t) for t in batch.targets]
+    return np.asarray(batch.data[0]).tobytes(), [int(t) for t in batch.data[1]]
 
 
 @pytest.mark.parametrize("name", ["thread", "1", "3"])
@@ -68,7 +68,7 @@ def test_other_batches_for_the_same_iterations():
     ahead = Prefetcher(loading=loading, strategy=way("1", loading))
     ahead.get(0, wanted)
     larger = ahead.get(1, lambda i: [SampleRequest(index=j, seed=3) for j in range(i, i + 9)])
-    assert [int(t) for t in larger.targets] == list(range(1, 10))
+    assert [int(t) for t in larger.data[1]] == list(range(1, 10))
     ahead.close()
 
 
@@ -101,7 +101,7 @@ def test_no_more_is_held_than_allowed_but_for_the_next_batch(nbytes, limit, dept
     ahead = Prefetcher(loading=loading, strategy=scripted, prefetch_bytes=limit)
     for iteration in [i for i in np.cumsum([0, *steps]) if i < 10]:
         batch = ahead.get(iteration, wanted)
-        assert [int(t) for t in batch.targets] == [item.index for item in wanted(iteration) or []]
+        assert [int(t) for t in batch.data[1]] == [item.index for item in wanted(iteration) or []]
         later = [c for i, c in ahead._coming.items() if i != iteration]
         assert len(later) <= depth
         assert len(later) <= max(1, limit // nbytes)
@@ -120,7 +120,7 @@ def test_the_next_batch_is_loaded_while_the_present_one_is_used():
 def test_an_empty_batch_loads_nothing():
     loading = loading_of(flow())
     batch = Prefetcher(loading=loading, strategy=Scripted(1, 0)).get(0, lambda i: [])
-    assert (batch.samples, batch.inputs) == (0, None)
+    assert (batch.samples, batch.data) == (0, None)
 
 
 class Twice:
@@ -162,7 +162,7 @@ def test_all_samples_of_a_batch_may_fail():
     batch = Prefetcher(loading=loading, strategy=Inline(loading), on_error="skip").get(
         0, lambda i: [SampleRequest(index=1)]
     )
-    assert (batch.samples, batch.skipped, batch.inputs) == (0, 1, None)
+    assert (batch.samples, batch.skipped, batch.data) == (0, 1, None)
 
 
 def test_samples_that_do_not_fit_together_are_named():
