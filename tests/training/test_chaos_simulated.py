@@ -64,6 +64,7 @@ def test_each_fault_costs_one_invocation(seed):
         pytest.param(101968, id="a replacement that begins anew gets time for all of it"),
         pytest.param(111285, id="a server has added up everything just now"),
         pytest.param(111749, id="ssp: a rank computes what it could not begin before"),
+        pytest.param(1105139, id="bsp: a superseded rank that still runs has deleted what its replacement is to reduce"),
         pytest.param(1002550, id="asp: a merged shard arrives after the wait for it has timed out"),
         pytest.param(903668, id="asp: a rank that repeats iterations to send a lost put has prepared its successor"),
     ],

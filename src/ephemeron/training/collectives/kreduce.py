@@ -84,6 +84,8 @@ class KReduce(Collective):
         self._merged: dict[tuple[int, int], asyncio.Future[tuple[np.ndarray, int]]] = {}
         self._here: set[int] = set()
         """Versions whose chunks are reduced by this invocation, not by a predecessor."""
+        self._contested = False
+        """Whether this invocation replaces another attempt of its rank, which may still run."""
         self._polled: dict[int, Reduced] = {}
         self._partial: tuple[int, Reduced, int] | None = None
         largest = max(c.stop - c.start for c in self.chunks) * group.dtype.itemsize
@@ -142,6 +144,9 @@ class KReduce(Collective):
     async def _reduce_chunk(self, version: int, chunk: Chunk) -> None:
         """Sums the contributions of all ranks, in rank order; a few are fetched ahead."""
         async with self._chunk_slots:
+            # The other attempt may have merged it, and deleted the contributions: waiting for them would be in vain.
+            if self._contested and await self.stalled.is_stored(version, chunk):
+                return await self._take_merged(version, chunk)
             others = [r for r in range(self.g.world) if r != self.g.rank]
             ahead = RequestWindow([self._contribution(version, r, chunk) for r in others], self._window)
             try:
@@ -330,6 +335,7 @@ class KReduce(Collective):
     # -- replacement --------------------------------------------------------------------------------------
 
     async def pending(self, iteration: int) -> tuple[bool, bool]:
+        self._contested = True
         # A complete version holds the contributions of all ranks, this one's included.
         complete = await self.poll(iteration)
         return not complete, not complete
