@@ -71,6 +71,8 @@ def faults_of(words: list[str]) -> list[str]:
     command: click.Command = main
     flags: set[str] = set()
     for word in words:
+        if word == "--":  # arguments of a script follow
+            break
         if isinstance(command, click.Group) and word in command.commands:
             command = command.commands[word]
         if word.startswith("--"):

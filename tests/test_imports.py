@@ -22,7 +22,7 @@ MODULES = sorted(
 
 NAMES = [
     "Configuration", "DataSpec", "EphemeronError", "Fault", "Job", "JobError", "JobLimits", "Plan", "PlanInfeasible",
-    "Profile", "Result", "RunFailed", "Simulation", "Target", "Task", "UserError", "attach", "configure", "load_job",
+    "Profile", "Result", "RunFailed", "Simulation", "Target", "Task", "UserError", "attach", "configure", "current", "load_job",
     "load_plan", "load_profile", "plan_job", "profile_job", "resume", "stop", "train",
 ]  # fmt: skip
 

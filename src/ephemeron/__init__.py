@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from ephemeron.training.planner.model.profile import Profile, load_profile
     from ephemeron.training.planning_workflow import plan_job
     from ephemeron.training.profiling import profile_job
+    from ephemeron.training.task.script import current
     from ephemeron.training.task.task import Task
 
 _LAZY = {
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
     "training.driver": ("Result", "attach", "configure", "resume", "stop", "train"),
     "training.task.task": ("Task",),
+    "training.task.script": ("current",),
     "training.planning_workflow": ("plan_job",),
     "training.planner": ("Plan", "load_plan"),
     "training.profiling": ("profile_job",),
@@ -57,6 +59,7 @@ __all__ = [
     "UserError",
     "attach",
     "configure",
+    "current",
     "load_job",
     "load_plan",
     "load_profile",

@@ -110,6 +110,7 @@ def _output_options(command: F) -> F:
 
 @main.command()
 @click.argument("job")
+@click.argument("arguments", nargs=-1)
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Platform on which functions run.  [default: local]")
 @cloud_options
 @click.option(
@@ -211,11 +212,13 @@ def _output_options(command: F) -> F:
     help="Start nothing: build and check everything, do two steps in a process with a function's memory, and estimate time and cost.",
 )
 @_output_options
-def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
+def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_file: Path | None, plan_file: Path | None, epochs: int | None,
           budget_usd: float | None, loggers: tuple[str, ...], dry_run: bool, out: Path | None, as_json: bool, **flags: Any) -> None:  # fmt: skip
-    """Train JOB on functions, and show its progress. JOB is a TOML or JSON file, or module:Class of an ephemeron.Task.
+    """Train JOB on functions, and show its progress. JOB is a TOML or JSON file, module:Class of an ephemeron.Task, or
+    a script with a loop of its own, whose ARGUMENTS follow after --.
 
     \b
+    ephemeron train script.py --workers 8 -- --lr 0.1          a script that uses ephemeron.current()
     ephemeron train tasks:Classifier --workers 4               a task of tasks.py in this folder
     ephemeron train job.toml                                   workers, memory and batches from the job, or planned
     ephemeron train job.toml --workers 8 --sync hap --channel s3://bucket/prefix
@@ -233,9 +236,7 @@ def train(job: str, faults: tuple[str, ...], prices_file: Path | None, plan_file
     from ephemeron.training.job import parse_fault
 
     where = taken(flags)
-    wanted = job_of(job)
-    if epochs is not None:
-        wanted = dataclasses.replace(wanted, epochs=epochs)
+    wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan, profile, chosen = (None, None, {}) if dry_run else _planned(wanted, flags, plan_file, prices_file)

@@ -59,6 +59,14 @@ def resolve(target: str, folders: Sequence[Path]) -> Any:
     return value
 
 
+def put_in_front(folders: Sequence[Path]) -> None:
+    """Puts folders in front of `sys.path` for a script, and drops loaded modules of other jobs that these folders have, too."""
+    with _lock:
+        wanted = [str(folder.resolve()) for folder in folders]
+        _forget_other_jobs("", wanted, "script")
+        _put_in_front(wanted)
+
+
 def where_raised(error: BaseException, folders: Sequence[Path] = ()) -> str:
     """`ValueError: text (model.py, line 12)`: the innermost line in the user's folders, or the innermost at all."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")

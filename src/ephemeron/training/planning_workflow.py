@@ -35,7 +35,11 @@ CPU_PART = 0.8
 
 def digest(job: Job) -> str:
     """Digest of everything that the profile of a workload depends on."""
-    parts = [repr((job.model, job.loss, job.optimizer, job.task, job.options, job.data, job.dtype, job.simulation))]
+    parts = [
+        repr(
+            (job.model, job.loss, job.optimizer, job.task, job.script, job.options, job.data, job.dtype, job.simulation)
+        )
+    ]
     for folder in job.code:
         for file in sorted(folder.rglob("*.py")):
             parts.append(f"{file.relative_to(folder)} {xxhash.xxh3_64_hexdigest(file.read_bytes())}")

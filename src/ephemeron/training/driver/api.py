@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ephemeron.training.driver.dry_runs import DryRun
 
 Program: TypeAlias = str | Path | Task | type[Task]
-"""Path of a job file, `module:Class`, or a task."""
+"""Path of a job file or a script, `module:Class`, or a task."""
 SIMULATED_MEMORY_MB = 1769
 LOCAL_COLD_START_S = 3.0
 """Seconds before its end at which a function on this machine starts its successor."""
@@ -153,7 +153,7 @@ def train(
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
 
     Args:
-        job: a job; the path of a job file; a `Task` (class or instance), or its name `module:Class`.
+        job: a job; the path of a job file, or of a script; a `Task` (class or instance), or its name `module:Class`.
         configuration: options of the run, from `configure`. None: the job's own `[run]` table, `options` and defaults.
         faults: faults to inject.
         prices_file: price file instead of the built-in prices.

@@ -110,6 +110,8 @@ def rehearsed(prepared: Prepared) -> Rehearsal:
     with tempfile.TemporaryDirectory(prefix="ephemeron-dry-run-") as name:
         folder = Path(name)
         for file, key in objects_of(keys).items():
+            if key not in prepared.objects:
+                continue
             with (folder / file).open("wb") as out:
                 for buffer in prepared.objects[key]:
                     out.write(buffer)

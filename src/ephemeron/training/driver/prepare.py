@@ -23,6 +23,7 @@ from ephemeron.training.driver.bundle_check import bundled, check_bundle
 from ephemeron.training.driver.memory import estimate, quota_for
 from ephemeron.training.driver.records import CodeSource
 from ephemeron.training.driver.renewal import source_of
+from ephemeron.training.driver.script_trial import refuse_with_script, script_trial
 from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
 from ephemeron.training.job import Configuration, Fault, Job, TrainingOptions, check_limits, sync_name
@@ -157,13 +158,19 @@ def prepare(
             raise JobError(
                 f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {configuration.workers - 1}"
             )
-    data = training_data(job, only_first=only_first)
+    data: TrainingData
+    if job.script is None:
+        data, loop, tried = training_data(job, only_first=only_first), None, None
+    else:
+        refuse_with_script(job, configuration, calibrates=only_first is not None)
+        data, loop, tried = script_trial(job, bundled(job), configuration)
+        job = dataclasses.replace(job, epochs=data.epochs)
     spec = RunSpec(
         run_id=run_id, name=job.name, model=job.model, loss=job.loss, optimizer=job.optimizer, task=job.task,
         options=job.options, time_limit_s=job.limits.time_limit_s, configuration=configuration,
         epochs=job.epochs, seed=job.seed, dtype=job.dtype, samples=data.samples, prices=prices,
         budget_usd=job.limits.budget_usd, faults=tuple(map(str, faults)), peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
-        flow=data.flow, last_batch=job.data.last_batch,
+        flow=data.flow, last_batch=job.data.last_batch, script=loop, trainer="torch" if loop is None else "script",
     )  # fmt: skip
     idle = [r for r, n in enumerate(spec.split.counts) if n == 0]
     if idle:
@@ -181,7 +188,8 @@ def prepare(
         channel=configuration.channel,
     )
     check_call(call, workers=configuration.workers, limits=limits)
-    tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations)
+    if tried is None:
+        tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations)
     spec = dataclasses.replace(spec, shares_evaluations=tried.shares_evaluations)
     _refuse_decisions(spec)
     if tried.takes_turns and configuration.sync == "asp":
@@ -191,7 +199,8 @@ def prepare(
         )
     model_bytes, copies = tried.model_bytes, tried.optimizer_copies
     code = bundled(job)
-    check_bundle(job, code)
+    if job.script is None:
+        check_bundle(job, code)
     divided, bounded, note = None, configuration, ""
     if configuration.stages > 1:
         divided = model_partition.divide(
@@ -287,6 +296,8 @@ def _objects(job: Job, spec: RunSpec, data: TrainingData, initial: bytes) -> dic
     keys = Keys(spec.run_id)
     world = spec.configuration.workers
     objects: dict[str, list[Buffer]] = {keys.init: [initial]}
+    if spec.script is not None:  # it loads its samples itself
+        return objects
     for rank, indices in enumerate(assign(data.samples, spec.split, job.seed)):
         objects[keys.data(rank)] = data.share(indices)
     for rank, indices in enumerate(np.array_split(np.arange(data.test_samples), world)):

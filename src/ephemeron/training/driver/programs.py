@@ -25,7 +25,7 @@ from ephemeron.training.job import Configuration, Job, load_job
 from ephemeron.training.job.job_file import parse_job
 from ephemeron.training.task.task import Task
 
-_JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "run"}
+_JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "script", "run"}
 _RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
 _NAME = r"[A-Za-z_][\w.]*"
 _LIGHTNING = re.compile(rf"lightning:({_NAME}:{_NAME})(?:,({_NAME}:{_NAME}))?")
@@ -38,26 +38,42 @@ def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
     """The job of a program.
 
     Args:
-        program: a `Job`; the path of a job file; `module:Class` of a task; a subclass of `Task`, or an instance;
+        program: a `Job`; the path of a job file, or of a script; `module:Class` of a task; a subclass of `Task`, or an instance;
             `lightning:module:Class` of a LightningModule, with `,module:DataModule` if it has one; the module itself.
-        options: fields of the job and of the configuration that override those of the program.
+        options: fields of the job and of the configuration that override those of the program, and `arguments` of a script.
 
     Raises:
         JobError: none of these, or an option is unknown or has a wrong value.
         MissingExtra: the task is defined in this program, and cloudpickle is not installed.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
+    arguments = given.pop("arguments", ())
     for name in given:
         if name not in _JOB_OPTIONS | _RUN_OPTIONS:
             known = sorted(_JOB_OPTIONS | _RUN_OPTIONS)
             raise JobError(f"unknown option {name!r}", remedy=near(name, known, what="options", quoted=True))
     if isinstance(program, Job):
         job = program
+    elif isinstance(program, (str, os.PathLike)) and Path(program).suffix == ".py":
+        job = _of_script(Path(program), arguments)
     elif isinstance(program, (str, os.PathLike)) and not _is_target(str(program)):
         job = load_job(Path(program))
     else:
         job = _of_task(program)
+    if arguments and job.script is None:
+        raise JobError(f"{job.name} takes no arguments", remedy="give arguments to a script only")
+    if "epochs" in given and job.script is not None:
+        raise JobError(
+            "epochs is not an option of a script", remedy=f"say it in {job.script.file}, or by its arguments"
+        )
     return _overridden(job, given)
+
+
+def _of_script(path: Path, arguments: object) -> Job:
+    if not path.is_file():
+        raise JobError(f"there is no script {path}")
+    raw = {"name": path.stem, "code": ["."], "script": {"file": path.name, "arguments": arguments}}
+    return parse_job(raw, folder=path.resolve().parent, where=path.name)
 
 
 def _is_target(text: str) -> bool:

@@ -10,6 +10,7 @@ import io
 import logging
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -21,6 +22,7 @@ from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, UserError
 from ephemeron.training.driver.bundle_check import selection_of
 from ephemeron.training.driver.records import CodeSource, TensorLayout
+from ephemeron.training.driver.script_trial import script_trial
 from ephemeron.training.driver.trial import layout_of
 from ephemeron.training.job import Job
 from ephemeron.training.worker.spec import RunSpec
@@ -84,7 +86,10 @@ async def renewed(channel: Channel, source: CodeSource, spec: RunSpec) -> Renewa
             f"{made}, and the stages of a model on several functions were made from the old code",
             remedy=f"start a new run, or {_KEEP}",
         )
-    _check_fits(source, spec, made)
+    if spec.script is None:
+        _check_fits(source, spec, made)
+    else:
+        _check_script_fits(source, spec, made)
     return made
 
 
@@ -94,6 +99,22 @@ def differing(a: bytes, b: bytes) -> tuple[str, ...]:
         sums = [{i.filename: (i.CRC, i.file_size) for i in z.infolist()} for z in (before, after)]
     names = sorted(n for n in sums[0].keys() | sums[1].keys() if sums[0].get(n) != sums[1].get(n))
     return tuple(n.partition("/")[2] for n in names)
+
+
+def _check_script_fits(source: CodeSource, spec: RunSpec, made: Renewal) -> None:
+    assert spec.script is not None
+    job = Job(name=spec.name, script=spec.script.script, seed=spec.seed, code=source.folders)
+    try:
+        data, loop, tried = script_trial(job, made.bundle, spec.configuration)
+    except JobError as e:
+        raise JobError(f"{made}; {e}", remedy=f"correct it, or {_KEEP}") from None
+    if (data.epochs, loop) != (spec.epochs, spec.script):
+        raise JobError(
+            f"{made}, and the script has {data.epochs} epochs of {loop.epoch_length} batches of {loop.global_batch} now, not "
+            f"{spec.epochs} of {spec.script.epoch_length} of {spec.script.global_batch}",
+            remedy=f"start a new run, or {_KEEP}",
+        )
+    _compare(source.layout, tried.layout, made)
 
 
 def _check_fits(source: CodeSource, spec: RunSpec, made: Renewal) -> None:
@@ -108,7 +129,11 @@ def _check_fits(source: CodeSource, spec: RunSpec, made: Renewal) -> None:
             except JobError as e:
                 raise JobError(f"{made}; {e}", remedy=f"correct it, or {_KEEP}") from None
             layout = layout_of(model)
-    for old, new in zip_longest(source.layout, layout):
+    _compare(source.layout, layout, made)
+
+
+def _compare(before: Sequence[TensorLayout], now: Sequence[TensorLayout], made: Renewal) -> None:
+    for old, new in zip_longest(before, now):
         if old != new:
             raise JobError(
                 f"{made}, and checkpoints do not fit the model any more: it had {old or 'nothing'} where it has {new or 'nothing'}",

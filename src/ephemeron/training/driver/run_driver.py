@@ -158,7 +158,7 @@ class RunDriver:
             RunStarted(
                 t=self.now(),
                 run_id=spec.run_id,
-                job=spec.name or (spec.task or spec.model).target,
+                job=spec.name or spec.program,
                 workers=c.workers,
                 aggregators=c.aggregators,
                 memory_mb=c.memory_mb,
@@ -400,6 +400,14 @@ async def read_result(ending: RunOutcome, channel: Channel, keys: Keys, data: me
     ending.arrays, ending.final = arrays, final
 
 
+def _program(spec: RunSpec) -> dict[str, object]:
+    if spec.script is not None:
+        return {"script": " ".join([spec.program, *spec.script.script.arguments])}
+    if spec.task is not None:
+        return {"task": spec.program}
+    return {"optimizer": spec.optimizer.target, "loss": spec.loss.target}
+
+
 def describe(spec: RunSpec) -> dict[str, object]:
     """The configuration by the names of the options, for reports."""
     c = spec.configuration
@@ -411,6 +419,6 @@ def describe(spec: RunSpec) -> dict[str, object]:
         **({} if spec.stages is None else {
             "stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.schedule,
         }),
-        **({"optimizer": spec.optimizer.target, "loss": spec.loss.target} if spec.task is None else {"task": spec.task.target}),
+        **_program(spec),
         "seed": spec.seed, "dtype": spec.dtype,
     }  # fmt: skip

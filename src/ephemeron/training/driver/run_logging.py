@@ -291,7 +291,7 @@ class _Writer(threading.Thread):
 
 
 _CHOICES = (
-    "task", "model", "loss", "optimizer", "options", "configuration", "epochs", "seed", "dtype", "samples", "budget_usd",
+    "script", "task", "model", "loss", "optimizer", "options", "configuration", "epochs", "seed", "dtype", "samples", "budget_usd",
     "time_limit_s", "last_batch",
 )  # fmt: skip
 """Fields of a specification that a person has chosen."""
@@ -300,7 +300,7 @@ _CHOICES = (
 def params_of(spec: RunSpec) -> dict[str, Param]:
     """What was chosen for a run, by dotted name. Options that are not set are left out."""
     values = plain(spec)
-    replaced = () if spec.task is None else ("model", "loss", "optimizer")
+    replaced = () if spec.task is None and spec.script is None else ("model", "loss", "optimizer")
     return dict(_flat({name: values[name] for name in _CHOICES if name not in replaced}))
 
 

@@ -127,12 +127,12 @@ def trial_of(job: Job, data: TrainingData, smallest: tuple[int, str] = (TRIAL, "
     return Trial(
         initial=encode_state(fresh, notes), model_bytes=trainer.size * trainer.dtype.itemsize, optimizer_copies=copies,
         layout=layout, note=note, activations=activations, state_bytes=sum(a.nbytes for a in fresh.values()),
-        optimizers=tuple(_described(o, group) for o in program.optimizers for group in o.param_groups),
+        optimizers=tuple(described_optimizer(o, group) for o in program.optimizers for group in o.param_groups),
         takes_turns=program.takes_turns, shares_evaluations=decides or overrides or bool(evaluation.states),
     )  # fmt: skip
 
 
-def _described(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Target:
+def described_optimizer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Target:
     """Learning rate without the factor of its scheduler, and momentum."""
     options = {"lr": group.get("initial_lr", group.get("lr", 0.0)), "momentum": group.get("momentum", 0.0)}
     return Target(target=type(optimizer).__name__, options={k: float(v) for k, v in options.items()})

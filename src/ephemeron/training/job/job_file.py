@@ -28,7 +28,7 @@ from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
 from ephemeron.data.spec import check_data
 from ephemeron.errors import JobError
-from ephemeron.training.job.spec import Job, check_program
+from ephemeron.training.job.spec import PROGRAMS, Job, check_program
 
 
 def load_job(path: str | Path) -> Job:
@@ -62,9 +62,12 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     Raises:
         JobError: see `load_job`.
     """
-    if isinstance(raw, Mapping) and not ("model" in raw) ^ ("task" in raw):
-        build(Job, {"name": "", "model": "m:f", **raw} | {"task": None}, where=where)  # other mistakes come first
-        check_program(model="model" in raw, task="task" in raw, where=where)
+    given = [name for name in PROGRAMS if isinstance(raw, Mapping) and name in raw]
+    if isinstance(raw, Mapping) and len(given) != 1:
+        others = {"name": "", **{name: value for name, value in raw.items() if name not in PROGRAMS}}
+        for name in given or ["model"]:  # other mistakes come first
+            build(Job, {**others, name: raw.get(name, "m:f")}, where=where)
+        check_program(given, where=where)
     job = build(Job, raw, where=where)
     code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
     data = job.data

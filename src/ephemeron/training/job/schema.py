@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 
 from ephemeron.config.schema import schema_of
-from ephemeron.training.job.spec import Job
+from ephemeron.training.job.spec import PROGRAMS, Job
 
 
 def job_schema() -> str:
     """The schema as indented JSON."""
     schema = schema_of(Job, title="ephemeron job", optional=("name",))
-    schema["oneOf"] = [{"required": ["model"]}, {"required": ["task"]}]
+    schema["oneOf"] = [{"required": [name]} for name in PROGRAMS]
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

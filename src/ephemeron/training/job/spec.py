@@ -7,7 +7,7 @@ is generated from them (`ephemeron.config.schema`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast, get_args
@@ -39,6 +39,8 @@ SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
 OF_TASK = "(of the task)"
 """Target of the model of a job that names a task."""
+PROGRAMS = ("model", "task", "script")
+"""Fields of a job of which exactly one is given."""
 _OrDefault = Annotated[int, AtLeast(0)]
 """A count; 0: a default that depends on other values."""
 _EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such as '100 steps' or '1 epoch'")
@@ -55,6 +57,28 @@ class Target(Typed):
     """`module:name`, or a plain name where the field allows one."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script(Typed):
+    """A Python script with a training loop of its own (`ephemeron.current()`)."""
+
+    file: str
+    """Path of the script, relative to one of the folders in `code`."""
+    arguments: tuple[str, ...] = ()
+    """Its command-line arguments."""
+
+    def find(self, folders: Sequence[Path]) -> Path:
+        """The script in the first folder that has it.
+
+        Raises:
+            JobError: none has it.
+        """
+        for folder in folders:
+            if (folder / self.file).is_file():
+                return folder / self.file
+        listed = ", ".join(map(str, folders)) or "no folders"
+        raise JobError(f"there is no script {self.file} in {listed}", remedy="name it relative to a folder of 'code'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +313,8 @@ class _JobHead(Typed):
     """`module:function` that returns a `torch.nn.Module`."""
     task: Target | None = None
     """`module:Class` of an `ephemeron.Task`, in place of `model`, `loss` and `optimizer`."""
+    script: Script | None = None
+    """Python script with a training loop of its own, in place of `model`, `loss`, `optimizer`, `data` and `epochs`."""
     loss: Target = field(default_factory=lambda: Target(target="cross_entropy"))
     """A name in `torch.nn.functional`, or `module:function`. Must average over the batch."""
     optimizer: Target = field(default_factory=lambda: Target(target="SGD", options={"lr": 0.1}))
@@ -327,11 +353,18 @@ class Job(TrainingOptions, _JobHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_program(model=self.model.target != OF_TASK, task=self.task is not None, where="Job")
+        given = {
+            "model": self.model.target != OF_TASK,
+            "task": self.task is not None,
+            "script": self.script is not None,
+        }
+        check_program([name for name, is_given in given.items() if is_given], where="Job")
 
     @property
     def program(self) -> Target:
-        """The task, or the model of a job without one."""
+        """The task, or the model of a job without one; a script by its file."""
+        if self.script is not None:
+            return Target(target=self.script.file)
         return self.model if self.task is None else self.task
 
     @property
@@ -340,15 +373,18 @@ class Job(TrainingOptions, _JobHead):
         return TrainingOptions(**{f.name: getattr(self, f.name) for f in dataclasses.fields(TrainingOptions)})
 
 
-def check_program(*, model: bool, task: bool, where: str) -> None:
+def check_program(given: Sequence[str], *, where: str) -> None:
     """Refuses a job that names no program, or two.
 
+    Args:
+        given: those of `PROGRAMS` that are given.
+
     Raises:
-        JobError: exactly one of model and task has to be given.
+        JobError: it is not exactly one.
     """
-    if model == task:
-        given = "both model and task are given" if task else "missing key model"
-        raise JobError(f"{where}: {given}", remedy="name a model with its loss and optimizer, or a task")
+    if len(given) != 1:
+        says = f"both {given[0]} and {given[1]} are given" if given else "missing key model"
+        raise JobError(f"{where}: {says}", remedy="name a model with its loss and optimizer, a task, or a script")
 
 
 def sync_name(text: str) -> tuple[SyncName, int]:

@@ -92,11 +92,23 @@ def parts_of(batch: Any, samples: int, parts: int) -> list[tuple[Any, int]]:
         (_cut(batch, samples, start, end, found), end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
     if not found[0]:
-        raise JobError(
-            f"a batch of {samples} samples cannot be divided: it is a {type(batch).__name__} without a tensor of that length",
-            remedy="leave accumulate out, or let the collate function make tensors whose first axis is the sample",
-        )
+        remedy = "leave accumulate out, or let the collate function make tensors whose first axis is the sample"
+        raise _undivided(batch, samples, remedy)
     return cut
+
+
+def sliced(batch: Any, samples: int, start: int, end: int) -> Any:
+    """Samples `start:end` of a batch. See `parts_of`."""
+    found = [False]
+    part = _cut(batch, samples, start, end, found)
+    if not found[0]:
+        raise _undivided(batch, samples, "let the loader yield tensors whose first axis is the sample")
+    return part
+
+
+def _undivided(batch: Any, samples: int, remedy: str) -> JobError:
+    what = f"a batch of {samples} samples cannot be divided: it is a {type(batch).__name__} without a tensor of that length"
+    return JobError(what, remedy=remedy)
 
 
 def _cut(value: Any, samples: int, start: int, end: int, found: list[bool]) -> Any:

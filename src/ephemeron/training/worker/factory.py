@@ -16,6 +16,7 @@ from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainer import Trainer
 
 if TYPE_CHECKING:
+    from ephemeron.training.worker.script_trainer import ScriptTrainer
     from ephemeron.training.worker.torch_trainer import TorchTrainer
 
 
@@ -81,6 +82,25 @@ def build_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: Ba
             weighted=adds and not asynchronous, replaces=adds and asynchronous,
         )  # fmt: skip
     return build_torch_trainer(spec, rank, folders=folders, feed=feed)
+
+
+def build_script_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path]) -> ScriptTrainer:
+    """Starts a script, up to its first batch.
+
+    Raises:
+        JobError: it has no loop over `run.steps`.
+        Exception: what the script raises.
+    """
+    from ephemeron.training.task.script_batches import Share
+    from ephemeron.training.worker.script_trainer import ScriptTrainer
+
+    assert spec.script is not None
+    script = spec.script.script
+    return ScriptTrainer(
+        script.find(folders), script.arguments, folders, share=Share(rank=rank, weights=spec.proportions),
+        epoch_length=spec.script.epoch_length, iterations=spec.iterations, seed=spec.seed,
+        rank_seed=rank_seed(spec.seed, rank), provisional=steps_provisionally(spec, rank),
+    )  # fmt: skip
 
 
 def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], feed: BatchSource) -> TorchTrainer:

@@ -87,6 +87,8 @@ class FiniteCheck:
         """Text such as `epoch 0, batch 7 of 10: 16 training samples 12, 40, …`, numbered as in the data source."""
         spec = self.spec
         epoch, number = divmod(iteration, spec.split.iterations)
+        if spec.script is not None:  # which samples its loader has drawn is not known here
+            return f"epoch {epoch}, batch {number} of {spec.split.iterations}"
         positions = batch_indices(spec.split, self.member, epoch, number, seed=spec.seed)
         samples = assign(spec.samples, spec.split, spec.seed)[self.member][positions]
         named = ", ".join(map(str, samples[:_NAMED].tolist())) + (", …" if len(samples) > _NAMED else "")

@@ -21,9 +21,10 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.tensors import decode_state, digest, encode_state
-from ephemeron.training.worker.factory import build_torch_trainer, open_feed
+from ephemeron.training.worker.factory import build_script_trainer, build_torch_trainer, open_feed
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.torch_trainer import TorchTrainer
+from ephemeron.training.worker.trainer import Trainer
 
 STEPS = 2
 
@@ -58,7 +59,7 @@ class Rehearsal:
 
 
 def objects_of(keys: Keys) -> dict[str, str]:
-    """Key of each object that rank 0 reads, by its file name in the folder."""
+    """Key of each object that rank 0 reads, by its file name in the folder. A script has no `data` and no `test`."""
     return {
         "spec": keys.spec, "code": keys.code, "init": keys.init, "data": keys.data(0), "test": keys.test(0),
     }  # fmt: skip
@@ -73,13 +74,17 @@ def rehearse(folder: Path) -> Rehearsal:
     Raises:
         JobError: two executions differ, or a restored state gives another step than the state itself.
     """
-    held = {name: (folder / name).read_bytes() for name in objects_of(Keys(""))}
+    held = {name: (folder / name).read_bytes() for name in objects_of(Keys("")) if (folder / name).exists()}
     spec = RunSpec.from_bytes(held["spec"])
     folders = unbundle(held["code"], folder / "unpacked")
 
-    def fresh() -> TorchTrainer:
-        feed = open_feed(spec, held["data"], held["test"], folders=folders)
-        trainer = build_torch_trainer(spec, 0, folders=folders, feed=feed)
+    def fresh() -> Trainer:
+        trainer: Trainer
+        if spec.script is not None:
+            trainer = build_script_trainer(spec, 0, folders=folders)
+        else:
+            feed = open_feed(spec, held["data"], held["test"], folders=folders)
+            trainer = build_torch_trainer(spec, 0, folders=folders, feed=feed)
         trainer.load(*decode_state(held["init"]))
         return trainer
 
@@ -113,14 +118,15 @@ def rehearse(folder: Path) -> Rehearsal:
             remedy="give the task state_dict() and load_state_dict() for what changes while it trains",
         )
     began = time.perf_counter()
-    evaluation = first.metrics([first.evaluate()]) if first.feed.test_samples else {}
+    tested = isinstance(first, TorchTrainer) and first.feed.test_samples  # a script evaluates when an epoch ends
+    evaluation = first.metrics([first.evaluate()]) if tested else {}
     evaluation_s = time.perf_counter() - began
     first.close()
     again.close()
     return Rehearsal(
         losses=tuple(losses), metrics=tuple(metrics), evaluation=dict(evaluation), step_s=step_s, evaluation_s=evaluation_s,
         samples=samples, vector_mb=first.size * first.dtype.itemsize / 1e6, state_mb=len(saved) / 1e6,
-        device=str(first.device),
+        device=str(first.device) if isinstance(first, TorchTrainer) else "cpu",
     )  # fmt: skip
 
 
@@ -129,10 +135,10 @@ def _mean(vector: np.ndarray, weight: float) -> np.ndarray:
     return mean
 
 
-def _which(trainer: TorchTrainer, mean: np.ndarray, other: np.ndarray) -> str:
+def _which(trainer: Trainer, mean: np.ndarray, other: np.ndarray) -> str:
     """The first parameter whose gradients differ."""
     start = 0
-    for name, p in trainer.named:
+    for name, p in trainer.named if isinstance(trainer, TorchTrainer) else ():
         stop = start + p.numel()
         if not np.array_equal(mean[start:stop], other[start:stop]):
             return f", first in {name}"

@@ -13,7 +13,7 @@ from ephemeron.data.flow_spec import FlowSpec
 from ephemeron.data.split import LastBatch
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
-from ephemeron.training.job import Configuration, Target, TrainingOptions
+from ephemeron.training.job import Configuration, Script, Target, TrainingOptions
 from ephemeron.training.planner.prices import Prices
 
 
@@ -50,6 +50,17 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptLoop:
+    """A script with a loop of its own, as its trial found it."""
+
+    script: Script
+    epoch_length: int
+    """Iterations of an epoch."""
+    global_batch: int
+    """Samples of the largest batch over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """A run, as its workers read it."""
 
@@ -61,6 +72,8 @@ class RunSpec:
     optimizer: Target
     task: Target | None = None
     """Task, in place of model, loss and optimiser."""
+    script: ScriptLoop | None = None
+    """Script, in place of all these."""
     options: TrainingOptions = field(default_factory=TrainingOptions)
     """How the program is trained."""
     shares_evaluations: bool = False
@@ -81,7 +94,7 @@ class RunSpec:
     cold_start_s: float = 3.0
     """Expected time of a cold start."""
     trainer: str = "torch"
-    """`torch`; `synthetic` or `counting` for studies in which gradients do not matter."""
+    """`torch`; `script`; `synthetic` or `counting` for studies in which gradients do not matter."""
     trainer_options: Mapping[str, int] = field(default_factory=dict)
     """Arguments of a trainer for studies."""
     last_batch: LastBatch = "keep"
@@ -96,8 +109,27 @@ class RunSpec:
     @property
     def split(self) -> SampleSplit:
         """Number of samples of each rank, or replica."""
+        batches = self.proportions
+        if self.script is None:
+            return plan_split(self.samples, batches, last=self.last_batch)
+        loop, shares = self.script, plan_split(self.script.global_batch, batches).counts
+        # As many samples as give an epoch of this length: a loader may drop some, or have batches of several sizes.
+        least = (loop.epoch_length - 1) * loop.global_batch + 1
+        samples = min(max(self.samples, least), loop.epoch_length * loop.global_batch)
+        return plan_split(samples, shares)
+
+    @property
+    def proportions(self) -> tuple[int, ...]:
+        """Batch sizes of the configuration by rank. Ranks share the batches of a script in proportion to them."""
         c = self.configuration
-        return plan_split(self.samples, [c.batch_of(r) for r in range(c.group)], last=self.last_batch)
+        return tuple(c.batch_of(r) for r in range(c.group))
+
+    @property
+    def program(self) -> str:
+        """Name of the model, the task or the script."""
+        if self.script is not None:
+            return self.script.script.file
+        return (self.task or self.model).target
 
     def member(self, rank: int) -> int:
         """Number of a rank among those that share the batch: the rank itself, or its replica of the pipeline."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from ephemeron.training.collectives import ReductionStatus, all_of
 from ephemeron.training.tensors import decode_state
 from ephemeron.training.worker import fencing
 from ephemeron.training.worker.checkpoint import BEGINNING, Checkpoint, Checkpoints
-from ephemeron.training.worker.factory import build_trainer, open_feed
+from ephemeron.training.worker.factory import build_script_trainer, build_trainer, open_feed
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.request import OVER, RECOVER, Recovery
@@ -84,7 +86,7 @@ async def load(invocation: InvocationContext) -> StartedWorker:
     lifecycle.handoff.load_s = invocation.now() - invocation.began - channel.outages_s
     state, replaying = await _state(lifecycle, checkpoints)
     invocation.trace.record("load", invocation.began, invocation.now())
-    if spec.trainer == "torch" and (state is None or trainer.initial_first):
+    if spec.trainer in ("torch", "script") and (state is None or trainer.initial_first):
         initial = keys.init if spec.stages is None else keys.initial(spec.stages.place(invocation.rank)[0])
         asked, outages_s = invocation.now(), channel.outages_s
         trainer.load(*decode_state(await _get(invocation, initial), key=initial))
@@ -146,6 +148,11 @@ async def _is_over(invocation: InvocationContext) -> bool:
 
 
 async def _trainer(invocation: InvocationContext, spec: RunSpec) -> tuple[Trainer, int]:
+    if spec.trainer == "script":
+        code, scratch = await _get(invocation, invocation.keys.code), invocation.ctx.scratch
+        if scratch is None:
+            scratch = Path(invocation.at_end.enter_context(tempfile.TemporaryDirectory(prefix="ephemeron-script-")))
+        return build_script_trainer(spec, invocation.rank, folders=unbundle(bytes(code), scratch / "code")), 0
     if spec.trainer != "torch":
         return build_trainer(spec, invocation.rank, folders=[], feed=ArrayBatchSource(_NOTHING, _NOTHING)), 0
     if spec.stages is not None:

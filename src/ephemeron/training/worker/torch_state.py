@@ -14,6 +14,8 @@ import torch
 _NumpyState: TypeAlias = tuple[str, np.ndarray, int, int, float]
 _PythonState: TypeAlias = tuple[int, tuple[int, ...], float | None]
 
+GlobalState: TypeAlias = tuple[torch.Tensor, _NumpyState, _PythonState]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomGenerators:
@@ -45,22 +47,30 @@ class RandomState:
     """
 
     def __init__(self, seed: int) -> None:
-        outside = self._global()
+        self._own = self.seeded(seed)
+
+    @classmethod
+    def seeded(cls, seed: int) -> GlobalState:
+        """The states after seeding; the global ones stay as they are."""
+        outside = cls.now()
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        self._own = self._global()
-        self._set(outside)
+        own = cls.now()
+        cls.set(outside)
+        return own
 
     @staticmethod
-    def _global() -> tuple[torch.Tensor, _NumpyState, _PythonState]:
+    def now() -> GlobalState:
+        """The global states."""
         name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
         numpy = (name, np.asarray(keys), int(position), int(has_gauss), float(gauss))
         version, numbers, following = random.getstate()
         return torch.get_rng_state(), numpy, (version, numbers, following)
 
     @staticmethod
-    def _set(state: tuple[torch.Tensor, _NumpyState, _PythonState]) -> None:
+    def set(state: GlobalState) -> None:
+        """Sets the global states."""
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
         random.setstate(state[2])
@@ -68,13 +78,13 @@ class RandomState:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Swaps the state in, and out again."""
-        outside = self._global()
-        self._set(self._own)
+        outside = self.now()
+        self.set(self._own)
         try:
             yield
         finally:
-            self._own = self._global()
-            self._set(outside)
+            self._own = self.now()
+            self.set(outside)
 
     def save(self) -> tuple[np.ndarray, RandomGenerators]:
         """PyTorch's state as an array, and the others."""
