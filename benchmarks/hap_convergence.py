@@ -4,10 +4,10 @@
 
 Parts:
 
-- `remedies`: every remedy of `stale_training.REMEDIES` on the network of `examples/digits`, W = 4, over learning rate × momentum ×
-  K × optimiser, 6 epochs, three seeds;
+- `remedies`: the remedies of `stale_training.REMEDIES` over learning rate × K × optimiser, W = 4, 6 epochs: all of them on a dense
+  network, some on the network of `examples/digits`;
 - `region`: the remedy that is the default, and none, over learning rate × momentum × protocol × optimiser × W, 15 epochs (the
-  example's), three seeds. From this come the tested region and the factor of additional epochs;
+  example's). From this come the tested region and the factor of additional epochs;
 - `figures`: figures 5.8 to 5.11 of FasDL: training loss and accuracy against cost, for the configurations of table 5.3.
 
 A cell is one setting and protocol, its accuracy the mean of three seeds. Goal: at most 0.5 points below BSP.
@@ -16,7 +16,6 @@ A cell is one setting and protocol, its accuracy the mean of three seeds. Goal: 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import multiprocessing
 import statistics
 import sys
@@ -38,16 +37,13 @@ BANK = 18
 SEEDS = (0, 1, 2)
 DEFAULT = "local"
 COMPARED = (*REMEDIES, "local+scale", "local+clip", "local+spike")
+FEWER = ("none", "momentum-prediction", "local", "scale", "clip", "local+spike")
 STUDY = (("sgd", 0.9, (0.05, 0.1)), ("nesterov", 0.9, (0.05,)), ("adam", 0.9, (0.003,)))
 REGION = (
-    ("sgd", 0.9, (0.02, 0.05, 0.1)), ("sgd", 0.0, (0.3,)), ("nesterov", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003, 0.01)),
-    ("adamw", 0.9, (0.003,)),
+    ("sgd", 0.9, (0.02, 0.05, 0.1, 0.2, 0.4)), ("sgd", 0.95, (0.05, 0.1)), ("sgd", 0.5, (0.2, 1.0)), ("sgd", 0.0, (0.3, 0.6, 1.2)),
+    ("nesterov", 0.9, (0.05, 0.1, 0.2)), ("adam", 0.9, (0.003, 0.01, 0.03)), ("adamw", 0.9, (0.003, 0.01)),
 )  # fmt: skip
-LARGER = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003, 0.01)))
-WIDER = (
-    ("sgd", 0.9, (0.02, 0.05, 0.1, 0.2, 0.4)), ("sgd", 0.95, (0.05, 0.1)), ("sgd", 0.5, (0.2, 0.5, 1.0)), ("sgd", 0.0, (0.1, 0.3, 0.6, 1.2)),
-    ("nesterov", 0.9, (0.05, 0.1, 0.2, 0.4)), ("adam", 0.9, (0.001, 0.003, 0.01, 0.03)), ("adamw", 0.9, (0.003, 0.01)),
-)  # fmt: skip
+CONVOLUTIONAL = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003,)))
 Grid = tuple[tuple[str, float, tuple[float, ...]], ...]
 
 
@@ -55,10 +51,8 @@ def grid(rows: Grid) -> Iterator[tuple[str, float, float]]:
     return ((kind, momentum, lr) for kind, momentum, rates in rows for lr in rates)
 
 
-def protocols(workers: int, *, all_of_them: bool) -> list[tuple[str, int]]:
-    """Protocol and K."""
-    found = [("hap", k) for k in range(1, workers)] if workers <= 4 else [("hap", k) for k in (1, workers // 2)]
-    return [*found, ("ssp:1", workers), ("ssp:2", workers), ("asp", workers)] if all_of_them else found
+PROTOCOLS = (("hap", 1), ("hap", 2), ("hap", 3), ("ssp:1", 4), ("ssp:2", 4), ("asp", 4))
+"""Protocol and K."""
 
 
 def _started() -> None:
@@ -73,7 +67,7 @@ def run(settings: Iterable[Setting], *, processes: int) -> list[Curve]:
     parts = [bank[i : i + BANK] for bank in banks.values() for i in range(0, len(bank), BANK)]
     curves: list[Curve] = []
     began = time.monotonic()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _started) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _started) as pool:
         for done, found in enumerate(pool.map(train, parts), 1):
             curves += found
             print(f"{done} of {len(parts)} banks, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -164,42 +158,41 @@ def factors(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def study_settings(*, quick: bool) -> list[Setting]:
-    rows: Grid = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003,))) if quick else STUDY
-    remedies = ("none", "momentum-prediction", "scale", "local") if quick else COMPARED
-    ks = (1, 2)
+    rows: Grid = (("sgd", 0.9, (0.05, 0.1)), ("adam", 0.9, (0.003,)))
+    worlds = [("mlp", rows if quick else STUDY)] + ([] if quick else [("cnn", CONVOLUTIONAL)])
     found = []
-    for model, (kind, momentum, lr) in itertools.product(("mlp",) if quick else ("mlp", "cnn"), grid(rows)):
+    for model, (kind, momentum, lr) in ((model, row) for model, rows in worlds for row in grid(rows)):
         base = Setting(model=model, optimizer=kind, momentum=momentum, lr=lr, epochs=6)
+        remedies = COMPARED if model == "mlp" and not quick else FEWER
         for seed in SEEDS:
             found.append(dataclasses.replace(base, seed=seed, sync="bsp"))
-            found += [dataclasses.replace(base, seed=seed, aggregators=k, remedy=r) for k in ks for r in remedies]
+            found += [dataclasses.replace(base, seed=seed, aggregators=k, remedy=r) for k in (1, 2) for r in remedies]
     return found
 
 
 def region_settings(*, quick: bool) -> list[Setting]:
-    quickly: Grid = (("sgd", 0.9, (0.05,)), ("adam", 0.9, (0.003,)))
-    worlds: list[tuple[tuple[str, int, int, int], Grid]] = [(("mlp", 4, 16, 16), quickly if quick else WIDER)]
-    if not quick:
-        worlds += [
-            (("mlp", 16, 4, 4), WIDER),
-            (("cnn", 4, 16, 16), REGION),
-            (("cnn", 4, 16, 24), LARGER),
-            (("cnn", 8, 8, 8), LARGER),
-        ]
     found = []
-    settings = [(world, setting) for world, rows in worlds for setting in grid(rows)]
-    for (model, workers, batch, other), (kind, momentum, lr) in settings:
-        base = Setting(
-            model=model, workers=workers, batch=batch, nonaggregator_batch=other, optimizer=kind, momentum=momentum, lr=lr, epochs=15
-        )  # fmt: skip
-        kinds = protocols(workers, all_of_them=batch == other and (model == "mlp" or workers == 4))
-        if batch != other:  # the size of the global batch depends on K, and so does BSP
-            kinds = [("hap", 2)]
-        for seed, (sync, k) in itertools.product(SEEDS, kinds):
-            remedies = ("none", DEFAULT) if model == "mlp" else (DEFAULT,)
-            found += [dataclasses.replace(base, seed=seed, sync=sync, aggregators=k, remedy=r) for r in remedies]
-        found += [dataclasses.replace(base, seed=seed, sync="bsp") for seed in SEEDS]
+    for kind, momentum, lr in grid((("sgd", 0.9, (0.05,)), ("adam", 0.9, (0.003,))) if quick else REGION):
+        base = Setting(model="mlp", optimizer=kind, momentum=momentum, lr=lr, epochs=15)
+        found += _around(base, PROTOCOLS, ("none", DEFAULT))
+    for kind, momentum, lr in () if quick else grid(CONVOLUTIONAL):
+        base = Setting(model="cnn", optimizer=kind, momentum=momentum, lr=lr, epochs=15)
+        found += _around(base, PROTOCOLS[:2], (DEFAULT,))
+        found += _around(dataclasses.replace(base, model="mlp", nonaggregator_batch=24), (("hap", 2),), (DEFAULT,))
+        found += _around(
+            dataclasses.replace(base, model="mlp", workers=16, batch=4, nonaggregator_batch=4),
+            (("hap", 1), ("hap", 8)),
+            (DEFAULT,),
+        )
     return found
+
+
+def _around(base: Setting, protocols: Sequence[tuple[str, int]], remedies: Sequence[str]) -> list[Setting]:
+    """A setting under BSP and under some protocols, by seed."""
+    stale = [dataclasses.replace(base, sync=sync, aggregators=k, remedy=r) for sync, k in protocols for r in remedies]
+    return [
+        dataclasses.replace(s, seed=seed) for s in (dataclasses.replace(base, sync="bsp"), *stale) for seed in SEEDS
+    ]
 
 
 def measure(parts: Sequence[str], *, quick: bool, processes: int) -> dict[str, Any]:
