@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ephemeron.training.job.spec import Staleness, Target, sync_name
 
-HAP_EPOCHS_FACTOR = 1.01
+HAP_EPOCHS_FACTOR = 1.03
 """Epochs until HAP is as accurate as BSP, divided by BSP's: mean over the tested region."""
 MOST_PROVISIONAL = 4
 """Versions that a rank may lack, and that provisional steps stand in for; of more, the latest count."""
@@ -28,7 +28,7 @@ class TestedOptimizer:
 
 
 TESTED = {
-    "SGD": TestedOptimizer(rate=1.0, momentum=0.9), "Adam": TestedOptimizer(rate=0.01), "AdamW": TestedOptimizer(rate=0.01),
+    "SGD": TestedOptimizer(rate=1.0, momentum=0.95), "Adam": TestedOptimizer(rate=0.01), "AdamW": TestedOptimizer(rate=0.01),
 }  # fmt: skip
 
 
