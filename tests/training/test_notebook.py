@@ -33,3 +33,45 @@ def test_a_notebook_trains_on_local_functions_and_shows_a_table(home: Path) -> N
     printed = "".join(output.text for output in trained if output.output_type == "stream" and output.name == "stdout")
     assert "finished 12 " in printed
     assert "<table" in shown[-1].data["text/html"]
+
+
+DEFINE = """
+import numpy as np, torch, ephemeron
+
+class Line(ephemeron.Task):
+    settings = {"epochs": 2}
+
+    def model(self):
+        return torch.nn.Linear(3, 1)
+
+    def training_step(self, model, batch):
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(model(inputs), targets)
+
+    def evaluation_step(self, model, batch):
+        inputs, targets = batch
+        return {"loss": torch.nn.functional.mse_loss(model(inputs), targets)}
+
+    def optimizers(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_data(self):
+        inputs = np.random.default_rng(1).normal(size=(60, 3)).astype("float32")
+        return inputs, inputs.sum(1, keepdims=True)
+"""
+SHOWN = "result = ephemeron.train(Line, workers=2, aggregators=1, batch_size=8, platform='local')"
+
+
+@pytest.mark.slow
+def test_a_class_of_a_cell_trains_and_its_cell_shows_the_progress(home: Path) -> None:
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    cells = [nbformat.v4.new_code_cell(text) for text in (DEFINE, SHOWN, "result.model()")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    _, trained, shown = (cell.outputs for cell in notebook.cells)
+    (progress,) = [output.data for output in trained if output.output_type == "display_data"]
+    assert ": finished" in progress["text/plain"]
+    assert "iteration 6 of 6" in progress["text/plain"]
+    assert '<progress value="6" max="6"' in progress["text/html"]
+    assert "test loss" in progress["text/plain"]
+    assert "Linear" in shown[-1].data["text/plain"]

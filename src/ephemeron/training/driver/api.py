@@ -25,7 +25,7 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
 from ephemeron.functions.simulated import simulated_limits
-from ephemeron.training.driver import lifecycle, records, run_dir, run_logging, run_platform
+from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.prepare import prepare, refuse_contradictions
@@ -146,7 +146,7 @@ def platform_limits(name: str, world: Simulation | None = None) -> Limits:
 
 def train(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
-    on_event: OnEvent = lambda event: None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
+    on_event: OnEvent | None = None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
     profile: Profile | None = None, cloud: Settings | None = None, check: bool = True,
     loggers: Sequence[LoggerChoice] | None = None, **options: object,
 ) -> Result:  # fmt: skip
@@ -157,7 +157,7 @@ def train(
         configuration: options of the run, from `configure`. None: the job's own `[run]` table, `options` and defaults.
         faults: faults to inject.
         prices_file: price file instead of the built-in prices.
-        on_event: called with every event of the run.
+        on_event: called with every event of the run. None: in a notebook, the cell shows the progress.
         out: folder into which result, weights and report are copied.
         peer_timeout_s: seconds of silence after which a peer is suspected, at least; slow iterations make it longer.
         plan: the plan of the configuration. It is stored with the run and compared with it in the report.
@@ -198,7 +198,8 @@ def train(
             plan.save(folder.path / PLAN_FILE)
         if profile is not None:
             profile.save(folder.path / PROFILE_FILE)
-        with environment(secrets), run_logging.logged(folder, prepared.spec, chosen, on_event) as log:
+        shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
+        with environment(secrets), run_logging.logged(folder, prepared.spec, chosen, shown) as log:
             if simulated:
                 from ephemeron.functions import simulation
 

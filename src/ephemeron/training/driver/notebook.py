@@ -1,0 +1,94 @@
+"""Progress of a run in a notebook: one output of the cell, which is updated in place. No further package is needed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from ephemeron.events import Event, Note, Progress, RunEnded, RunStarted
+from ephemeron.training.driver.cost import CostMeter, latest_metrics
+from ephemeron.training.planner.prices import Prices
+from ephemeron.units import human_seconds, human_usd
+
+_EVERY_S = 0.25
+"""Shortest time between two updates."""
+
+
+def on_event_in_notebook(prices: Prices) -> Callable[[Event], None]:
+    """Shows the progress of a run where a cell of a notebook runs; nothing elsewhere.
+
+    Args:
+        prices: for the cost so far.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return lambda event: None
+    from IPython.display import display
+
+    handle = display(_Output("starting", "starting"), display_id=True)  # type: ignore[no-untyped-call]
+    return CellProgress(prices, handle).on_event
+
+
+class CellProgress:
+    """An output that follows a run.
+
+    Args:
+        prices: for the cost so far.
+        handle: has `update(object)`, as the handle that IPython's `display` returns.
+    """
+
+    def __init__(self, prices: Prices, handle: Any) -> None:
+        self._ledger, self._handle = CostMeter(prices), handle
+        self._started: RunStarted | None = None
+        self._notes: list[str] = []
+        self._status, self._shown_s = "runs", 0.0
+
+    def on_event(self, event: Event) -> None:
+        """Takes one event into account."""
+        self._ledger.feed(event)
+        if isinstance(event, RunStarted):
+            self._started = event
+            self._notes = list(dict.fromkeys([*self._notes, *event.notes]))
+        elif isinstance(event, Note) and event.text not in self._notes:
+            self._notes.append(event.text)
+        elif isinstance(event, RunEnded):
+            self._status = event.status
+        now = time.monotonic()
+        if not isinstance(event, Progress) or now - self._shown_s >= _EVERY_S:
+            self._shown_s = now
+            self._handle.update(self._output(event.t))
+
+    def _output(self, t: float) -> _Output:
+        run, ledger = self._started, self._ledger
+        if run is None:
+            return _Output("starting", "starting")
+        done = min(ledger.done.get(rank, 0) for rank in range(run.workers))
+        losses = list(ledger.losses.values())
+        values = {
+            "iteration": f"{done} of {run.iterations}", "functions": str(run.workers),
+            **({"loss": f"{sum(losses) / len(losses):.4f}"} if losses else {}),
+            **{f"test {name}": f"{value:.4f}" for name, value in latest_metrics(ledger).items() if value is not None},
+            "time": human_seconds(t), "cost": human_usd(ledger.cost_usd(t)),
+        }  # fmt: skip
+        head = f"run {run.run_id} on {run.platform}: {self._status}"
+        text = "\n".join([f"{head}; " + ", ".join(f"{name} {value}" for name, value in values.items()), *self._notes])
+        cells = "".join(f"<th>{escape(name)}</th><td>{escape(value)}</td>" for name, value in values.items())
+        notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes)
+        bar = f'<progress value="{done}" max="{max(1, run.iterations)}" style="width: 100%"></progress>'
+        return _Output(text, f"<div>{escape(head)}</div>{bar}<table><tr>{cells}</tr></table>{notes}")
+
+
+class _Output:
+    """Text and HTML of an output."""
+
+    def __init__(self, text: str, html: str) -> None:
+        self._text, self._html = text, html
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._html
