@@ -36,7 +36,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,7 +56,7 @@ from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.flaky import FlakyChannel
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
-from ephemeron.training.job import Configuration, Job, Simulation, Target, TrainingOptions
+from ephemeron.training.job import Configuration, Job, Simulation, Target, TrainingOptions, parse_fault
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
@@ -74,6 +74,8 @@ class Outcome:
     """None: it did not end."""
     events: list[Any]
     left: frozenset[str]
+    slowest_s: Mapping[int, float]
+    """By rank, its longest computation, before an injected delay multiplies it."""
     store_faults: int
     """Ranks that were late, and objects that were damaged for good."""
 
@@ -124,6 +126,7 @@ def simulate(s: Schedule) -> Outcome:
             ending=ending,
             events=events,
             left=frozenset(store.objects),
+            slowest_s=troubles.slowest_s,
             store_faults=troubles.faults() + troubles.damaged,
         )
 
@@ -192,8 +195,10 @@ def check(s: Schedule) -> list[str]:
 
 def faults_of(s: Schedule, outcome: Outcome) -> int:
     """Number of faults that may cost an invocation: see above."""
-    factors = [float(f.rpartition("factor=")[2]) for f in s.faults if f.startswith("delay")]
-    slow = sum(factor * s.step_s > s.peer_timeout_s for factor in factors)
+    delays = [parse_fault(f) for f in s.faults if f.startswith("delay")]
+    slow = sum(
+        d.factor * max(s.step_s, outcome.slowest_s.get(d.rank, 0.0)) > s.peer_timeout_s for d in delays
+    )  # fmt: skip
     return len(outcome.of(FaultFired)) + slow + outcome.store_faults
 
 

@@ -28,6 +28,8 @@ class Troubles:
     def __init__(self, s: Schedule) -> None:
         self.s, self.rng = s, random.Random(s.seed)
         self.damaged = 0
+        self.slowest_s: dict[int, float] = {}
+        """By rank, its longest computation, before an injected delay multiplies it."""
         self._failed: dict[tuple[int, str, str], int] = {}
         self._lost: dict[int, list[tuple[float, float]]] = {}
         """By rank: times at which so many seconds were lost."""
@@ -113,5 +115,7 @@ class _Compute:
         loop = asyncio.get_running_loop()
         began = loop.time()
         result = await self._inner(work, samples=samples)
-        self._troubles.lose(self._rank, loop.time() - began - self._troubles.s.step_s)
+        took_s = loop.time() - began
+        self._troubles.lose(self._rank, took_s - self._troubles.s.step_s)
+        self._troubles.slowest_s[self._rank] = max(took_s, self._troubles.slowest_s.get(self._rank, 0.0))
         return result

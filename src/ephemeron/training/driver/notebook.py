@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -26,9 +27,8 @@ def on_event_in_notebook(prices: Prices) -> Callable[[Event], None]:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not hasattr(shell, "kernel"):
         return lambda event: None
-    from IPython.display import display
-
-    handle = display(_Output("starting", "starting"), display_id=True)  # type: ignore[no-untyped-call]
+    display = importlib.import_module("IPython.display").display
+    handle = display(_Output("starting", "starting"), display_id=True)
     return CellProgress(prices, handle).on_event
 
 
