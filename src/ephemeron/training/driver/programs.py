@@ -23,7 +23,7 @@ from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.job import Configuration, Job, load_job
 from ephemeron.training.job.job_file import parse_job
-from ephemeron.training.task.task import Task
+from ephemeron.training.task.task import Task, task_of
 
 _JOB_OPTIONS = frozenset(f.name for f in dataclasses.fields(Job)) - {"model", "task", "script", "run"}
 _RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
@@ -120,6 +120,8 @@ def _of_task(program: object) -> Job:
     else:
         found, include = program, [_OBJECT]
         target, folder, *more = _written(program)
+    if callable(found) and not isinstance(found, (type, Task)):
+        found = task_of(found, target)
     settings = getattr(found, "settings", {})
     task = {"target": target, "options": options} if options else target
     raw = {

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ephemeron.errors import JobError
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Task:
     """A training program. Derive from it and override what differs from the defaults."""
 
-    settings: ClassVar[Mapping[str, object]] = {}
+    settings: Mapping[str, object] = {}
     """Keys of a job file that this task brings along, such as `{"epochs": 3, "clip_norm": 1.0, "run": {"workers": 4}}`."""
     cast_inputs: bool = True
     """Whether floating-point tensors of a batch are cast to the dtype of the parameters."""
