@@ -4,8 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from training_runs import WORLD, real
 
 import ephemeron
+from ephemeron.events import Measured
+from ephemeron.training.driver.programs import job_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,3 +29,38 @@ def test_superresolution_learns_and_reports_no_accuracy(job, home):
     losses = [e.sums["loss"][0] / e.samples for e in seen if e.kind == "evaluated"]
     assert result.summary.metrics.get("accuracy") is None
     assert losses[-1] < losses[0]
+
+
+PROGRAMS = [
+    ("gpt", "gpt:Letters", (), 3, {"loss", "perplexity"}),
+    ("resnet-plateau", "resnet:Digits", ("sklearn",), 5, {"loss", "accuracy"}),
+    ("gan", "gan:Ring", (), 20, {"loss", "radius"}),
+    ("lora", "lora:task", ("peft", "datasets"), 2, {"loss"}),
+    ("tabular", "tabular:Diabetes", ("sklearn",), 10, {"loss", "mae", "rmse"}),
+    (
+        "lightning", "lightning:module:Classifier,module:Digits", ("lightning", "sklearn"), 2,
+        {"loss", "val_loss", "val_acc"},
+    ),
+    ("transformers", "sentiment:task", ("transformers", "datasets", "torchmetrics"), 3, {"loss", "accuracy"}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "target", "needs", "epochs", "names"),
+    PROGRAMS,
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_program_learns_and_reports_its_metrics(folder, target, needs, epochs, names, home, monkeypatch):
+    for name in needs:
+        pytest.importorskip(name, reason=f"no {name}, which the example needs")
+    monkeypatch.chdir(EXAMPLES / folder)
+    assert f"`cd examples/{folder} && ephemeron train {target}`" in (EXAMPLES / "README.md").read_text()
+    job = job_of(target, {"epochs": epochs})
+    workers = 4 if folder == "gan" else 2
+    run = real(dataclasses.replace(job, simulation=WORLD), **{**job.run, "workers": workers, "aggregators": 2})
+    assert run.ending.status == "finished", run.ending.causes
+    assert run.ending.final.metrics.keys() == names
+    losses = [e.metrics["loss"] for e in run.of(Measured)]
+    assert not losses or losses[-1] < losses[0]
+    assert f"{run.ending.final.metrics['loss']:.3f}" != "nan"
