@@ -1,8 +1,7 @@
-"""Scripts with a training loop of their own: alone, on functions, after kills; and what their trial finds."""
+"""Scripts with a training loop of their own: alone, on functions, after kills."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -14,44 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from training_runs import WORLD, real  # noqa: E402
+from script_runs import EXACT, LOOP, SCRIPT, job, run, script, trials_once  # noqa: E402, F401
 
 import ephemeron  # noqa: E402
-from ephemeron.errors import JobError  # noqa: E402
+from ephemeron.errors import UserError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
-from ephemeron.training.driver import prepare, script_trial  # noqa: E402
-from ephemeron.training.driver.programs import job_of  # noqa: E402
 from ephemeron.training.job import EarlyStopping, parse_fault  # noqa: E402
-
-SCRIPT = Path(__file__).parent / "scripts/points.py"
-EXACT = ("--double", "--no-dropout")
-"""Arguments with which numbers do not depend on the number of workers beyond rounding."""
-_TRIALS: dict[object, object] = {}
-
-
-@pytest.fixture(autouse=True)
-def trials_once(monkeypatch, home):
-    """The trial of a script takes seconds, and is the same for every fault."""
-
-    def known(job, code, configuration):
-        key = (job.script, code, configuration.workers, job.options.decides)
-        if key not in _TRIALS:
-            _TRIALS[key] = script_trial.script_trial(job, code, configuration)
-        return _TRIALS[key]
-
-    monkeypatch.setattr(prepare, "script_trial", known)
-
-
-def job(*arguments, script=SCRIPT, **options):
-    made = job_of(script, {"arguments": tuple(arguments), **options})
-    return dataclasses.replace(made, simulation=WORLD)
-
-
-def run(workers, *arguments, script=SCRIPT, faults=(), options=None, **more):
-    made = job(*arguments, script=script, **(options or {}))
-    return real(
-        made, workers=workers, aggregators=min(2, workers), checkpoint_every=2, faults=list(map(parse_fault, faults)), **more
-    )  # fmt: skip
 
 
 def alone(tmp_path, *arguments):
@@ -76,38 +43,6 @@ def same(arrays, expected, tolerance=0.0):
     assert arrays.keys() == expected.keys()
     for name, value in expected.items():
         assert np.allclose(arrays[name], value, rtol=tolerance, atol=tolerance), name
-
-
-def script(tmp_path, body, *, before="", register="model=model, optimizer=optimizer"):
-    """A script of few lines in a folder of its own."""
-    folder = tmp_path / "code"
-    folder.mkdir(exist_ok=True)
-    (folder / "mine.py").write_text(f"""\
-import copy
-import torch
-from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-import ephemeron
-
-torch.manual_seed(1)
-inputs, targets = torch.randn(26, 4), torch.randn(26, 1)
-loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-run = ephemeron.current()
-{before}
-run.register({register})
-{body}
-""")
-    return folder / "mine.py"
-
-
-LOOP = """
-for x, y in run.steps(loader, epochs=2):
-    loss = functional.mse_loss(model(x), y)
-    loss.backward()
-    run.step(optimizer, loss)
-"""
 
 
 @pytest.mark.slow
@@ -200,107 +135,6 @@ def test_loaders_of_each_worker_as_in_ddp(tmp_path):
     assert by_iteration[:6] == [8, 8, 8, 2, 0, 0]
 
 
-TEACHER = "teacher = copy.deepcopy(model)"
-EMA = """
-for x, y in run.steps(loader, epochs=2):
-    loss = functional.mse_loss(model(x), y)
-    loss.backward()
-    run.step(optimizer, loss)
-    with torch.no_grad():
-        for p, q in zip(teacher.parameters(), model.parameters()):
-            p.lerp_(q, 0.1)
-"""
-NOISE = """
-for x, y in run.steps(loader, epochs=2):
-    loss = functional.mse_loss(model(x + torch.randn(x.shape, generator=noise)), y)
-    loss.backward()
-    run.step(optimizer, loss)
-"""
-COUNTER = """
-scale = 1.0
-for x, y in run.steps(loader, epochs=2):
-    loss = scale * functional.mse_loss(model(x), y)
-    loss.backward()
-    run.step(optimizer, loss)
-    scale = scale * 0.9
-"""
-TOTAL = """
-total = 0.0
-for x, y in run.steps(loader, epochs=2):
-    loss = functional.mse_loss(model(x), y)
-    loss.backward()
-    run.step(optimizer, loss)
-    total += loss.item()
-"""
-IN_FUNCTION = f"""
-def main():
-    {TEACHER}
-    {EMA.strip().replace(chr(10), chr(10) + "    ")}
-
-main()
-"""
-NO_STEP = "for x, y in run.steps(loader): pass"
-TWICE = LOOP + "    run.step(optimizer, loss)"
-TWO_OPTIMIZERS = LOOP.replace("run.step(optimizer", "run.step(other")
-RAISES = LOOP.replace("loss.backward()", "raise ValueError('no luck')")
-EMPTY_EPOCHS = """
-for epoch in range(2):
-    count = 0
-    for x, y in run.steps(loader):
-        loss = functional.mse_loss(model(x), y)
-        loss.backward()
-        run.step(optimizer, loss)
-        count += 1
-    print(1 / count)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "body", "says"),
-    [
-        (TEACHER, EMA, "the loop changes teacher (Linear), which is not registered; call run.register(teacher=teacher)"),
-        ("", IN_FUNCTION, "the loop changes teacher (Linear), which is not registered"),
-        ("noise = torch.Generator().manual_seed(3)", NOISE, "the loop changes noise (Generator), which is not registered"),
-        ("", COUNTER, "what has changed and is not registered: scale (float)"),
-        ("", "print('nothing')", "it ended without a loop over run.steps"),
-        ("", NO_STEP, "a batch of run.steps was left without run.step"),
-        ("", TWICE, "run.step was called twice for one batch"),
-        ("other = torch.optim.SGD(model.parameters(), lr=1.0)", TWO_OPTIMIZERS, "an optimizer (SGD) that is not registered; call run.register"),
-        ("", RAISES, "ValueError: no luck (mine.py, line 18)"),
-        ("", EMPTY_EPOCHS, "write `for epoch in run.epochs(N)`"),
-        ("import absent_module", LOOP, "No module named 'absent_module'"),
-        ("run.register(best=0.5)", LOOP, "run.register(best=…) got a float, which has no state_dict()"),
-        ("import sys; sys.exit(3)", LOOP, "it ended with exit code 3"),
-    ],
-)  # fmt: skip
-def test_the_trial_says_what_is_wrong(tmp_path, before, body, says):
-    with pytest.raises(JobError) as caught:
-        run(2, script=script(tmp_path, body, before=before))
-    assert says in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_registered_teacher_and_generator_survive_a_kill(tmp_path):
-    body = EMA.replace("model(x)", "model(x + torch.randn(x.shape, generator=noise))")
-    before = f"{TEACHER}\nnoise = torch.Generator().manual_seed(3)"
-    register = "model=model, optimizer=optimizer, teacher=teacher, noise=noise"
-    path = script(tmp_path, body, before=before, register=register)
-    undisturbed = run(2, script=path)
-    killed = run(2, script=path, faults=["kill:rank=0,iteration=5,phase=compute"])
-    assert killed.of(FaultFired)
-    assert killed.sha == undisturbed.sha
-    assert set(undisturbed.ending.arrays) == {"model.weight", "model.bias", "teacher.weight", "teacher.bias"}
-
-
-@pytest.mark.slow
-def test_numbers_that_change_are_remarked_upon(tmp_path):
-    finished = run(2, script=script(tmp_path, TOTAL))
-    assert finished.ending.status == "finished"
-    (note,) = finished.trigger.notes
-    assert note.startswith("total changes in the loop")
-
-
 @pytest.mark.slow
 def test_an_error_of_the_script_names_rank_and_iteration(tmp_path):
     body = LOOP.replace(
@@ -322,30 +156,6 @@ def test_a_loop_that_is_left_early_is_an_error(tmp_path):
     assert "ended before iteration 6 of 8" in "\n".join(finished.ending.causes)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"clip_norm": 1.0}, "clip_norm is not an option of a script"),
-        ({"dtype": "float64"}, "dtype is not an option of a script"),
-        ({"epochs": 3}, "epochs is not an option of a script"),
-    ],
-)
-def test_options_of_the_script_are_refused(options, says):
-    with pytest.raises(JobError, match=says):
-        run(2, options=options)
-
-
-def test_only_scripts_take_arguments():
-    with pytest.raises(JobError, match="takes no arguments"):
-        job_of(Path(__file__).parents[3] / "examples/digits/job.toml", {"arguments": ["--fast"]})
-
-
-def test_alone_the_current_run_has_one_worker():
-    made = ephemeron.current()
-    assert (made.rank, made.world, made.is_main) == (0, 1, True)
-    assert ephemeron.current() is made
-
-
 @pytest.mark.slow
 def test_local_functions_end_with_the_weights_of_simulated_ones():
     expected = run(3)
@@ -358,7 +168,9 @@ def test_local_functions_end_with_the_weights_of_simulated_ones():
     )
     assert result.summary.invocations > 3
     assert result.summary.weights_sha256 == expected.sha
-    same(dict(result.state_dict()), expected.ending.arrays)
+    same({name: t.numpy() for name, t in result.state_dict().items()}, expected.ending.arrays)
+    with pytest.raises(UserError, match=r"made by the script.*result\.state_dict"):
+        result.model()
 
 
 @pytest.mark.slow
@@ -371,7 +183,25 @@ def test_the_example_learns_alike_on_any_number_of_functions():
 
 
 @pytest.mark.slow
-def test_a_dry_run_does_two_steps():
-    found = ephemeron.training.driver.dry_run(SCRIPT, workers=2)
-    assert (found.program, found.iterations, found.epochs, found.samples) == ("points.py", 18, 3, 90)
-    assert len(found.rehearsal.losses) == 2
+def test_the_command_passes_arguments_on():
+    pytest.importorskip("click")
+    from click.testing import CliRunner
+
+    from ephemeron.cli.main import main
+
+    done = CliRunner().invoke(
+        main, ["train", str(SCRIPT), "--platform", "simulated", "--workers", "2", "--json", "--", "--epochs", "1", "--flat"]
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (result["iterations"], set(result["metrics"])) == (6, {"loss", "accuracy"})
+    assert (
+        "epochs is not an option"
+        in CliRunner().invoke(main, ["train", str(SCRIPT), "--workers", "2", "--epochs", "1"]).output
+    )
+
+
+def test_alone_the_current_run_has_one_worker():
+    made = ephemeron.current()
+    assert (made.rank, made.world, made.is_main) == (0, 1, True)
+    assert ephemeron.current() is made

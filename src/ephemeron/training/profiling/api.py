@@ -75,6 +75,8 @@ def profile_job(
         raise JobError(f"confidence = {confidence:g} should be between 0 and 1", remedy="0.05 is 5 %")
     if within_s <= 0:
         raise JobError(f"within_s = {within_s:g} should be above 0")
+    if job.script is not None:
+        raise JobError(f"script {job.program.target} cannot be profiled", remedy="choose workers yourself: --workers")
     limits = limits or platform_limits(platform)
     if platform == "simulated":
         from ephemeron.training.profiling.simulated import simulated_profile

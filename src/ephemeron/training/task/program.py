@@ -31,6 +31,8 @@ class ProgramSource(Protocol):
     @property
     def task(self) -> Target | None: ...
     @property
+    def script(self) -> object | None: ...
+    @property
     def model(self) -> Target: ...
     @property
     def loss(self) -> Target: ...
@@ -68,6 +70,11 @@ def task_from(source: ProgramSource, folders: Sequence[Path]) -> Task:
     Raises:
         JobError: it cannot be imported, raises, or is no task.
     """
+    if source.script is not None:
+        raise JobError(
+            "the model of a script is made by the script, and cannot be built without it",
+            remedy="load result.state_dict(), or the weights file, into a model of your own",
+        )
     find = partial(resolve, folders=folders)
     if source.task is None:
         make = partial(make_model, source.model, find, seed=source.seed, dtype=source.dtype)

@@ -29,6 +29,7 @@ from ephemeron.training.task.state_codec import pack, unpack
 from ephemeron.training.task.task import StatefulTask
 from ephemeron.training.task.tensors import as_tensors, named_tensors, parts_of, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
+from ephemeron.training.worker.flat_parameters import wide_dtype
 from ephemeron.training.worker.torch_state import RandomState, TorchTrainerState
 from ephemeron.training.worker.trainer import TrainingStep
 
@@ -56,10 +57,7 @@ class TorchTrainer:
         if self.device.type != "cpu":
             self.model.to(self.device)
         self.named = trainable(self.model)
-        wide = self.named[0][1].dtype
-        for _, p in self.named:
-            wide = torch.promote_types(wide, p.dtype)
-        wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
+        wide = wide_dtype([p for _, p in self.named])
         self.size = sum(p.numel() for _, p in self.named)
         self.flat = torch.zeros(self.size, dtype=wide, device=self.device)
         self._host = self.flat if self.device.type == "cpu" else torch.zeros(self.size, dtype=wide, pin_memory=True)
