@@ -19,6 +19,7 @@ import ephemeron  # noqa: E402
 from ephemeron.errors import UserError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
 from ephemeron.training.job import EarlyStopping, parse_fault  # noqa: E402
+from ephemeron.training.task.script_state import Registered  # noqa: E402
 
 
 def alone(tmp_path, *arguments):
@@ -201,7 +202,25 @@ def test_the_command_passes_arguments_on():
     )
 
 
-def test_alone_the_current_run_has_one_worker():
-    made = ephemeron.current()
-    assert (made.rank, made.world, made.is_main) == (0, 1, True)
-    assert ephemeron.current() is made
+def test_alone_the_current_run_has_one_worker_and_another_one_follows():
+    for _ in range(2):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        made = ephemeron.current()
+        assert (made.rank, made.world, made.is_main) == (0, 1, True)
+        made.register(model=model, optimizer=optimizer)
+        seen = []
+        for epoch in made.epochs(2):
+            for batch in made.steps([torch.ones(3, 2), torch.zeros(3, 2)]):
+                assert ephemeron.current() is made
+                loss = model(batch).square().mean()
+                loss.backward()
+                made.step(optimizer, loss)
+                seen.append((epoch, made.iteration))
+        assert seen == [(0, 1), (0, 2), (1, 3), (1, 4)]
+
+
+def test_a_model_beside_modules_without_parameters_keeps_its_names():
+    registered = Registered()
+    registered.add({"model": torch.nn.Linear(2, 1), "norm": torch.nn.BatchNorm1d(2, affine=False)})
+    assert {"weight", "bias", "norm.running_mean"} <= registered.weights().keys()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ephemeron.data.randomness import generators_in
 from ephemeron.errors import JobError
 from ephemeron.training.task.script import Run
 from ephemeron.training.task.script_state import Stateful
@@ -132,7 +132,7 @@ def _digest(value: Any) -> str | None:
         return _of(value.get_state(), "generator")
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _of(value, "tensor")
-    if isinstance(value, np.random.Generator) or generators_in(value) == (value,):
+    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
         return hashlib.sha256(repr(_generator_state(value)).encode()).hexdigest()
     if isinstance(value, Stateful) and not isinstance(value, type):
         try:

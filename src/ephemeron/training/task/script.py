@@ -43,6 +43,8 @@ class Run:
         self._loader: LoaderBatches | None = None
         self._begun = 0
         """Epochs whose loop over `steps` has begun."""
+        self._loops = 0
+        """Loops over `epochs` and `steps` that have not ended."""
         self._part: Part | None = None
         """Batch whose `step` is due."""
         self._logged: dict[str, MetricSum] = {}
@@ -67,6 +69,11 @@ class Run:
         """Whether this is worker 0."""
         return self.rank == 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its loops have ended."""
+        return self._begun > 0 and self._loops == 0
+
     def register(self, **objects: object) -> None:
         """Names the objects whose state belongs to the run: models, optimisers, schedulers, anything with `state_dict()`.
 
@@ -79,6 +86,10 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Numbers of epochs, 0 to `count` - 1, each with one loop over `steps`. A restarted worker skips whole epochs."""
+        with self._looping():
+            yield from self._epochs(count)
+
+    def _epochs(self, count: int) -> Iterator[int]:
         first = self._begun
         for number in range(count):
             if self._skips(first + number):
@@ -106,10 +117,11 @@ class Run:
                 loader, seed=self._seed, share=self._share, per_worker=per_worker, processes=self._loads_in_processes
             )
         batches = self._loader
-        for _ in range(1 if epochs is None else epochs):
-            epoch = self._begun
-            self._begun += 1
-            yield from self._epoch(batches, epoch)
+        with self._looping():
+            for _ in range(1 if epochs is None else epochs):
+                epoch = self._begun
+                self._begun += 1
+                yield from self._epoch(batches, epoch)
 
     def step(
         self, optimizer: torch.optim.Optimizer, loss: torch.Tensor | float, *, weight: float | None = None,
@@ -166,6 +178,14 @@ class Run:
             yield self._given(part)
             self._check_stepped()
 
+    @contextmanager
+    def _looping(self) -> Iterator[None]:
+        self._loops += 1
+        try:
+            yield
+        finally:
+            self._loops -= 1
+
     def _given(self, part: Part) -> Any:
         self._part = part
         return part.data
@@ -199,11 +219,14 @@ _local: Run | None = None
 
 
 def current() -> Run:
-    """The run that this script is part of. Outside of functions: a run with one worker, in this process."""
+    """The run that this script is part of. Outside of functions: a run with one worker, in this process.
+
+    There, a call after the loops of such a run begins another one, so that a cell of a notebook can be run again.
+    """
     global _local
     if _active is not None:
         return _active
-    if _local is None:
+    if _local is None or _local.is_over:
         _local = Run()
     return _local
 

@@ -153,8 +153,8 @@ class Registered:
         }
 
     def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
-        several = len(self.modules) > 1
-        return ((f"{name}." if several else "", module) for name, module in self.modules.items())
+        models = [name for name, module in self.modules.items() if next(module.parameters(), None) is not None]
+        return (("" if [name] == models else f"{name}.", module) for name, module in self.modules.items())
 
 
 def _state_of(value: Any) -> Any:
