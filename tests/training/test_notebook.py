@@ -75,3 +75,29 @@ def test_a_class_of_a_cell_trains_and_its_cell_shows_the_progress(home: Path) ->
     assert '<progress value="6" max="6"' in progress["text/html"]
     assert "test loss" in progress["text/plain"]
     assert "Linear" in shown[-1].data["text/plain"]
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_examples_runs_and_a_kill_changes_nothing(home: Path) -> None:
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    path = EXAMPLES.parent / "notebook" / "digits.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    source = next(c.source for c in notebook.cells if c.source.startswith("result = "))
+    killed = SAME.format(source=source.removesuffix(")") + ", faults=faults)")
+    notebook.cells.append(nbformat.v4.new_code_cell(killed))
+    resources = {"metadata": {"path": str(path.parent)}}
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+    last = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"][-3:]
+    table, predicted, same = (outputs[-1].data for outputs in last)
+    assert "accuracy" in table["text/html"]
+    assert predicted["text/plain"].startswith("[0, 1, 2")
+    assert same["text/plain"] == "(True, 4)"
+
+
+SAME = """
+from ephemeron.training.job import parse_fault
+
+first, faults = result.summary, [parse_fault("kill:rank=1,iteration=5,phase=compute")]
+{source}
+(result.summary.weights_sha256 == first.weights_sha256, result.summary.invocations)
+"""
