@@ -84,14 +84,16 @@ def test_the_notebook_of_the_examples_runs_and_a_kill_changes_nothing(home: Path
     notebook = nbformat.read(path, as_version=4)
     source = next(c.source for c in notebook.cells if c.source.startswith("result = "))
     killed = SAME.format(source=source.removesuffix(")") + ", faults=faults)")
-    notebook.cells.append(nbformat.v4.new_code_cell(killed))
+    notebook.cells += [nbformat.v4.new_code_cell(text) for text in (killed, "result")]
     resources = {"metadata": {"path": str(path.parent)}}
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
-    last = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"][-3:]
-    table, predicted, same = (outputs[-1].data for outputs in last)
+    last = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"][-4:]
+    table, predicted, same, whole = (outputs[-1].data for outputs in last)
     assert "accuracy" in table["text/html"]
     assert predicted["text/plain"].startswith("[0, 1, 2")
     assert same["text/plain"] == "(True, 4)"
+    assert "<th>accuracy</th>" in whole["text/html"]
+    assert "data:image/png;base64," in whole["text/html"]
 
 
 SAME = """

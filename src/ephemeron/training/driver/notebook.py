@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import sys
 import time
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from ephemeron.events import Event, Note, Progress, RunEnded, RunStarted
 from ephemeron.training.driver.cost import CostMeter, latest_metrics
+from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.planner.prices import Prices
 from ephemeron.units import human_seconds, human_usd
 
@@ -92,3 +95,19 @@ class _Output:
 
     def _repr_html_(self) -> str:
         return self._html
+
+
+def result_html(summary: ResultSummary, picture: Path) -> str:
+    """A run that has ended, for a notebook: a table of its figures, and the picture of its report if there is one."""
+    known = {name: f"{value:.4g}" for name, value in summary.metrics.items() if value is not None}
+    rows = {
+        "run": summary.run_id, "status": summary.status, "time": human_seconds(summary.seconds),
+        "cost": human_usd(summary.cost_usd), "iterations": f"{summary.iterations:,}",
+        "functions": f"{summary.workers} × {summary.memory_mb} MB, {summary.invocations} invocations", **known,
+    }  # fmt: skip
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+    table = f"<table>{cells}</table>"
+    if not picture.exists():
+        return table
+    data = base64.b64encode(picture.read_bytes()).decode()
+    return f'{table}<img alt="report of the run" style="max-width: 100%" src="data:image/png;base64,{data}">'

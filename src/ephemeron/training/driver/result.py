@@ -48,6 +48,11 @@ class Result:
         """Whether the run came to its regular end."""
         return self.summary.status == "finished"
 
+    def _repr_html_(self) -> str:
+        from ephemeron.training.driver.notebook import result_html
+
+        return result_html(self.summary, self.folder.path / "report.png")
+
     @property
     def metrics(self) -> MetricTable:
         """Every metric that the run has reported, by iteration."""
