@@ -356,6 +356,7 @@ def test_a_run_starts_from_weights(run: ephemeron.Result, tmp_path: Path) -> Non
     assert "init start.safetensors: 4 tensors loaded" in started(same)
 
 
+@pytest.mark.slow
 def test_a_divided_model_starts_from_weights_and_is_put_together(run: ephemeron.Result, tmp_path: Path) -> None:
     save_file(run.state_dict(), tmp_path / "start.safetensors")
     job = make_job(

@@ -149,6 +149,7 @@ def test_a_run_is_logged_with_parameters_metrics_bill_and_report() -> None:
     assert json.loads((run.path / "loggers.json").read_text())["loggers"][1]["train"] == summary.iterations
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_what_a_replaced_function_repeats_is_logged_once() -> None:
     undisturbed, disturbed = Recorder(), Recorder()
@@ -160,6 +161,7 @@ def test_what_a_replaced_function_repeats_is_logged_once() -> None:
     assert disturbed.points("evaluation/loss") == undisturbed.points("evaluation/loss")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_a_logger_that_raises_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     broken, fine = Broken(), Recorder()

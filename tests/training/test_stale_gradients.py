@@ -44,6 +44,7 @@ def undisturbed():
     return real(DROPOUT, sync="hap").sha
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["compute", "upload", "download"])
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_function_is_killed(rank, phase, undisturbed):
@@ -60,12 +61,14 @@ def test_hand_offs_take_own_gradients_along(undisturbed):
     assert run.sha == undisturbed
 
 
+@pytest.mark.slow
 def test_bsp_has_nothing_to_step_provisionally():
     runs = {s: real(make_job(staleness=s), checkpoint_every=5).sha for s in ("auto", "none")}
     assert runs["auto"] == runs["none"]
     assert real(make_job(), sync="hap", aggregators=4).sha == real(make_job(), aggregators=4).sha
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["ssp:2", "asp"])
 def test_asynchronous_runs_survive_a_kill(sync):
     kill = parse_fault("kill:rank=2,iteration=13,phase=compute")

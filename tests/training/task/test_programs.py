@@ -138,6 +138,7 @@ def test_four_functions_are_one_on_the_same_global_batches(name, home):
         assert np.allclose(weights(run)[key], value, atol=tolerance, rtol=tolerance), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kills_and_hand_offs_do_not_change_a_program(name, home):
     made = job(name)
@@ -181,6 +182,7 @@ def test_frozen_parameters_do_not_travel(home):
     assert weights(run)["body.weight"].shape == (512, 36), "the result is whole"
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_all_functions_at_one_iteration(home):
     made = job("Tabular", epochs=9, early_stopping=EarlyStopping(monitor="rmse", patience=2, min_delta=10.0))
     more = settings(4, checkpoint_every=2)
@@ -209,6 +211,7 @@ def test_evaluations_every_so_many_steps(home):
     assert sorted({e.iteration for e in run.of(Evaluated)}) == [4, 8, 12]
 
 
+@pytest.mark.slow
 def test_the_moving_average_is_evaluated_and_saved_and_survives_a_kill(home):
     plain, averaged = (real(job("Tabular", ema_decay=d), **settings(2, checkpoint_every=2)) for d in (0.0, 0.9))
     assert plain.sha != averaged.sha
@@ -219,6 +222,7 @@ def test_the_moving_average_is_evaluated_and_saved_and_survives_a_kill(home):
     assert killed.sha == averaged.sha
 
 
+@pytest.mark.slow
 def test_bf16_autocast_computes_otherwise_and_survives_a_kill(home):
     made = job("Gpt", precision="bf16-mixed")
     more = settings(2, checkpoint_every=2)
