@@ -10,7 +10,7 @@ from ephemeron.config.typed import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provider:
+class DataProvider:
     """An object of the user's code whose methods `train_data` and `evaluation_data` return datasets or flows."""
 
     target: str
@@ -39,7 +39,7 @@ class FlowSpec:
 
     train: FlowPart
     test: FlowPart
-    provider: Provider | None = None
+    provider: DataProvider | None = None
     """Object whose methods the parts are; None: they are functions."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the flow functions, from the job."""

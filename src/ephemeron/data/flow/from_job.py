@@ -22,7 +22,7 @@ from ephemeron.data.flow.determinism import warn_if_unrepeatable
 from ephemeron.data.flow.flow import Flow
 from ephemeron.data.flow.prefetch import collated
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
-from ephemeron.data.flow_spec import FlowPart, FlowSpec, Provider
+from ephemeron.data.flow_spec import DataProvider, FlowPart, FlowSpec
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.data.split import held_out
@@ -51,7 +51,9 @@ class NamedFlow:
     """The first samples, after all steps."""
 
 
-def find_flow(data: DataSpec, *, seed: int, code: Sequence[Path] = (), provider: Provider | None = None) -> NamedFlow:
+def find_flow(
+    data: DataSpec, *, seed: int, code: Sequence[Path] = (), provider: DataProvider | None = None
+) -> NamedFlow:
     """Finds and checks the flow of a job before a function is started.
 
     Args:
@@ -137,7 +139,7 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
 
 
 def make_flow(
-    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: Provider | None = None
+    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: DataProvider | None = None
 ) -> Flow:
     """The flow that `module:function`, or a provider's method, returns. A map-style dataset is a flow without steps.
 
@@ -157,7 +159,7 @@ def make_flow(
     return made
 
 
-def provided(provider: Provider, code: Sequence[Path]) -> Any:
+def provided(provider: DataProvider, code: Sequence[Path]) -> Any:
     """The provider's object, made by its class or function.
 
     Raises:
@@ -181,7 +183,7 @@ def _flow_over(dataset: Any, where: str) -> Flow:
     return Flow("task/data").dataset(dataset)
 
 
-def collate_of(target: str | None, code: Sequence[Path], provider: Provider | None = None) -> Collate:
+def collate_of(target: str | None, code: Sequence[Path], provider: DataProvider | None = None) -> Collate:
     """The collate function of a job or of its provider, or the default.
 
     Raises:
@@ -209,7 +211,7 @@ def nbytes(batch: Any) -> int:
 
 
 def _pinned(
-    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: Provider | None
+    target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: DataProvider | None
 ) -> tuple[SampleLoader, FlowPart]:
     flow = make_flow(target, arguments, code, provider)
     source = flow.source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic
 
-from ephemeron.data.scheduler.tasks import K, Task, TaskFailure
+from ephemeron.data.scheduler.tasks import K, LoadTask, TaskFailure
 from ephemeron.errors import JobError
 
 
@@ -49,7 +49,7 @@ class LoaderState(Generic[K]):
     """Whether the answer to that request is held back until there is work."""
     committed: list[K] = field(default_factory=list)
     """The loader's queue in the last reply, including tasks that were stolen or settled since."""
-    uncommitted: dict[K, Task[K]] = field(default_factory=dict)
+    uncommitted: dict[K, LoadTask[K]] = field(default_factory=dict)
     """Tasks reserved for this loader that are not in its queue."""
     in_hand: set[K] = field(default_factory=set)
     """All tasks that it may be working on or have queued: a superset of `committed`, renewed by each report."""

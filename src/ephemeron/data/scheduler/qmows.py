@@ -39,7 +39,7 @@ from typing import Generic
 
 from ephemeron.data.scheduler.loader import LoaderReport
 from ephemeron.data.scheduler.loader_state import LoaderReply, LoaderState, Losses, QueueOptions
-from ephemeron.data.scheduler.tasks import K, ReadyQueue, Task, TaskFailure, TaskRetryPolicy, TaskStatus, rank
+from ephemeron.data.scheduler.tasks import K, LoadTask, ReadyQueue, TaskFailure, TaskRetryPolicy, TaskStatus, rank
 
 
 class Scheduler(Generic[K]):
@@ -51,7 +51,7 @@ class Scheduler(Generic[K]):
 
     def __init__(self, options: QueueOptions | None = None) -> None:
         self.options = options or QueueOptions()
-        self.tasks: dict[K, Task[K]] = {}
+        self.tasks: dict[K, LoadTask[K]] = {}
         """The status table. Settled tasks stay until they are forgotten."""
         self.loaders: dict[str, LoaderState[K]] = {}
         self.ready: ReadyQueue[K] = ReadyQueue()
@@ -67,7 +67,7 @@ class Scheduler(Generic[K]):
             task = self.tasks.get(key)
             if task is None:
                 self._order += 1
-                task = Task(key=key, order=self._order, urgent=urgent, policy=policy or TaskRetryPolicy())
+                task = LoadTask(key=key, order=self._order, urgent=urgent, policy=policy or TaskRetryPolicy())
                 self.tasks[key] = task
                 self.unsettled += 1
                 self.ready.push(task)
@@ -206,7 +206,7 @@ class Scheduler(Generic[K]):
             hold=state.holding,
         )
 
-    def _draw(self, window: list[Task[K]]) -> list[Task[K]]:
+    def _draw(self, window: list[LoadTask[K]]) -> list[LoadTask[K]]:
         """Fills `window` from the global queue, in order, as far as a suspect. Returns it if its turn has come."""
         size = self.options.window
         while (top := self.ready.peek()) is not None:
@@ -218,7 +218,7 @@ class Scheduler(Generic[K]):
             insort(window, top, key=rank)
         return []
 
-    def _steal(self, thief: LoaderState[K], have: int, now: float) -> list[Task[K]]:
+    def _steal(self, thief: LoaderState[K], have: int, now: float) -> list[LoadTask[K]]:
         """Tasks to take from one other loader: an unresponsive one first, else the one with most tasks."""
         victims = [state for state in self.loaders.values() if state is not thief and state.load]
         for victim in sorted(victims, key=lambda m: (not self._is_unresponsive(m, now), -m.load)):
@@ -234,13 +234,13 @@ class Scheduler(Generic[K]):
                 return sorted(spare, key=lambda task: not task.urgent)[:most]
         return []
 
-    def _may_copy(self, task: Task[K], thief: LoaderState[K]) -> bool:
+    def _may_copy(self, task: LoadTask[K], thief: LoaderState[K]) -> bool:
         return len(task.holders - {thief.loader}) < self.options.copies
 
     def _is_unresponsive(self, state: LoaderState[K], now: float) -> bool:
         return now - state.asked_at >= self.options.unresponsive_s
 
-    def _commit(self, state: LoaderState[K], window: Sequence[Task[K]], aside: Sequence[Task[K]]) -> None:
+    def _commit(self, state: LoaderState[K], window: Sequence[LoadTask[K]], aside: Sequence[LoadTask[K]]) -> None:
         """Makes `window` the loader's queue, and reserves `aside` for it."""
         for task in filter(None, map(self.tasks.get, state.committed)):
             task.holders.discard(state.loader)
@@ -258,12 +258,12 @@ class Scheduler(Generic[K]):
 
     # -- single tasks -------------------------------------------------------------------------------------
 
-    def _live(self, key: K) -> Task[K] | None:
+    def _live(self, key: K) -> LoadTask[K] | None:
         """The task, unless it is settled or forgotten."""
         task = self.tasks.get(key)
         return None if task is None or task.status.settled else task
 
-    def _set_owner(self, task: Task[K], state: LoaderState[K] | None) -> None:
+    def _set_owner(self, task: LoadTask[K], state: LoaderState[K] | None) -> None:
         """Moves a task to a loader, or out of all of them."""
         if task.owner is not None and (old := self.loaders.get(task.owner)) is not None:
             old.load -= 1
@@ -272,12 +272,12 @@ class Scheduler(Generic[K]):
         if state is not None:
             state.load += 1
 
-    def _requeue(self, task: Task[K]) -> None:
+    def _requeue(self, task: LoadTask[K]) -> None:
         self._set_owner(task, None)
         task.status = TaskStatus.READY
         self.ready.push(task)
 
-    def _remove(self, task: Task[K]) -> None:
+    def _remove(self, task: LoadTask[K]) -> None:
         self.ready.discard(task)
         self._set_owner(task, None)
         self.unsettled -= 1
@@ -298,7 +298,7 @@ class Scheduler(Generic[K]):
             self._requeue(task)
         return failure
 
-    def _count_failure(self, task: Task[K], reason: str) -> TaskFailure[K] | None:
+    def _count_failure(self, task: LoadTask[K], reason: str) -> TaskFailure[K] | None:
         """Counts a failure that is certainly the task's own; returns it if it was the last attempt."""
         task.attempts += 1
         if task.attempts <= task.policy.retries:

@@ -63,7 +63,7 @@ class TaskFailure(Generic[K]):
 
 
 @dataclass(slots=True, eq=False)
-class Task(Generic[K]):
+class LoadTask(Generic[K]):
     """An entry of the status table."""
 
     key: K
@@ -83,7 +83,7 @@ class Task(Generic[K]):
     """Whether a loader died that may have been working on it: from now on it is loaded alone."""
 
 
-def rank(task: Task[Any]) -> tuple[bool, int]:
+def rank(task: LoadTask[Any]) -> tuple[bool, int]:
     """Sort key: urgent before prefetched, then by order of submission."""
     return (not task.urgent, task.order)
 
@@ -97,27 +97,27 @@ class ReadyQueue(Generic[K]):
 
     def __init__(self) -> None:
         self._heap: list[tuple[bool, int]] = []
-        self._tasks: dict[int, Task[K]] = {}
+        self._tasks: dict[int, LoadTask[K]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __contains__(self, task: Task[K]) -> bool:
+    def __contains__(self, task: LoadTask[K]) -> bool:
         return self._tasks.get(task.order) is task
 
-    def push(self, task: Task[K]) -> None:
+    def push(self, task: LoadTask[K]) -> None:
         """Puts a task in; one that was raised to urgent is put in again."""
         self._tasks[task.order] = task
         heapq.heappush(self._heap, rank(task))
 
-    def discard(self, task: Task[K]) -> None:
+    def discard(self, task: LoadTask[K]) -> None:
         """Takes a task out, if it is in."""
         self._tasks.pop(task.order, None)
         if len(self._heap) > 2 * len(self._tasks) + 64:
             self._heap = [rank(t) for t in self._tasks.values()]
             heapq.heapify(self._heap)
 
-    def peek(self) -> Task[K] | None:
+    def peek(self) -> LoadTask[K] | None:
         """The first task, left where it is."""
         while self._heap:
             task = self._tasks.get(self._heap[0][1])
@@ -126,7 +126,7 @@ class ReadyQueue(Generic[K]):
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> Task[K] | None:
+    def pop(self) -> LoadTask[K] | None:
         """The first task, taken out."""
         task = self.peek()
         if task is not None:

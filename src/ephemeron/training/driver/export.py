@@ -79,7 +79,7 @@ def _example(result: Result, task: Task, model: nn.Module) -> inspect.BoundArgum
 
     job = job_of_run(result.folder)
     feed = training_data(job).trial()
-    batch = next(iter(feed.tests()), None) or feed.batch(_First(), 0)
+    batch = next(iter(feed.tests()), None) or feed.batch(_FirstSamples(), 0)
     calls: list[inspect.BoundArguments] = []
     signature = inspect.signature(model.forward)
 
@@ -104,7 +104,7 @@ def _example(result: Result, task: Task, model: nn.Module) -> inspect.BoundArgum
     return calls[0]
 
 
-class _First:
+class _FirstSamples:
     """Positions of the first samples."""
 
     def batch(self, iteration: int) -> Any:

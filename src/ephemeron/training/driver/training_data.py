@@ -16,7 +16,7 @@ from ephemeron.data.flow.collate import Collator
 from ephemeron.data.flow.from_job import EVALUATION_DATA, TRAIN_DATA, NamedFlow, find_flow, provided
 from ephemeron.data.flow.prefetch import collated
 from ephemeron.data.flow.sample_loader import SampleRequest
-from ephemeron.data.flow_spec import FlowSpec, Provider
+from ephemeron.data.flow_spec import DataProvider, FlowSpec
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.sources.registry import hold_out
 from ephemeron.data.user_function import call
@@ -63,7 +63,7 @@ def training_data(job: Job, *, only_first: int | None = None) -> TrainingData:
     """
     check_data(job.data)
     given = None if job.task is None else _of_task(job)
-    if isinstance(given, Provider):
+    if isinstance(given, DataProvider):
         return FlowData(find_flow(job.data, seed=job.seed, code=job.code, provider=given), only_first=only_first)
     if given is None and job.data.flow is not None:
         return FlowData(find_flow(job.data, seed=job.seed, code=job.code), only_first=only_first)
@@ -76,14 +76,14 @@ def training_data(job: Job, *, only_first: int | None = None) -> TrainingData:
     return ArrayData(data)
 
 
-def _of_task(job: Job) -> DataSets | Provider | None:
+def _of_task(job: Job) -> DataSets | DataProvider | None:
     """Data of a job's task: arrays; a provider of datasets that functions read; None: the task has none.
 
     Raises:
         JobError: `train_data` or `evaluation_data` raises or returns something else, or the job names data, too.
     """
     assert job.task is not None
-    provider = Provider(target=job.task.target, options=job.task.options)
+    provider = DataProvider(target=job.task.target, options=job.task.options)
     task = provided(provider, job.code)
     train = call(f"{job.task.target}.{TRAIN_DATA}", getattr(task, TRAIN_DATA), {}, job.code)
     if train is None:

@@ -28,7 +28,7 @@ class Abandoned(BaseException):
     """Ends the script's thread: its invocation is over."""
 
 
-class Ended:
+class ScriptEnded:
     """The script has come to its end."""
 
 
@@ -63,14 +63,14 @@ class ScriptThread:
         self._thread = threading.Thread(target=context.run, args=(self._body,), name="script", daemon=True)
 
     def go(self, run: Run) -> object:
-        """Lets the script run until it reports; returns the report, an `Ended` or a `Failed`."""
+        """Lets the script run until it reports; returns the report, an `ScriptEnded` or a `Failed`."""
         with self._as_main(), active(run), eager_optimizers():
             if not self._thread.ident:
                 put_in_front(self._folders)
                 self._thread.start()
             self._turns.put(True)
             report = self._reports.get()
-        self._over = self._over or isinstance(report, (Ended, Failed))
+        self._over = self._over or isinstance(report, (ScriptEnded, Failed))
         return report
 
     def report(self, value: object) -> None:
@@ -99,12 +99,12 @@ class ScriptThread:
             self._take_turn()
             run_file(self._file, self._module)
         except Abandoned:
-            self._reports.put(Ended())
+            self._reports.put(ScriptEnded())
         except BaseException as e:  # noqa: BLE001 - the trainer raises it in its own thread
             ok = isinstance(e, SystemExit) and e.code in (None, 0)
-            self._reports.put(Ended() if ok else Failed(e))
+            self._reports.put(ScriptEnded() if ok else Failed(e))
         else:
-            self._reports.put(Ended())
+            self._reports.put(ScriptEnded())
 
     @contextmanager
     def _as_main(self) -> Iterator[None]:

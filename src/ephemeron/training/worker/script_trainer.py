@@ -30,7 +30,7 @@ from ephemeron.training.task.state_codec import pack, unpack
 from ephemeron.training.task.tensors import to_arrays
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.flat_parameters import FlatParameters
-from ephemeron.training.worker.script_thread import Ended, Failed, ScriptThread
+from ephemeron.training.worker.script_thread import Failed, ScriptEnded, ScriptThread
 from ephemeron.training.worker.torch_state import RandomGenerators, RandomState
 from ephemeron.training.worker.trainer import TrainingStep
 
@@ -208,7 +208,7 @@ class ScriptTrainer:
             if isinstance(self._at, _Due) and self._at.iteration > iteration:
                 raise JobError(f"{self._name} left a loop over run.steps before iteration {iteration}",
                                remedy="let each loop come to its last batch")  # fmt: skip
-            if isinstance(self._at, Ended):
+            if isinstance(self._at, ScriptEnded):
                 raise JobError(
                     f"{self._name} ended before iteration {iteration} of {self._iterations}"
                     if iteration
@@ -271,7 +271,7 @@ class ScriptTrainer:
         if self._next < self._iterations:
             self._until(self._next)
         else:
-            while not isinstance(self._at, Ended):
+            while not isinstance(self._at, ScriptEnded):
                 self._go()
         return self._run.take_logged()
 
