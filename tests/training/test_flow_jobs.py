@@ -202,7 +202,7 @@ def test_functions_of_this_machine_die_and_hand_over(store, undisturbed, home):
         parse_fault(
             "kill:rank=1,iteration=0,phase=upload"
         ),  # later ones may be a successor's, where the machine is busy
-        *(parse_fault(f"delay:rank={r},factor=12") for r in (0, 1)),
+        *(parse_fault(f"delay:rank={r},factor=20") for r in (0, 1)),
     ]
     how = {"platform": "local", "workers": 2, "memory_mb": 704, "function_timeout_s": 6.0, **HOW}
     expected = real(job, workers=2, **HOW).sha
