@@ -27,7 +27,7 @@ def show(found: DryRun, *, as_json: bool) -> None:
 
 
 def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
-    c, r, e = found.configuration, found.rehearsal, found.estimate
+    c, r, e = found.configuration, found.first_steps, found.estimate
     yield "program", f"{found.program}: {human_count(found.parameters, 'trained parameter')}"
     yield (
         "data",

@@ -58,8 +58,8 @@ def test_what_would_be_started_and_paid():
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["iterations"], found["samples"], found["test_samples"]) == (30, 96, 24)
-    assert set(found["rehearsal"]["evaluation"]) == {"loss", "absolute_error", "rmse"}
-    assert found["rehearsal"]["losses"][1] > 0
+    assert set(found["first_steps"]["evaluation"]) == {"loss", "absolute_error", "rmse"}
+    assert found["first_steps"]["losses"][1] > 0
     assert 0 < found["estimate"]["requests_usd"] < found["estimate"]["cost_usd"]
     assert not runs_folder().exists()
     shown = CliRunner().invoke(main, ["train", "broken:Saves", "--workers", "2", "--dry-run"]).stdout

@@ -151,7 +151,7 @@ def test_only_scripts_take_arguments():
 def test_a_dry_run_does_two_steps():
     found = ephemeron.training.driver.dry_run(SCRIPT, workers=2)
     assert (found.program, found.iterations, found.epochs, found.samples) == ("points.py", 18, 3, 90)
-    assert len(found.rehearsal.losses) == 2
+    assert len(found.first_steps.losses) == 2
 
 
 @pytest.mark.slow

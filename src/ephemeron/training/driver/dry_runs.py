@@ -28,7 +28,7 @@ from ephemeron.training.planner.model.builtin import builtin_platform, priced
 from ephemeron.training.planner.model.prediction import ExecutionOptions, predict
 from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.planner.prices import Prices
-from ephemeron.training.worker.rehearsal import Rehearsal, objects_of
+from ephemeron.training.worker.first_steps import FirstSteps, objects_of
 from ephemeron.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 RUN = "dry-run"
 WATCH_S = 0.02
 MOST_S = 600.0
-"""Longest rehearsal."""
+"""Longest time of the first steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class DryRun:
     """Elements of the exchanged vector."""
     code_bytes: int
     initial_bytes: int
-    rehearsal: Rehearsal | None
+    first_steps: FirstSteps | None
     """None: models in stages are checked by the partition's own run."""
     estimate: Estimate | None
     """None: the synchronisation protocol cannot be predicted."""
@@ -88,14 +88,14 @@ def dry_run(job: Job, configuration: Configuration, *, limits: Limits, prices: P
     configuration = dataclasses.replace(configuration, channel=public)
     prepared = prepare(job, configuration, run_id=RUN, limits=limits, prices=prices)
     spec = prepared.spec
-    rehearsal = rehearsed(prepared) if spec.stages is None else None
+    first_steps = do_first_steps(prepared) if spec.stages is None else None
     keys = Keys(RUN)
     sizes = {key: sum(memoryview(b).nbytes for b in buffers) for key, buffers in prepared.objects.items()}
     return DryRun(
         program=job.program.target, configuration=spec.configuration, iterations=spec.iterations, epochs=spec.epochs,
         samples=spec.samples, test_samples=prepared.test_samples, parameters=prepared.model_bytes // _itemsize(job),
-        code_bytes=sizes[keys.code], initial_bytes=sizes.get(keys.init, 0), rehearsal=rehearsal,
-        estimate=None if rehearsal is None else estimated(prepared, rehearsal), notes=prepared.notes,
+        code_bytes=sizes[keys.code], initial_bytes=sizes.get(keys.init, 0), first_steps=first_steps,
+        estimate=None if first_steps is None else estimated(prepared, first_steps), notes=prepared.notes,
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _itemsize(job: Job) -> int:
     return 8 if job.dtype == "float64" else 4
 
 
-def rehearsed(prepared: Prepared) -> Rehearsal:
+def do_first_steps(prepared: Prepared) -> FirstSteps:
     """Does two steps in a new process, which is killed above the quota of a function."""
     quota_mb = prepared.spec.configuration.memory_mb
     keys = Keys(prepared.spec.run_id)
@@ -117,7 +117,7 @@ def rehearsed(prepared: Prepared) -> Rehearsal:
                     out.write(buffer)
         work = folder / "cwd"
         work.mkdir()
-        command = [sys.executable, "-P", "-m", "ephemeron.training.worker.rehearsal", str(folder)]
+        command = [sys.executable, "-P", "-m", "ephemeron.training.worker.first_steps", str(folder)]
         process = subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         killed = threading.Event()
         watcher = threading.Thread(target=_watch, args=(process, quota_mb, killed), daemon=True)
@@ -138,7 +138,7 @@ def rehearsed(prepared: Prepared) -> Rehearsal:
             f"two steps need more than the {quota_mb} MB of a function; use a larger --memory-mb", binding="memory"
         )
     try:
-        result = build(Rehearsal, json.loads(out_text), where="dry run")
+        result = build(FirstSteps, json.loads(out_text), where="dry run")
     except ValueError:
         last = err_text.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise JobError(f"the process of the dry run ended early: {last[0]}") from None
@@ -165,18 +165,18 @@ def _watch(process: subprocess.Popen[str], quota_mb: int, killed: threading.Even
         return  # it has ended
 
 
-def estimated(prepared: Prepared, rehearsal: Rehearsal) -> Estimate | None:
+def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
     """Time and cost by the planner's model, with the measured step."""
     spec, c = prepared.spec, prepared.spec.configuration
     if sync_name(c.sync)[0] not in ("bsp", "hap"):
         return None
     service = "cache" if c.channel.startswith("redis") else "server" if c.channel.startswith(("ps:", "param")) else "s3"
     platform = priced(builtin_platform(f"aws-lambda-{service}"), spec.prices)
-    step_s = max(rehearsal.step_s, 1e-6)
+    step_s = max(first_steps.step_s, 1e-6)
     workload = Workload(
-        model_mb=max(rehearsal.vector_mb, 1e-6), a=step_s * c.memory_mb / max(1, rehearsal.samples), b=0.0, m=0.0,
-        memory_slope_mb=0.0, memory_base_mb=rehearsal.peak_mb, dataset_mb=_share_mb(prepared), samples=spec.samples,
-        test_samples=prepared.test_samples, state_mb=rehearsal.state_mb,
+        model_mb=max(first_steps.vector_mb, 1e-6), a=step_s * c.memory_mb / max(1, first_steps.samples), b=0.0, m=0.0,
+        memory_slope_mb=0.0, memory_base_mb=first_steps.peak_mb, dataset_mb=_share_mb(prepared), samples=spec.samples,
+        test_samples=prepared.test_samples, state_mb=first_steps.state_mb,
     )  # fmt: skip
     terms = ExecutionOptions(
         pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=spec.epochs, lifetime_s=c.function_timeout_s or None,

@@ -30,7 +30,7 @@ STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class FirstSteps:
     """Result of the process, on its standard output as JSON."""
 
     losses: tuple[float | None, ...] = ()
@@ -65,7 +65,7 @@ def objects_of(keys: Keys) -> dict[str, str]:
     }  # fmt: skip
 
 
-def rehearse(folder: Path) -> Rehearsal:
+def run_first_steps(folder: Path) -> FirstSteps:
     """Does the steps.
 
     Args:
@@ -123,7 +123,7 @@ def rehearse(folder: Path) -> Rehearsal:
     evaluation_s = time.perf_counter() - began
     first.close()
     again.close()
-    return Rehearsal(
+    return FirstSteps(
         losses=tuple(losses), metrics=tuple(metrics), evaluation=dict(evaluation), step_s=step_s, evaluation_s=evaluation_s,
         samples=samples, vector_mb=first.size * first.dtype.itemsize / 1e6, state_mb=len(saved) / 1e6,
         device=str(first.device) if isinstance(first, TorchTrainer) else "cpu",
@@ -155,16 +155,16 @@ def user_frames(error: BaseException, folder: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Writes a `Rehearsal` to standard output; what the user's code prints goes to standard error."""
+    """Writes a `FirstSteps` to standard output; what the user's code prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        result = rehearse(folder)
+        result = run_first_steps(folder)
     except JobError as e:
-        result = Rehearsal(error=e.problem, remedy=e.remedy or "")
+        result = FirstSteps(error=e.problem, remedy=e.remedy or "")
     except EphemeronError as e:
-        result = Rehearsal(error=str(e))
+        result = FirstSteps(error=str(e))
     except Exception as e:  # noqa: BLE001 - the user's
-        result = Rehearsal(error=f"{type(e).__name__}: {e}", traceback=user_frames(e, (folder / "unpacked").resolve()))
+        result = FirstSteps(error=f"{type(e).__name__}: {e}", traceback=user_frames(e, (folder / "unpacked").resolve()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
     json.dump({**plain(result), "peak_mb": peak}, out)
 
