@@ -120,7 +120,10 @@ class ScriptData:
         return self._held_bytes
 
     def trial(self, most: int = 0) -> BatchSource:
-        raise NotImplementedError("a script is tried in a process of its own")
+        raise JobError(
+            "a script loads its samples itself, so no batch can be taken outside of it",
+            remedy="use result.state_dict(), or a Task whose train_data and evaluation_data return the samples",
+        )
 
     def described(self) -> str:
         return "a batch of the script"
