@@ -57,7 +57,7 @@ class Gpt(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-class Letters(ephemeron.Task):
+class Characters(ephemeron.Task):
     settings = {  # noqa: RUF012
         "epochs": 20, "clip_norm": 1.0, "accumulate": 2, "precision": "bf16-mixed",
         "early_stopping": {"monitor": "loss", "patience": 3}, "run": {"workers": 4, "batch_size": 8},

@@ -32,7 +32,7 @@ def test_superresolution_learns_and_reports_no_accuracy(job, home):
 
 
 PROGRAMS = [
-    ("gpt", "gpt:Letters", (), 3, {"loss", "perplexity"}),
+    ("gpt", "gpt:Characters", (), 3, {"loss", "perplexity"}),
     ("resnet-plateau", "resnet:Digits", ("sklearn",), 5, {"loss", "accuracy"}),
     ("gan", "gan:Ring", (), 20, {"loss", "radius"}),
     ("lora", "lora:task", ("peft", "datasets"), 2, {"loss"}),

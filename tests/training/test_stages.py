@@ -170,7 +170,7 @@ def test_replicas_and_stages_find_out_together(rank, phase):
 
 @pytest.mark.parametrize("iteration", [0, 7, 8, 11])
 @pytest.mark.parametrize("rank", range(3))
-def test_a_letter_is_lost(rank, iteration):
+def test_a_message_is_lost(rank, iteration):
     run = staged([f"drop-put:rank={rank},iteration={iteration}"], **QUICK)
     assert len(run.of(FaultFired)) == 1
     assert run.sha == undisturbed(**QUICK)
