@@ -26,6 +26,7 @@
     │   │   └── ChannelRefused       it refuses us, and will: credentials, no such bucket, an untrusted certificate
     │   ├── ChannelEmptied           the store answers, and the run's objects are gone
     │   ├── KeyExists                a create-only put found the key taken
+    │   ├── SignatureRefused         an object was not signed with the run's key, under this name
     │   └── CorruptMessage           magic, version, length or checksum do not match, or it is another key's
     │       └── DamagedObject        (a ChannelTimeout, too) nothing better was there at the deadline
     ├── RpcError                     a call or a stream between two processes
@@ -171,6 +172,10 @@ class ChannelEmptied(ChannelError):
 
 class KeyExists(ChannelError):
     """A create-only put found the key taken."""
+
+
+class SignatureRefused(ChannelError):
+    """An object was not written by a party that has the run's key, or was written for another name."""
 
 
 class CorruptMessage(ChannelError):

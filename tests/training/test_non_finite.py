@@ -42,12 +42,17 @@ def test_the_batch_is_named_as_the_data_source_numbers_it():
     assert f"4 training samples {named})" in run.ending.causes[0]
 
 
+def checkpoint(run, key):
+    stored = opened(memoryview(run.platform.store.objects[key]), key=key)
+    return decode_state(run.trigger.signing.verified(stored, name=key))
+
+
 def test_every_checkpoint_that_is_kept_is_from_before():
     run = real(job(10), workers=2, checkpoint_every=4, batch_size=16)
     states = [key for key in run.left if "/state/" in key]
     assert {int(key.rsplit("/", 1)[1]) for key in states} == {4, 8}
     for key in states:
-        arrays, _ = decode_state(opened(memoryview(run.platform.store.objects[key]), key=key))
+        arrays, _ = checkpoint(run, key)
         assert all(np.isfinite(a).all() for n, a in arrays.items() if n.startswith("w/"))
 
 
@@ -57,7 +62,7 @@ def test_parameters_that_a_step_made_infinite_are_never_saved():
     assert run.ending.status == "failed"
     assert "parameters are not finite" in run.ending.causes[0]
     for key in (k for k in run.left if "/state/" in k):
-        arrays, _ = decode_state(opened(memoryview(run.platform.store.objects[key]), key=key))
+        arrays, _ = checkpoint(run, key)
         assert all(np.isfinite(a).all() for n, a in arrays.items() if n.startswith("w/"))
 
 

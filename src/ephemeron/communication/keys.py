@@ -26,6 +26,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SIGNED = frozenset({"spec", "code", "init", "data", "test", "state", "result", "kept", "stage", "initial", "part"})
+"""Kinds of objects that are signed with the run's key: all that is executed or decoded into a program's state."""
+
+
+def is_signed(key: str) -> bool:
+    """Whether the object of a run is signed; see `communication.signing`."""
+    parts = key.split("/", 2)
+    return len(parts) > 1 and parts[1] in SIGNED
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:

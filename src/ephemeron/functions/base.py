@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a function: small, plain JSON, and without secrets."""
+    """One call of a function: small, plain JSON, and without secrets but the run's key."""
 
     run: str
     rank: int
@@ -55,6 +55,9 @@ class Call:
     """Unix time of the run's t = 0; in the simulator, virtual time. 0 on the local platform: the start of its daemon."""
     duplicate: bool = False
     """The call is started twice, as a cloud may do. Platforms reset it, so that a successor is started once."""
+    key: str = field(default="", repr=False)
+    """Key of the run, by which its functions recognise its objects (`communication.signing`). It is never stored or logged.
+    Empty: the function executes nothing from the channel."""
     request: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the function's own code, which reads them as a dataclass (`config.typed.build`)."""
 

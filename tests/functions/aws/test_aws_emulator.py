@@ -27,6 +27,7 @@ pytest.importorskip("awslambdaric", reason="no runtime client; pip install awsla
 from aws_world import deployed, keys
 
 from ephemeron.communication.channels import open_channel
+from ephemeron.communication.signing import SigningKey
 from ephemeron.functions.async_invoke.records import (
     EVERYTHING,
     InvokeRequest,
@@ -258,9 +259,13 @@ def test_a_call_of_a_run_that_is_over_says_nothing(peer: Lambda, wanted: Start) 
 def test_a_call_that_lies_in_the_store(peer: Lambda, wanted: Start) -> None:
     whole = wanted("echo", say="x" * 7_000_000)
     assert whole.call is not None
-    put(whole, NAMES.payload(whole.id), json.dumps(whole.call.to_payload()).encode())
+    name, key = NAMES.payload(whole.id), SigningKey.new()
+    [signature, call] = key.signed([json.dumps(whole.call.to_payload()).encode()], name=name)
+    put(whole, name, bytes(signature) + bytes(call))
     thin = InvokeRequest(
-        **{name: getattr(whole, name) for name in InvokeRequest.__slots__ if name != "call"}, call=None
+        **{name: getattr(whole, name) for name in InvokeRequest.__slots__ if name not in ("call", "key")},
+        call=None,
+        key=key.text,
     )
     assert peer.invoke(thin.to_bytes())["status"] == "ok"
     assert len(one(told(thin), "outcome")["value"]["said"]) == 7_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ pytest.importorskip("awslambdaric", reason="no runtime client; pip install awsla
 from aws_world import deployed, keys, opened, settings_of
 
 from ephemeron.communication.channels import open_channel
+from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Note
 from ephemeron.functions.async_invoke.records import RecordKeys, calls_prefix
@@ -60,6 +62,11 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
+def everything(folder: Path) -> bytes:
+    """Contents of all files of a run folder, the channel's among them."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
 async def in_store(platform: AwsPlatform) -> list[str]:
     async with open_channel((platform.run_dir / "objects").as_uri()) as channel:
         return await channel.list("")
@@ -68,9 +75,12 @@ async def in_store(platform: AwsPlatform) -> list[str]:
 def test_a_call_beyond_lambdas_own_limit_goes_through_the_store(settings: AwsSettings, tmp_path: Path) -> None:
     async def scenario(platform: AwsPlatform) -> None:
         say = "x" * 1_200_000
-        outcome = await (await platform.invoke(call(platform, "echo", say=say))).wait()
+        key = SigningKey.new().text
+        signed = dataclasses.replace(call(platform, "echo", say=say), key=key)
+        outcome = await (await platform.invoke(signed)).wait()
         assert outcome.value["said"] == say
-        assert any(".calls/payload." in key for key in await in_store(platform))
+        assert any(".calls/payload." in name for name in await in_store(platform))
+        assert key.encode() not in everything(platform.run_dir), "the key is in the request that Lambda delivers only"
 
     run(settings, tmp_path, scenario)
     left = [path.name for path in (tmp_path / "objects").rglob("*") if path.is_file()]

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.keys import Keys
-from ephemeron.communication.object_frame import Framed
+from ephemeron.communication.signing import SigningKey
 from ephemeron.functions import simulation
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context
@@ -77,7 +78,7 @@ def test_a_late_duplicate_leaves_the_weights_of_a_pipeline():
 
     async def go():
         channel, keys = MemoryChannel(), Keys("run")
-        framed = Framed(channel, owner="test")
+        framed = RunChannel(channel, owner="test", signing=SigningKey.from_text(""))
         kept = {keys.result, keys.spec, keys.part(0), keys.part(1)}
         for key in kept:
             await framed.put(key, [spec.to_bytes() if key == keys.spec else b"x"])

@@ -1,16 +1,17 @@
-"""A run's objects as functions and clients reach them: framed, through outages of the store, every request metered."""
+"""A run's objects as functions and clients reach them: framed, signed, through outages of the store, every request metered."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ephemeron.communication.channels.base import Channel, Received
+from ephemeron.communication.channels.base import Buffer, Channel, Received
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage, Retrying
 from ephemeron.communication.channels.wrappers import Faulty, Metered
-from ephemeron.communication.keys import Keys
+from ephemeron.communication.keys import Keys, is_signed
 from ephemeron.communication.object_frame import Framed
+from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelEmptied, ChannelTimeout, CorruptMessage
 from ephemeron.events import Traffic
 
@@ -25,23 +26,40 @@ class RunChannel(Framed):
         drops: injected faults; see `Faulty`.
         damaged: see `Framed`.
         run: that has been launched; its specification is there as long as the run is.
+        signing: key of the run, with which objects of the kinds in `keys.SIGNED` are signed and verified; None: for a
+            party that reads and writes none of these.
     """
 
     def __init__(
         self, channel: Channel, *, owner: str, retry: RetryPolicy | None = None, told: Callable[[Outage], None] = lambda outage: None,
         latest: float = float("inf"), drops: Callable[[str], bool] | None = None,
-        damaged: Callable[[CorruptMessage], None] = lambda error: None, run: str = "",
+        damaged: Callable[[CorruptMessage], None] = lambda error: None, run: str = "", signing: SigningKey | None = None,
     ) -> None:  # fmt: skip
-        self._run = run
+        self._run, self._signing = run, signing
         self.meter = Metered(channel if drops is None else Faulty(channel, drops=drops))
         self.retrying = Retrying(
             self.meter, policy=retry or RetryPolicy(), rng=random.Random(owner), told=told, latest=latest
         )
         super().__init__(self.retrying, owner=owner, damaged=damaged)
 
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        if self._signing is not None and is_signed(key):
+            buffers = self._signing.signed(buffers, name=key)
+        await super().put(key, buffers, create=create)
+
+    async def fetch(self, key: str) -> memoryview | None:
+        data = await super().fetch(key)
+        return data if data is None else self._verified(data, key)
+
+    def _verified(self, data: memoryview, key: str) -> memoryview:
+        if self._signing is None or not is_signed(key):
+            return data
+        return self._signing.verified(data, name=key)
+
     async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
         try:
-            return await super().get(key, deadline=deadline, expected_at=expected_at)
+            received = await super().get(key, deadline=deadline, expected_at=expected_at)
+            return received._replace(data=self._verified(received.data, key))
         except ChannelTimeout as e:
             # A rank whose wait has timed out first checks that the run exists, before it suspects a peer.
             # A damaged specification is one: `fetch` would return None.

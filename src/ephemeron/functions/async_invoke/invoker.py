@@ -17,6 +17,7 @@ from typing import TypeAlias
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.async_invoke.records import (
     InvokeRequest,
@@ -111,5 +112,7 @@ class RecordedSender(ABC):
         event = request.to_bytes()
         if len(event) <= self._inline_bytes:
             return event
-        await self._channel.put(self._names.payload(id), [json.dumps(call.to_payload()).encode()])
-        return replace(request, call=None).to_bytes()
+        place = self._names.payload(id)
+        stored = json.dumps(replace(call, key="").to_payload()).encode()
+        await self._channel.put(place, SigningKey.from_text(call.key).signed([stored], name=place))
+        return replace(request, call=None, key=call.key).to_bytes()

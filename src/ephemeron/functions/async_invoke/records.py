@@ -221,7 +221,7 @@ def parse(value: Mapping[str, object]) -> Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeRequest:
-    """The event that a cloud delivers: a call, and how to report about it. No secrets."""
+    """The event that a cloud delivers: a call, and how to report about it. No secrets but the run's key."""
 
     id: str
     run: str
@@ -234,7 +234,9 @@ class InvokeRequest:
     """Seconds between two reports."""
     lifetime_s: float
     call: Call | None
-    """None: it is stored under `RecordKeys.payload`."""
+    """None: it is stored under `RecordKeys.payload`, signed, without its key."""
+    key: str = field(default="", repr=False)
+    """Key of a call that is stored."""
 
     def to_bytes(self) -> bytes:
         return json.dumps({"ephemeron": 1, **asdict(self)}, separators=(",", ":")).encode()

@@ -20,12 +20,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Retrying
 from ephemeron.communication.channels.wrappers import Metered
+from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, ChannelUnreachable, KeyExists
 from ephemeron.events import Status, Traffic
 from ephemeron.functions.async_invoke.records import (
@@ -106,6 +107,7 @@ class InvocationReporter:
         Raises:
             ChannelError: the store does not answer.
             JobError: the store holds something else than the call.
+        SignatureRefused: the call in the store is not the one that was sent.
         """
         self._thread.start()
         return self._begun.result(_START_S)
@@ -239,8 +241,10 @@ class InvocationReporter:
         if self._envelope.call is not None:
             return self._envelope.call
         deadline = asyncio.get_running_loop().time() + _START_S
-        data = (await channel.get(self._names.payload(self._envelope.id), deadline=deadline)).data
-        return Call.from_payload(json.loads(bytes(data)))
+        place, key = self._names.payload(self._envelope.id), self._envelope.key
+        data = (await channel.get(place, deadline=deadline)).data
+        stored = SigningKey.from_text(key).verified(data, name=place)
+        return replace(Call.from_payload(json.loads(bytes(stored))), key=key)
 
     async def _report(self, channel: Channel) -> None:
         every_s = self._envelope.every_s

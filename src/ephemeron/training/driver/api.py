@@ -190,6 +190,7 @@ def train(
     )  # fmt: skip
     run_platform.sweep(run_dir.runs_folder())
     with _new_run(run_id) as folder:
+        folder.create_key()
         run = records.new_record(prepared.spec, folder, source=prepared.source, settings=plain(cloud) if cloud else {})
         records.write(folder, run)
         if prepared.code is not None:

@@ -52,8 +52,9 @@ async def simulate(
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
     driver = RunDriver(
-        platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event
-    )
+        platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event,
+        signing=folder.signing_key(),
+    )  # fmt: skip
     await driver.launch(prepared)
     ending = await driver.watch()
     await platform.close()
@@ -71,6 +72,7 @@ async def drive(
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logs.context(run=folder.run_id))
+        signing = folder.signing_key()
         attach = attach or (prepared is None and await run_platform.at_work(folder, run))
         server = parameter_server.known(folder.path)
         if spec.configuration.channel == "parameter_server" and not attach:
@@ -93,12 +95,13 @@ async def drive(
         else:
             await _probe(channel, spec.run_id)
             if prepared is None and not keep_code and run.source is not None:
-                renewal = await renewed(RunChannel(channel, owner="resume"), run.source, spec)
+                renewal = await renewed(RunChannel(channel, owner="resume", signing=signing), run.source, spec)
             platform = await run_platform.start(folder, run, secrets)
         stack.push_async_callback(platform.shutdown)
         driver = RunDriver(
             platform, channel, spec, channel_address=run.address, clock=time.time, on_event=on_event,
             origin=run.wall_time if attach else None, session=session_of(folder) if attach else 0.0,
+            signing=signing,
         )  # fmt: skip
         with interrupts.handled(driver.interrupt):
             if prepared is not None:
@@ -182,7 +185,7 @@ async def _already_over(
     for event in events_of(folder):
         ledger.feed(event)
         on_event(event)
-    channel = RunChannel(channel, owner="attach", retry=BRIEF)
+    channel = RunChannel(channel, owner="attach", retry=BRIEF, signing=folder.signing_key())
     data = await channel.fetch(Keys(spec.run_id).result)
     if data is None:
         result = records.read_result(folder)

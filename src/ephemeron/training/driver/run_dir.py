@@ -1,5 +1,6 @@
 """Folders of runs on this machine: `HOME/runs/RUN/`, with `HOME` from EPHEMERON_HOME or `~/.ephemeron`.
 
+signing.key     the run's key, with which its objects are signed; only its owner can read it
 run.json        what was launched, and where (`records.RunRecord`): enough to attach and resume
 events.jsonl    everything that happened
 result.json     the summary that `--json` prints (`records.ResultSummary`)
@@ -20,9 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ephemeron.communication.signing import SigningKey, create_key, read_key
 from ephemeron.config.paths import home as home
-from ephemeron.errors import JobError, RunNotFound
+from ephemeron.errors import JobError, RunNotFound, UserError
 
+KEY_FILE = "signing.key"
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 JOB_FILE, CODE_FILE = "job.json", "code.zip"
 
@@ -62,6 +65,23 @@ class RunFolder:
     def all_kept(self) -> list[Path]:
         """Files with weights that evaluations have kept, oldest first."""
         return sorted(self.path.glob("weights-*.safetensors"))
+
+    def create_key(self) -> SigningKey:
+        """A new key for a new run."""
+        return create_key(self.path / KEY_FILE)
+
+    def signing_key(self) -> SigningKey:
+        """The run's key.
+
+        Raises:
+            UserError: the folder has none.
+        """
+        try:
+            return read_key(self.path / KEY_FILE)
+        except OSError as e:
+            raise UserError(
+                f"run {self.run_id} has no readable {KEY_FILE} ({e.strerror}): its objects cannot be verified; train again"
+            ) from None
 
     def write(self, name: str, value: Mapping[str, object]) -> None:
         """Replaces a JSON file as a whole."""

@@ -21,6 +21,7 @@ from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage
 from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
+from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import build
 from ephemeron.errors import ChannelError, InvocationRefused, KeyExists, PlatformError
 from ephemeron.events import Event, Note, RunEnded, RunStarted
@@ -81,17 +82,22 @@ class RunDriver:
         origin: the clock at the run's t = 0; None: now.
         session: `wall_time` of the launch or resume to attach to.
         on_event: sees every event, old ones first.
+        signing: key of the run; None: a new run without a folder makes its own.
     """
 
     def __init__(
         self, platform: Platform, channel: Channel, spec: RunSpec, *, channel_address: str,
         clock: Callable[[], float], origin: float | None = None, session: float = 0.0, on_event: Callable[[Event], None] = lambda event: None,
+        signing: SigningKey | None = None,
     ) -> None:  # fmt: skip
         self.platform, self.spec, self.on_event = platform, spec, on_event
+        self.signing = signing or SigningKey.new()
         self.retry = RetryPolicy(total_s=spec.configuration.channel_retry_s)
         # In virtual time there is one client, and its jitter is a function of the run.
         owner = f"client-{clock()!r}-{os.getpid() if channel.traits.shared else 0}"
-        self.channel = RunChannel(channel, owner=owner, retry=self.retry, told=self._outage, run=spec.run_id)
+        self.channel = RunChannel(
+            channel, owner=owner, retry=self.retry, told=self._outage, run=spec.run_id, signing=self.signing
+        )
         self.address = channel_address
         self.keys = Keys(spec.run_id)
         self.supervisor = RunSupervisor(spec.configuration.workers)
@@ -188,6 +194,7 @@ class RunDriver:
             memory_mb=c.memory_mb,
             lifetime_s=c.function_timeout_s,
             channel=self.address,
+            key=self.signing.text,
             reason=reason,
             origin=self.origin,
             duplicate=attempt == 0 and any(f.kind == "duplicate" and f.rank == rank for f in faults),

@@ -22,6 +22,7 @@ from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.communication.keys import Keys
+from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.local import LocalPlatform
@@ -66,6 +67,8 @@ class Prober:
     store: Channel
     actors: LocalPlatform
     """Platform of calibration runs, whose functions are workers."""
+    signing: SigningKey
+    """Key of the objects that probes read."""
     cold_s: list[float] = field(default_factory=list)
     warm_s: list[float] = field(default_factory=list)
     calls: int = 0
@@ -81,7 +84,7 @@ class Prober:
         self.calls += 1
         call = Call(
             run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.limits.lifetime_s,
-            channel=self.address, origin=time.time(), request=asdict(request or ProbeRequest()),
+            channel=self.address, key=self.signing.text, origin=time.time(), request=asdict(request or ProbeRequest()),
         )  # fmt: skip
         invoked = time.time()
         outcome = await (await self.platform.invoke(call)).wait()
@@ -160,8 +163,9 @@ async def probing(
         stack.enter_context(environment(secrets))
         store = await stack.enter_async_context(open_channel(address))
         stack.push_async_callback(_clear, store, run)
+        signing = SigningKey.new()
         for key, buffers in prepared.objects.items():
-            await RunChannel(store, owner="profile").put(key, buffers)
+            await RunChannel(store, owner="profile", signing=signing).put(key, buffers)
         env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
         _log.info("probing functions of this machine over %s", channel)
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
@@ -169,7 +173,7 @@ async def probing(
         (folder / "calibration").mkdir()
         actors = await LocalPlatform.start(folder / "calibration", limits=limits, env=secrets)
         stack.push_async_callback(actors.shutdown)
-        yield Prober(platform, run, address, store.traits, limits, on_progress, store, actors)
+        yield Prober(platform, run, address, store.traits, limits, on_progress, store, actors, signing)
 
 
 async def _clear(store: Channel, run: str) -> None:

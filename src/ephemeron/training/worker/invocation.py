@@ -13,6 +13,7 @@ from ephemeron.communication.channels.retry import RetryPolicy
 from ephemeron.communication.channels.retrying import Outage
 from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
+from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import CorruptMessage
 from ephemeron.events import Event, FaultFired, Note
 from ephemeron.functions.context import Compute, Context
@@ -65,6 +66,7 @@ class InvocationContext:
         self.channel = RunChannel(
             ctx.channel, owner=ctx.invocation, retry=self.retry, told=self._outage, damaged=self._damaged,
             latest=ctx.deadline - 0.05 * ctx.call.lifetime_s, run=ctx.call.run, drops=self.faults.drops,
+            signing=SigningKey.from_text(ctx.call.key),
         )  # fmt: skip
         self.trace = PhaseTrace(ctx.origin, self.faults)
         self.compute: Compute = ctx.compute

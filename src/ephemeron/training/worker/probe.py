@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.keys import Keys
 from ephemeron.communication.object_frame import Framed, opened, sealed
+from ephemeron.communication.signing import SigningKey
 from ephemeron.config.code_bundle import unbundle
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.context import Context
@@ -256,7 +258,7 @@ async def _both(channel: Channel, key: str, data: bytes) -> tuple[float, float]:
 
 
 async def _get(ctx: Context, key: str) -> memoryview:
-    channel = Framed(ctx.channel, owner=ctx.invocation)
+    channel = RunChannel(ctx.channel, owner=ctx.invocation, signing=SigningKey.from_text(ctx.call.key))
     return (await channel.get(key, deadline=asyncio.get_running_loop().time() + LOAD_TIMEOUT_S)).data
 
 
