@@ -38,6 +38,26 @@ class DaemonAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenParams:
+    """Parameters of `open`: a further run whose functions the daemon hosts."""
+
+    run: str
+    """Name of the run in calls."""
+    folder: Path
+    """Folder of the run."""
+    env: Mapping[str, str]
+    """Environment variables of its functions; never written to disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParams:
+    """Parameters of `status`, `cancel_all` and `leave`: one of the runs that the daemon hosts."""
+
+    folder: Path
+    """Folder of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeParams:
     """Parameters of `invoke`."""
 
@@ -56,13 +76,15 @@ class DaemonStatus:
     """Reply to `status`."""
 
     pid: int
+    folder: Path
+    """The daemon's own folder: that of its run, or of a session."""
     limits: Limits
     enforcement: str
     """`Enforcement.kind`."""
     unenforced: tuple[str, ...]
     """See `Platform.unenforced`."""
     running: Mapping[str, int]
-    """Process of each running invocation; 0: not started yet."""
+    """Process of each running invocation of the run; 0: not started yet."""
     warm: int
     """Idle processes."""
     fork_servers: tuple[int, ...]

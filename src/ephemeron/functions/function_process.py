@@ -83,6 +83,7 @@ class FunctionProcess:
         forks: Forks | None = None,
     ) -> None:  # fmt: skip
         self.memory_mb = memory_mb
+        self.env = env
         self.peak_mb = 0.0
         self.cold = True
         """Nothing has run in it yet."""
@@ -320,25 +321,25 @@ class FunctionProcess:
 
 
 class WarmPool:
-    """Idle environments by memory quota. One pool serves one run, hence one bundle of code.
+    """Idle environments by memory quota and environment variables. `ProcessSnapshot` removes the code of earlier invocations.
 
     Args:
-        make: a new environment for a memory quota; not started.
+        make: a new environment for a memory quota and environment variables; not started.
         idle_s: after which an idle one is given up.
     """
 
-    def __init__(self, make: Callable[[int], FunctionProcess], *, idle_s: float) -> None:
+    def __init__(self, make: Callable[[int, Mapping[str, str]], FunctionProcess], *, idle_s: float) -> None:
         self._make = make
         self._idle_s = idle_s
         self._idle: list[FunctionProcess] = []
 
-    def take(self, memory_mb: int) -> FunctionProcess:
-        """The most recently used warm environment of that quota, else a new one that is to be started."""
+    def take(self, memory_mb: int, env: Mapping[str, str]) -> FunctionProcess:
+        """The most recently used warm environment of that quota and those variables, else a new one that is to be started."""
         for environment in reversed(self._idle):
-            if environment.memory_mb == memory_mb and environment.alive:
+            if environment.memory_mb == memory_mb and environment.env == env and environment.alive:
                 self._idle.remove(environment)
                 return environment
-        return self._make(memory_mb)
+        return self._make(memory_mb, env)
 
     def give(self, environment: FunctionProcess) -> None:
         """Keeps a fit environment for the next invocation."""

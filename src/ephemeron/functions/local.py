@@ -2,7 +2,7 @@
 
 A function gets CPU time in proportion to its memory quota, is killed above the quota and at its time limit, starts with an
 empty scratch folder and without state of earlier invocations, and is billed to the millisecond. A separate process
-(`local_daemon`) owns the functions of a run, so that they go on when the client is killed.
+(`local_daemon`) owns the functions of a run, or of all runs of a session, so that they go on when the client is killed.
 
     platform = await LocalPlatform.start(home / "runs" / run)
     invocation = await platform.invoke(call)
@@ -24,11 +24,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 
+from ephemeron.communication.channels import credentials
 from ephemeron.communication.rpc import Client
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CallTimedOut, InvocationRefused, PlatformError, ProtocolError, RemoteError
@@ -43,11 +45,12 @@ from ephemeron.functions.daemon_files import (
     SCRATCH_FOLDER,
     remove_remains,
 )
-from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams
+from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams, RunParams
 from ephemeron.functions.jsonl import Journal, follow, latest_t
 from ephemeron.functions.local_daemon_client import (
     DaemonStart,
     held,
+    join,
     reach,
     reach_or_launch,
     settings_of,
@@ -61,6 +64,8 @@ PASSED_ON = (
     "EPHEMERON_CHANNEL_*", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
 """Variables of the client's environment that functions see. All others stay with the client."""
+
+Connect: TypeAlias = Callable[[], Awaitable[tuple[Client, DaemonStatus]]]
 
 _log = logging.getLogger(__name__)
 _ERRORS = {"DaemonGone": DaemonGone, "InvocationRefused": InvocationRefused}
@@ -108,15 +113,15 @@ class LocalPlatform(Platform):
         run_dir: folder of the run; holds `events.jsonl`, `channel/`, `logs/` and, while it runs, `host.json`.
         client: connected to the daemon.
         status: the daemon's answer to `status`.
-        successor: start of the daemon that replaces a dead one; None: it is not replaced.
+        successor: reaches the daemon that replaces a dead one, and starts it; None: it is not replaced.
     """
 
     name = "local"
 
-    def __init__(
-        self, run_dir: Path, client: Client, status: DaemonStatus, successor: DaemonStart | None = None
-    ) -> None:
+    def __init__(self, run_dir: Path, client: Client, status: DaemonStatus, successor: Connect | None = None) -> None:
         self.run_dir = run_dir
+        self._shared = status.folder != run_dir
+        """The daemon hosts the functions of other runs, too."""
         self.limits = status.limits
         self.unenforced = status.unenforced
         self.host_pid = status.pid
@@ -142,6 +147,7 @@ class LocalPlatform(Platform):
         enforce: bool = True,
         restart: bool = False,
         forks: bool = True,
+        session: Path | None = None,
     ) -> LocalPlatform:
         """Starts a daemon for the run, or attaches to the living one, whose settings then hold.
 
@@ -156,18 +162,28 @@ class LocalPlatform(Platform):
                 functions die with it; the new daemon records them as lost.
             forks: where Linux allows it, fork functions from a process that has made their imports; False, or the environment
                 variable `EPHEMERON_FORKS=0`: each is a fresh process.
+            session: folder of a session: the daemon of the session hosts the run's functions, beside those of its other runs, with
+                which they share warm processes. It is started if it does not live, with these settings.
 
         Raises:
             PlatformError: the daemon does not start; says why.
         """
         run_dir = run_dir.absolute()
         run_dir.mkdir(parents=True, exist_ok=True)
+        host = run_dir if session is None else session.absolute()
+        host.mkdir(parents=True, exist_ok=True)
         settings = settings_of(
-            run_dir, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks
+            host, limits or default_limits(), idle_s=idle_s, linger_s=linger_s, enforce=enforce, forks=forks
         )  # fmt: skip
-        successor = DaemonStart(settings, _environment(env or {}))
-        client, status = await reach_or_launch(run_dir, successor)
-        return cls(run_dir, client, status, successor if restart else None)
+        variables = _environment(env or {})
+
+        async def connect() -> tuple[Client, DaemonStatus]:
+            if host == run_dir:
+                return await reach_or_launch(run_dir, DaemonStart(settings, variables))
+            return await join(host, DaemonStart(settings, _environment({})), run_dir, variables)
+
+        client, status = await connect()
+        return cls(run_dir, client, status, connect if restart else None)
 
     @classmethod
     async def attach(cls, run_dir: Path, *, restart: bool = False) -> LocalPlatform:
@@ -184,7 +200,7 @@ class LocalPlatform(Platform):
         run_dir = run_dir.absolute()
         client, status = await reach(run_dir)
         successor = DaemonStart(settings_of(run_dir, status.limits), _environment({}))
-        return cls(run_dir, client, status, successor if restart else None)
+        return cls(run_dir, client, status, (lambda: reach_or_launch(run_dir, successor)) if restart else None)
 
     @property
     def channel_base(self) -> Path:
@@ -221,7 +237,7 @@ class LocalPlatform(Platform):
 
     async def cancel_all(self, run: str) -> None:
         with contextlib.suppress(DaemonGone):
-            await self._ask("cancel_all")
+            await self._ask("cancel_all", RunParams(folder=self.run_dir))
 
     async def status(self) -> DaemonStatus:
         """The state of the daemon.
@@ -229,7 +245,8 @@ class LocalPlatform(Platform):
         Raises:
             DaemonGone: there is none.
         """
-        return build(DaemonStatus, await self._ask("status"), where="status of the daemon")
+        reply = await self._ask("status", RunParams(folder=self.run_dir))
+        return build(DaemonStatus, reply, where="status of the daemon")
 
     async def close(self) -> None:
         if self._closed:
@@ -242,10 +259,16 @@ class LocalPlatform(Platform):
     async def shutdown(self) -> None:
         """Ends all functions and the daemon, waits for their end, and detaches. A daemon that does not end is killed.
 
+        A daemon that hosts other runs lets go of this one.
+
         Raises:
             PlatformError: the daemon does not end.
         """
         self._ending = True
+        if self._shared:
+            with contextlib.suppress(DaemonGone, CallTimedOut):
+                await self._ask("leave", RunParams(folder=self.run_dir), timeout_s=_END_S)
+            return await self.close()
         with contextlib.suppress(DaemonGone, CallTimedOut):
             await self._ask("shutdown", timeout_s=_END_S)
         end = time.monotonic() + _END_S
@@ -265,7 +288,11 @@ class LocalPlatform(Platform):
         await self.close()
 
     async def _ask(
-        self, method: str, params: InvokeParams | InvocationParams | None = None, *, timeout_s: float | None = None
+        self,
+        method: str,
+        params: InvokeParams | InvocationParams | RunParams | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> Mapping[str, object]:
         if self._closed:
             raise PlatformError("this platform was closed")
@@ -334,11 +361,12 @@ class LocalPlatform(Platform):
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
 
-    async def _replace_host(self, successor: DaemonStart) -> None:
+    async def _replace_host(self, successor: Connect) -> None:
         dead = self.host_pid
         await self._client.close()
-        self._client, status = await reach_or_launch(self.run_dir, successor)
+        self._client, status = await successor()
         self.host_pid = status.pid
+        self._shared = status.folder != self.run_dir
         _log.warning("the daemon (process %d) was killed; process %d replaces it", dead, self.host_pid)
         text = f"the process that hosts the functions (pid {dead}) was killed; pid {self.host_pid} replaces it and its functions"
         self._journal.append(to_json(Note(t=latest_t(self.run_dir / EVENTS_FILE), level="warning", text=text)))
@@ -389,4 +417,4 @@ def default_memory_mb(workers: int) -> int:
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if any(fnmatch.fnmatchcase(k, pattern) for pattern in PASSED_ON)}
-    return {**kept, **extra}
+    return {**kept, **credentials.given(), **extra}

@@ -1,4 +1,5 @@
-"""The process that owns the local functions of one run, so that they outlive the client that has started them.
+"""The process that owns local functions, of one run or of all runs of a session, so that they outlive the client that has
+started them.
 
 A client may be killed: its functions train on, invoke their successors and write their events, and another client
 attaches later. The daemon ends by itself when no client is connected and no function has run for two seconds, and ends all
@@ -33,17 +34,14 @@ from ephemeron import logs
 from ephemeron.communication.rpc import Server
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, InvocationRefused, PlatformError
-from ephemeron.events import Ended, Invoked, to_json
+from ephemeron.events import Invoked, to_json
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
 from ephemeron.functions.daemon_files import (
-    CHANNEL_FOLDER,
-    EVENTS_FILE,
     HOST_FILE,
     LOCK_FILE,
     LOGS_FOLDER,
     PRIVATE,
-    SCRATCH_FOLDER,
     remove_remains,
     short_folder,
     write_private,
@@ -54,10 +52,12 @@ from ephemeron.functions.daemon_messages import (
     DaemonStatus,
     InvocationParams,
     InvokeParams,
+    OpenParams,
+    RunParams,
 )
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess, ProcessOutcome, WarmPool
-from ephemeron.functions.jsonl import Journal, quota_mb, unfinished
+from ephemeron.functions.hosted_run import HostedRun
 from ephemeron.functions.process_messages import (
     EventMessage,
     HostMessage,
@@ -83,6 +83,7 @@ class _Started:
 
     id: str
     call: Call
+    run: HostedRun
     accepted: float
     environment: FunctionProcess | None = None
     cancelled: bool = False
@@ -90,10 +91,13 @@ class _Started:
 
 
 class LocalDaemon:
-    """Runs the functions of one run.
+    """Runs the functions of one run, or of several that share warm processes.
+
+    A warm process serves runs whose functions have the same environment variables. Each run has its events, logs, scratch
+    folders and channel folder in its own folder.
 
     Args:
-        folder: of the run.
+        folder: of the run, or of the session whose runs are opened later.
         limits: beyond which calls are refused.
         enforcement: how quotas are imposed.
         idle_s: time after which a warm process is ended.
@@ -107,11 +111,15 @@ class LocalDaemon:
     ) -> None:  # fmt: skip
         self.stopping = asyncio.Event()
         self._folder = folder
+        self._own = HostedRun(folder, os.environ)
+        """Takes the calls of every run that was not opened."""
+        self._runs: dict[str, HostedRun] = {}
+        self.address: DaemonAddress | None = None
+        """Where clients reach this daemon."""
         self._limits = limits
         self._enforcement = enforcement
         self._linger_s = linger_s
         self._forks = forks
-        self._journal = Journal(folder / EVENTS_FILE)
         self._pool = WarmPool(self._make, idle_s=idle_s)
         self._started: dict[str, _Started] = {}
         self._running: dict[str, _Started] = {}
@@ -137,10 +145,14 @@ class LocalDaemon:
                 reply = await asyncio.shield(self._find(params).outcome)
             case "cancel":
                 await self._cancel([self._find(params)])
+            case "open":
+                self._open(_read(OpenParams, params))
+            case "leave":
+                await self._leave(self._hosted(params))
             case "cancel_all":
-                await self.cancel_all()
+                await self.cancel_all(self._hosted(params))
             case "status":
-                reply = self._status()
+                reply = self._status(self._hosted(params) if params else None)
             case "shutdown":
                 self.stopping.set()
             case _:
@@ -160,10 +172,10 @@ class LocalDaemon:
             self._begin(call, "duplicate")
         return first
 
-    async def cancel_all(self) -> None:
-        """Ends all invocations, also those that functions start meanwhile."""
-        while self._running:
-            await self._cancel(list(self._running.values()))
+    async def cancel_all(self, run: HostedRun | None = None) -> None:
+        """Ends all invocations, of one run or of all, also those that functions start meanwhile."""
+        while running := self._running_of(run):
+            await self._cancel(running)
 
     async def tend(self) -> None:
         """Ends idle processes, and at last the daemon itself."""
@@ -172,8 +184,9 @@ class LocalDaemon:
             await self._pool.expire()
             if self._forks is not None:
                 self._forks.reap()
-            if self._journal.problem:
-                self._journal.flush()
+            for run in (self._own, *self._runs.values()):
+                if run.journal.problem:
+                    run.journal.flush()
             if self._clients or self._running:
                 self._busy = time.monotonic()
             elif time.monotonic() - self._busy > self._linger_s:
@@ -188,42 +201,65 @@ class LocalDaemon:
         await self._pool.expire(everything=True)
         if self._forks is not None:
             await self._forks.close()
-        self._journal.flush()
-        await asyncio.to_thread(shutil.rmtree, self._folder / SCRATCH_FOLDER, ignore_errors=True)
+        for run in (self._own, *self._runs.values()):
+            await asyncio.to_thread(run.release)
 
     def close_unfinished(self) -> None:
-        """Writes the end of invocations that died with an earlier daemon, billed until the last event of the run."""
-        events = self._folder / EVENTS_FILE
-        left, latest = unfinished(events)
-        memory_mb = quota_mb(events) if left else 0
-        for event in left:
-            billed_s = math.ceil(max(0.0, latest - event.t) * 1000) / 1000
-            end = Ended(
-                t=latest, rank=event.rank, attempt=event.attempt, invocation=event.invocation, status="lost",
-                error="the process that hosts the local functions died", billed_s=billed_s, memory_mb=memory_mb,
-                gb_seconds=memory_mb / 1024 * billed_s,
-            )  # fmt: skip
-            self._journal.append(to_json(end))
+        """Writes the end of invocations that died with an earlier daemon of this folder."""
+        self._own.close_unfinished()
+
+    def _open(self, params: OpenParams) -> None:
+        """Hosts a further run. Opening it again changes nothing but the environment variables of functions started later."""
+        run = HostedRun(
+            params.folder, params.env, home=self._own.scratch
+        )  # the same for all: they share warm processes
+        known = self._runs.get(params.run)
+        if known is not None and known.folder == params.folder:
+            known.env = run.env
+            return
+        if known is not None:
+            raise PlatformError(f"run {params.run} is in {known.folder} already")
+        assert self.address is not None
+        self._own.scratch.mkdir(parents=True, exist_ok=True)
+        run.acquire(self.address)
+        self._runs[params.run] = run
+        _log.info("hosts run %s, too", params.run)
+
+    async def _leave(self, run: HostedRun) -> None:
+        """Ends the functions of a run that was opened, and lets go of it."""
+        await self.cancel_all(run)
+        for name, known in list(self._runs.items()):
+            if known is run:
+                del self._runs[name]
+                await asyncio.to_thread(run.release)
+
+    def _hosted(self, params: Mapping[str, object]) -> HostedRun:
+        folder = _read(RunParams, params).folder
+        return next((run for run in self._runs.values() if run.folder == folder), self._own)
+
+    def _running_of(self, run: HostedRun | None) -> list[_Started]:
+        return [s for s in self._running.values() if run is None or s.run is run]
 
     def _begin(self, call: Call, reason: Reason) -> str:
         if len(self._running) >= self._limits.concurrency:
             raise InvocationRefused(
                 f"{len(self._running)} functions run already; the limit of concurrency is {self._limits.concurrency}"
             )
-        started = _Started(id=secrets.token_hex(6), call=call, accepted=time.monotonic())
+        run = self._runs.get(call.run, self._own)
+        started = _Started(id=secrets.token_hex(6), call=call, run=run, accepted=time.monotonic())
         self._started[started.id] = self._running[started.id] = started
         invoked = Invoked(
             t=self._t(call), rank=call.rank, attempt=call.attempt, invocation=started.id, reason=reason
         )  # fmt: skip
-        self._journal.append(to_json(invoked))
+        run.journal.append(to_json(invoked))
         with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
             _log.info("invocation %s (%s) is accepted", started.id, reason)
             self._in_background(self._run(started))
         return started.id
 
     async def _run(self, started: _Started) -> None:
-        scratch = self._folder / SCRATCH_FOLDER / started.id
-        environment = started.environment = self._pool.take(started.call.memory_mb)
+        scratch = started.run.scratch / started.id
+        environment = started.environment = self._pool.take(started.call.memory_mb, started.run.env)
         reply: InvocationReply | None = None
         try:
             scratch.mkdir(parents=True)
@@ -236,7 +272,7 @@ class LocalDaemon:
             ended = ProcessOutcome(status="cancelled", error="cancelled")
         outcome = self._outcome(started, ended)
         _log.info("invocation %s has ended: %s, billed %g s", started.id, outcome.status, outcome.billed_s)
-        self._journal.append(to_json(ended_event(started.call, started.id, outcome, t=self._t(started.call))))
+        started.run.journal.append(to_json(ended_event(started.call, started.id, outcome, t=self._t(started.call))))
         fit = environment.fit(reply)
         if fit:
             self._pool.give(environment)
@@ -254,13 +290,13 @@ class LocalDaemon:
         call = started.call
         message = InvokeMessage(
             call=call, invocation=started.id, origin=self._origin(call), lifetime_s=call.lifetime_s,
-            vcpus=self._limits.vcpus(call.memory_mb), scratch=str(scratch), base=str(self._folder / CHANNEL_FOLDER),
-            cold=environment.cold, log=str(self._folder / LOGS_FOLDER / f"{started.id}.txt"),
+            vcpus=self._limits.vcpus(call.memory_mb), scratch=str(scratch), base=str(started.run.channel),
+            cold=environment.cold, log=str(started.run.logs / f"{started.id}.txt"),
         )  # fmt: skip
 
         def on_message(received: EventMessage | InvokeSuccessor) -> None:
             if isinstance(received, EventMessage):
-                self._journal.append(received.line)
+                started.run.journal.append(received.line)
             else:
                 environment.send(self._answer(received))
 
@@ -308,19 +344,17 @@ class LocalDaemon:
             raise PlatformError(f"this host knows no invocation {invocation!r}")
         return self._started[invocation]
 
-    def _status(self) -> DaemonStatus:
+    def _status(self, run: HostedRun | None) -> DaemonStatus:
         return DaemonStatus(
-            pid=os.getpid(), limits=self._limits, enforcement=self._enforcement.kind,
+            pid=os.getpid(), folder=self._folder, limits=self._limits, enforcement=self._enforcement.kind,
             unenforced=tuple(self._enforcement.unenforced),
-            running={s.id: s.environment.pid if s.environment else 0 for s in self._running.values()},
+            running={s.id: s.environment.pid if s.environment else 0 for s in self._running_of(run)},
             warm=len(self._pool), fork_servers=tuple(self._forks.pids if self._forks else ()),
-            problem=self._journal.problem,
+            problem=(run or self._own).journal.problem,
         )  # fmt: skip
 
-    def _make(self, memory_mb: int) -> FunctionProcess:
+    def _make(self, memory_mb: int, env: Mapping[str, str]) -> FunctionProcess:
         self._environments += 1
-        scratch = self._folder / SCRATCH_FOLDER
-        env = {**os.environ, "HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
         return FunctionProcess(
             self._enforcement, self._environments, memory_mb=memory_mb, vcpus=self._limits.vcpus(memory_mb),
             env=env, folder=self._folder, forks=self._forks,
@@ -366,7 +400,8 @@ async def serve(settings: DaemonSettings, ready: Callable[[], None]) -> None:
     with tempfile.TemporaryDirectory(prefix=PRIVATE, dir=short_folder()) as private:
         socket_path = os.path.join(private, "host")
         await server.listen_unix(socket_path)
-        write_private(folder / HOST_FILE, DaemonAddress(pid=os.getpid(), socket=socket_path, token=token))
+        daemon.address = DaemonAddress(pid=os.getpid(), socket=socket_path, token=token)
+        write_private(folder / HOST_FILE, daemon.address)
         tending = asyncio.create_task(daemon.tend())
         try:
             ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -20,7 +21,7 @@ from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, JobError, PlatformError, ProtocolError, RemoteError, TokenRefused
 from ephemeron.functions.base import Limits
 from ephemeron.functions.daemon_files import HOST_FILE, address_in
-from ephemeron.functions.daemon_messages import DaemonSettings, DaemonStatus
+from ephemeron.functions.daemon_messages import DaemonSettings, DaemonStatus, OpenParams
 
 START_S = 60.0
 """Longest start of a daemon, and longest silence of one that is asked for its status."""
@@ -93,6 +94,31 @@ async def reach_or_launch(run_dir: Path, wanted: DaemonStart) -> tuple[Client, D
                 await asyncio.sleep(0.05)
         if time.monotonic() > end:
             raise PlatformError(f"the host of the functions in {run_dir} starts but cannot be reached")
+
+
+async def join(
+    session: Path, wanted: DaemonStart, run_dir: Path, variables: Mapping[str, str]
+) -> tuple[Client, DaemonStatus]:
+    """A connection to the daemon that hosts a run: the run's own if it lives, else that of the session, which takes the run on.
+
+    Args:
+        session: folder of the session.
+        wanted: its daemon, if it has to be started.
+        run_dir: folder of the run.
+        variables: environment of its functions.
+
+    Raises:
+        PlatformError: it does not start, cannot be reached, or another one hosts the run.
+    """
+    with contextlib.suppress(DaemonGone):
+        return await reach(run_dir)
+    client, status = await reach_or_launch(session, wanted)
+    try:
+        await client.call("open", plain(OpenParams(run=run_dir.name, folder=run_dir, env=variables)))
+    except (RemoteError, ConnectionError) as e:
+        await client.close()
+        raise PlatformError(f"the daemon of {session} does not take the run in {run_dir} on: {e}") from e
+    return client, status
 
 
 async def launch(settings: DaemonSettings, env: Mapping[str, str]) -> str:

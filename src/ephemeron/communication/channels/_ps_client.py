@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +27,7 @@ from ephemeron.communication.channels._ps_messages import (
     ReduceParams,
 )
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Traits
-from ephemeron.communication.channels.credentials import public_address
+from ephemeron.communication.channels.credentials import public_address, variable
 from ephemeron.communication.channels.reduction import SupportsReduction, Vector
 from ephemeron.communication.rpc import Client
 from ephemeron.config.typed import build
@@ -72,7 +71,7 @@ class ParameterServerChannel(Channel, SupportsReduction):
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         self.url, secrets = public_address(url)
-        self._token = token or secrets.get(TOKEN) or os.environ.get(TOKEN, "")
+        self._token = token or secrets.get(TOKEN) or variable(TOKEN) or ""
         self._servers = [_Remote(host, port) for host, port in _addresses(self.url)]
         if not self._token:
             raise JobError(f"no token for {self.url}", remedy=f"set {TOKEN} to what its servers were started with")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -25,7 +24,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ephemeron.communication.channels._buffers import joined
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Traits
-from ephemeron.communication.channels.credentials import public_address
+from ephemeron.communication.channels.credentials import public_address, variable
 from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.communication.channels.tls import authority, explain_tls, is_refused
 from ephemeron.errors import (
@@ -184,8 +183,8 @@ def _connect(host: str, port: int, database: int, secrets: dict[str, str], tls: 
         host=host,
         port=port,
         db=database,
-        username=secrets.get("EPHEMERON_CHANNEL_USER") or os.environ.get("EPHEMERON_CHANNEL_USER"),
-        password=secrets.get("EPHEMERON_CHANNEL_PASSWORD") or os.environ.get("EPHEMERON_CHANNEL_PASSWORD"),
+        username=secrets.get("EPHEMERON_CHANNEL_USER") or variable("EPHEMERON_CHANNEL_USER"),
+        password=secrets.get("EPHEMERON_CHANNEL_PASSWORD") or variable("EPHEMERON_CHANNEL_PASSWORD"),
         socket_timeout=None,
         socket_connect_timeout=_CONNECT_S,
         socket_keepalive=True,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 _ENV = {
@@ -14,6 +16,8 @@ _ENV = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
 }
+
+_GIVEN: ContextVar[Mapping[str, str]] = ContextVar("ephemeron_channel_variables", default=MappingProxyType({}))
 
 
 def public_address(address: str) -> tuple[str, dict[str, str]]:
@@ -40,15 +44,23 @@ def public_address(address: str) -> tuple[str, dict[str, str]]:
 
 
 @contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets variables, such as those of `public_address`, for this process only while it needs them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Gives variables, such as those of `public_address`, to the channels that this task and its children open inside.
+
+    The environment of the process does not change: other runs in it have other variables.
+    """
+    token = _GIVEN.set({**_GIVEN.get(), **variables})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _GIVEN.reset(token)
+
+
+def given() -> Mapping[str, str]:
+    """Variables of all `environment`s around the caller."""
+    return _GIVEN.get()
+
+
+def variable(name: str) -> str | None:
+    """Value of a variable: from `environment`, else from the environment of the process."""
+    return _GIVEN.get().get(name) or os.environ.get(name)

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from ephemeron.communication.channels.credentials import given
 from ephemeron.errors import ChannelRefused, ChannelThrottled, ChannelUnreachable, JobError
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
+    from obstore.store import AzureConfig, ClientConfig, ObjectStore, RetryConfig, S3Config
 
 # Time limits of a request: refused connections fail within half a second, a silent host within ten, a stalled transfer
 # within a minute. Shorter read times would cut uploads, during which nothing is read.
@@ -53,8 +54,14 @@ def cloud_store(url: str) -> ObjectStore:
     try:
         if parts.scheme == "s3":
             return _s3(parts.netloc, prefix)
-        store = GCSStore if parts.scheme == "gs" else AzureStore
-        return store(parts.netloc, prefix=prefix, retry_config=_RETRY, client_options=_CLIENT)
+        if parts.scheme == "az":
+            own: AzureConfig = {}
+            if name := given().get("AZURE_STORAGE_ACCOUNT_NAME"):
+                own["account_name"] = name
+            if key := given().get("AZURE_STORAGE_ACCOUNT_KEY"):
+                own["account_key"] = key
+            return AzureStore(parts.netloc, prefix=prefix, config=own, retry_config=_RETRY, client_options=_CLIENT)
+        return GCSStore(parts.netloc, prefix=prefix, retry_config=_RETRY, client_options=_CLIENT)
     except Exception as e:
         raise JobError(f"{url} cannot be opened: {explain(e)}") from e
 
@@ -64,6 +71,10 @@ def _s3(bucket: str, prefix: str | None) -> ObjectStore:
     endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("AWS_ENDPOINT")
     config: S3Config = {}
     client = _CLIENT
+    if key_id := given().get("AWS_ACCESS_KEY_ID"):  # obstore reads variables of the process by itself
+        config["access_key_id"] = key_id
+    if secret := given().get("AWS_SECRET_ACCESS_KEY"):
+        config["secret_access_key"] = secret
     if "AWS_UNSIGNED_PAYLOAD" not in env:
         # The wire format has its own checksum, and hashing every byte costs more than sending it.
         config["unsigned_payload"] = True
