@@ -117,3 +117,16 @@ def test_a_channel_with_a_key_signs_and_refuses():
                 await refused
 
     asyncio.run(go())
+
+
+def test_a_channel_may_sign_everything():
+    async def go():
+        store = MemoryChannel()
+        mine = RunChannel(store, owner="client", signing=KEY, signs=lambda key: True)
+        await mine.put("run.tasks/log-1", [b"a pickle"], create=True)
+        assert bytes(await mine.fetch("run.tasks/log-1")) == b"a pickle"
+        other = RunChannel(store, owner="other", signing=SigningKey.new(), signs=lambda key: True)
+        with pytest.raises(SignatureRefused, match="does not match"):
+            await other.fetch("run.tasks/log-1")
+
+    asyncio.run(go())

@@ -26,16 +26,18 @@ class RunChannel(Framed):
         drops: injected faults; see `Faulty`.
         damaged: see `Framed`.
         run: that has been launched; its specification is there as long as the run is.
-        signing: key of the run, with which objects of the kinds in `keys.SIGNED` are signed and verified; None: for a
-            party that reads and writes none of these.
+        signing: key of the run, with which its objects are signed and verified; None: for a party that reads and writes
+            none that are signed.
+        signs: whether the object of a key is signed; of a run's own, the kinds in `keys.SIGNED`.
     """
 
     def __init__(
         self, channel: Channel, *, owner: str, retry: RetryPolicy | None = None, told: Callable[[Outage], None] = lambda outage: None,
         latest: float = float("inf"), drops: Callable[[str], bool] | None = None,
         damaged: Callable[[CorruptMessage], None] = lambda error: None, run: str = "", signing: SigningKey | None = None,
+        signs: Callable[[str], bool] = is_signed,
     ) -> None:  # fmt: skip
-        self._run, self._signing = run, signing
+        self._run, self._signing, self._signs = run, signing, signs
         self.meter = Metered(channel if drops is None else Faulty(channel, drops=drops))
         self.retrying = Retrying(
             self.meter, policy=retry or RetryPolicy(), rng=random.Random(owner), told=told, latest=latest
@@ -43,7 +45,7 @@ class RunChannel(Framed):
         super().__init__(self.retrying, owner=owner, damaged=damaged)
 
     async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
-        if self._signing is not None and is_signed(key):
+        if self._signing is not None and self._signs(key):
             buffers = self._signing.signed(buffers, name=key)
         await super().put(key, buffers, create=create)
 
@@ -52,7 +54,7 @@ class RunChannel(Framed):
         return data if data is None else self._verified(data, key)
 
     def _verified(self, data: memoryview, key: str) -> memoryview:
-        if self._signing is None or not is_signed(key):
+        if self._signing is None or not self._signs(key):
             return data
         return self._signing.verified(data, name=key)
 
