@@ -11,6 +11,8 @@ from ephemeron.training.job import Configuration, Simulation
 
 MERGING_FROM = 3_000_000
 """First seed of schedules in which functions merge their evaluations."""
+BARRIERS_FROM = 4_000_000
+"""First seed of schedules under HSP: several epochs, after which half of them merge their evaluations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class Schedule:
     seed: int
     configuration: Configuration
     iterations: int
+    epochs: int = 1
+    """They share the iterations equally."""
     world: Simulation
     faults: tuple[str, ...]
     late_puts: float
@@ -36,14 +40,16 @@ class Schedule:
 
     @property
     def merges_evaluations(self) -> bool:
-        """True if functions merge their evaluations every three iterations."""
+        """True if functions merge their evaluations: every three iterations, under HSP at the end of each epoch."""
         c = self.configuration
+        if c.sync == "hsp":
+            return self.seed % 2 == 1
         return self.seed >= MERGING_FROM and c.sync in ("bsp", "hap") and c.pattern != "parameter-server"
 
     @property
     def counts(self) -> bool:
         """True if contributions are counted; otherwise weights are compared."""
-        return self.configuration.sync.startswith(("ssp", "asp"))
+        return self.configuration.sync.startswith(("ssp", "asp", "hsp"))
 
     @property
     def peer_timeout_s(self) -> float:
@@ -59,7 +65,8 @@ class Schedule:
 
 def schedule(seed: int) -> Schedule:
     """Schedule of a seed."""
-    s, rng = without_store_faults(seed), random.Random(f"store/{seed}")
+    s = without_store_faults(seed) if seed < BARRIERS_FROM else with_barriers(seed)
+    rng = random.Random(f"store/{seed}")
     c = s.configuration
     again = (
         c.sync in ("bsp", "hap") and c.pattern != "parameter-server" and c.workers > 1
@@ -67,6 +74,16 @@ def schedule(seed: int) -> Schedule:
     damaged = (rng.randrange(c.workers), rng.randrange(s.iterations)) if rng.random() < 0.2 and again else None
     return dataclasses.replace(
         s, failing=rng.choice([0.0, 0.0, 0.01, 0.03]), torn=rng.choice([0.0, 0.0, 0.02]), damaged=damaged
+    )
+
+
+def with_barriers(seed: int) -> Schedule:
+    """Schedule of a seed under HSP, with faults of functions and late puts only."""
+    s, rng = without_store_faults(seed), random.Random(f"epochs/{seed}")
+    c = dataclasses.replace(s.configuration, pattern="k-reduce", sync="hsp", channel="memory")
+    epochs = rng.randint(2, 4)
+    return dataclasses.replace(
+        s, configuration=c, epochs=epochs, iterations=epochs * max(1, round(s.iterations / epochs))
     )
 
 

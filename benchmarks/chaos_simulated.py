@@ -5,7 +5,7 @@
 A schedule is a pure function of its seed: a pattern, a protocol, a number of functions and the faults. Invariants:
 
 - the run ends, with a client that supervises and without one;
-- every rank uses each contribution exactly once (ASP, SSP), or the weights are those of the undisturbed run (BSP, HAP);
+- every rank uses each contribution exactly once (ASP, SSP, HSP), or the weights are those of the undisturbed run (BSP, HAP);
 - the number of invocations is at most the number of ranks, plus one for each invocation that reaches its function timeout, plus
   one for each fault;
 - no object is left in the channel except the result and the specification.
@@ -87,11 +87,11 @@ def simulate(s: Schedule) -> Outcome:
     """Runs a schedule."""
     spec = RunSpec(
         run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
-        configuration=s.configuration, epochs=1, seed=1, dtype="float32",
-        samples=16 * s.configuration.workers * s.iterations, prices=load_prices("objects"), faults=s.faults,
+        configuration=s.configuration, epochs=s.epochs, seed=1, dtype="float32",
+        samples=16 * s.configuration.workers * s.iterations // s.epochs, prices=load_prices("objects"), faults=s.faults,
         trainer="counting" if s.counts else "synthetic", trainer_options={} if s.counts else {"elements": ELEMENTS},
         cold_start_s=s.world.cold_start_s,
-        options=TrainingOptions(evaluate_every="3 steps" if s.merges_evaluations else "1 epoch"),
+        options=TrainingOptions(evaluate_every="3 steps" if s.merges_evaluations and s.epochs == 1 else "1 epoch"),
         shares_evaluations=s.merges_evaluations,
     )  # fmt: skip
     prepared = Prepared(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from benchmarks.chaos_schedules import MERGING_FROM, schedule, without_store_faults
+from benchmarks.chaos_schedules import BARRIERS_FROM, MERGING_FROM, schedule, without_store_faults
 from benchmarks.chaos_simulated import check, run, simulate
 
 from ephemeron.events import Ended, FaultFired, Invoked
@@ -170,3 +170,13 @@ def test_a_rank_that_waits_before_an_evaluation_is_not_replaced_for_what_it_wait
 @pytest.mark.parametrize("first", range(MERGING_FROM + 1000, MERGING_FROM + 1040, 10))
 def test_merged_evaluations_survive_what_everything_else_survives(first):
     assert {seed: run(seed) for seed in range(first, first + 10) if run(seed)} == {}
+
+
+@pytest.mark.parametrize("first", range(BARRIERS_FROM, BARRIERS_FROM + 40, 10))
+def test_barriers_survive_what_everything_else_survives(first):
+    assert {seed: found for seed in range(first, first + 10) if (found := run(seed))} == {}
+
+
+@pytest.mark.parametrize("seed", [4001235, 4001449])
+def test_a_rank_that_lacks_a_lost_version_at_a_barrier_is_not_replaced_for_it(seed):
+    assert run(seed) == []

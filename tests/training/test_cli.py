@@ -81,7 +81,7 @@ def test_no_runs(home):
         ("does not exist", ["train", "/no/such/job.toml"]),
         ("workers = 0 should be at least 1", ["train", JOB, "--workers", "0"]),
         ("more than workers", ["train", JOB, "--aggregators", "9"]),
-        ("use bsp, hap, asp or ssp:N", ["train", JOB, "--sync", "sometimes"]),
+        ("use bsp, hap, hsp, asp or ssp:N", ["train", JOB, "--sync", "sometimes"]),
         ("binding limit: max_global_batch", ["train", JOB, "--batch-size", "500"]),
         ("binding limit: lifetime", ["train", JOB, "--function-timeout-s", "5000"]),
         ("there is no rank 9", ["train", JOB, "--fault", "kill:rank=9,iteration=1"]),

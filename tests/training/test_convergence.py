@@ -47,7 +47,7 @@ def test_gradients_at_stale_parameters_do_harm_where_provisional_steps_do_not(ac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["ssp:3", "asp"])
+@pytest.mark.parametrize("sync", ["ssp:3", "asp", "hsp"])
 def test_asynchronous_protocols_learn(sync, accuracy):
     """Staleness asks for smaller steps."""
     assert accuracy(sync, 0, lr=0.02) > 0.93

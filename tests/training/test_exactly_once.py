@@ -32,13 +32,17 @@ def count(seed: int, *, sync: str, kills: int = 0, pattern: str = "k-reduce", **
     return run, wrong or off
 
 
-@pytest.mark.parametrize(("sync", "pattern"), [("asp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")])
+@pytest.mark.parametrize(
+    ("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")]
+)
 def test_stragglers(sync, pattern):
     wrong = {seed: off for seed in range(30) if (off := count(seed, sync=sync, pattern=pattern)[1])}
     assert not wrong
 
 
-@pytest.mark.parametrize(("sync", "pattern"), [("asp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")])
+@pytest.mark.parametrize(
+    ("sync", "pattern"), [("asp", "k-reduce"), ("hsp", "k-reduce"), ("ssp:2", "k-reduce"), ("ssp:2", "pipelined")]
+)
 def test_kills(sync, pattern):
     fired, wrong = 0, {}
     for seed in range(30):
@@ -50,7 +54,7 @@ def test_kills(sync, pattern):
     assert fired > 20
 
 
-@pytest.mark.parametrize("sync", ["asp", "ssp:0", "ssp:2"])
+@pytest.mark.parametrize("sync", ["asp", "hsp", "ssp:0", "ssp:2"])
 @pytest.mark.parametrize(
     "how", [{"function_timeout_s": 4.0}, {"faults": ["kill:rank=0,iteration=7,phase=compute"]}], ids=str
 )

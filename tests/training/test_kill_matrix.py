@@ -81,7 +81,7 @@ def test_two_die_at_once_and_a_replacement_dies_too(undisturbed):
 
 
 @pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize("sync", ["bsp", "hap", "ssp:2", "asp"])
+@pytest.mark.parametrize("sync", ["bsp", "hap", "ssp:2", "asp", "hsp"])
 def test_a_call_is_delivered_twice(sync, rank, undisturbed):
     run = synthetic(faults=[f"duplicate:rank={rank}"], sync=sync, **SETTINGS)
     assert [e.outcome for e in run.of(Ended)].count("duplicate") == 1
@@ -111,7 +111,7 @@ def test_a_slow_function_changes_nothing(undisturbed):
     assert run.trigger.ledger.ended_at > synthetic(**SETTINGS).trigger.ledger.ended_at
 
 
-@pytest.mark.parametrize("sync", ["bsp", "hap", "ssp:2", "asp"])
+@pytest.mark.parametrize("sync", ["bsp", "hap", "ssp:2", "asp", "hsp"])
 def test_five_lifetimes_in_a_row(sync, undisturbed):
     world = dataclasses.replace(WORLD, cold_start_s=0.05)
     run = synthetic(function_timeout_s=3.0, sync=sync, world=world, **SETTINGS)
@@ -134,7 +134,7 @@ def test_a_successor_s_predecessor_dies_before_it_hands_over(undisturbed):
     assert run.sha == undisturbed()
 
 
-@pytest.mark.parametrize("sync", ["ssp:0", "ssp:3", "asp"])
+@pytest.mark.parametrize("sync", ["ssp:0", "ssp:3", "asp", "hsp"])
 @pytest.mark.parametrize("phase", ["compute", "upload", "aggregate"])
 def test_asynchronous_runs_end_too(sync, phase):
     for rank in range(4):

@@ -120,7 +120,9 @@ def _output_options(command: F) -> F:
 )
 @click.option("--pattern", type=click.Choice(PATTERNS), help="Pattern of the reduction.  [default: k-reduce]")
 @click.option(
-    "--sync", metavar="PROTOCOL", help="bsp, hap (FasDL: non-aggregators one step stale), ssp:N or asp.  [default: bsp]"
+    "--sync",
+    metavar="PROTOCOL",
+    help="bsp, hap (FasDL: non-aggregators one step stale), hsp (SIREN: asp with a barrier per epoch), ssp:N or asp.  [default: bsp]",
 )
 @click.option("--workers", type=int, help="W: number of functions.  [default: 4]")
 @click.option(

@@ -61,7 +61,7 @@ def test_what_a_pattern_says_of_its_aggregators(pattern, workers, given_k, k):
         ({"pattern": "ring"}, ["pattern = 'ring'", "k-reduce"]),
         ({"exchange": "weights"}, ["exchange = 'weights'", "parameters"]),
         ({"compression": "zip"}, ["compression = 'zip'", "bf16"]),
-        ({"sync": "bps"}, ["sync = 'bps'", "bsp, hap, asp or ssp:N"]),
+        ({"sync": "bps"}, ["sync = 'bps'", "bsp, hap, hsp, asp or ssp:N"]),
     ],
     ids=str,
 )
@@ -73,7 +73,7 @@ def test_contradictions_and_bad_values_are_refused(values, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "parsed"), [("bsp", ("bsp", 0)), ("hap", ("hap", 0)), ("asp", ("asp", 0)), ("ssp:0", ("ssp", 0)), ("ssp:12", ("ssp", 12))]
+    ("text", "parsed"), [("bsp", ("bsp", 0)), ("hap", ("hap", 0)), ("asp", ("asp", 0)), ("hsp", ("hsp", 0)), ("ssp:0", ("ssp", 0)), ("ssp:12", ("ssp", 12))]
 )  # fmt: skip
 def test_protocols(text, parsed):
     assert sync_name(text) == parsed
@@ -83,7 +83,7 @@ def test_protocols(text, parsed):
     "text", ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:²", "ssp:1:2", "bsp:0", "asp:", "BSP", " bsp"]
 )
 def test_no_protocols(text):
-    with pytest.raises(JobError, match=r"sync = .* is not known; use bsp, hap, asp or ssp:N"):
+    with pytest.raises(JobError, match=r"sync = .* is not known; use bsp, hap, hsp, asp or ssp:N"):
         sync_name(text)
 
 
@@ -92,7 +92,7 @@ configurations = st.builds(
     pattern=st.sampled_from(PATTERNS),
     exchange=st.sampled_from(EXCHANGES),
     compression=st.sampled_from(COMPRESSIONS),
-    sync=st.sampled_from(["bsp", "hap", "asp", "ssp:2"]),
+    sync=st.sampled_from(["bsp", "hap", "hsp", "asp", "ssp:2"]),
     workers=st.integers(1, 9),
     aggregators=st.integers(0, 9),
     batch_size=st.integers(1, 50),

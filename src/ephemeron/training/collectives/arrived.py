@@ -1,7 +1,8 @@
-"""K-REDUCE for ASP: a version holds the contributions that have arrived, and the last version holds the rest.
+"""K-REDUCE for ASP and HSP: a version holds the contributions that have arrived, and the last one before a barrier holds the rest.
 
 Every contribution is folded into exactly one version of each shard, whichever functions die: see `chain`. A peer that is silent
-for long is suspected although no rank waits for it, because the last version will have to wait.
+for long is suspected although no rank waits for it, because the last version will have to wait. Barriers are the end of the run
+and, under HSP, the ends of epochs.
 """
 
 from __future__ import annotations
@@ -38,15 +39,20 @@ class ArrivedStallSearch(StallSearch):
         self._read = read
 
     async def contribution(self, iteration: int, rank: int, key: str) -> StalledPeers:
+        barrier = iteration - iteration % self.g.policy.barrier_every
+        lost = await self.first_lost(rank, barrier)  # without it that rank is still before the barrier
+        if lost is not None:
+            return StalledPeers(lost, [self.g.rank])
         return StalledPeers(iteration, [rank], [key])
 
     async def merged(self, version: int, chunk: Chunk) -> StalledPeers:
-        if version < self.g.iterations - 1:
+        barrier = self.g.policy.barrier_after(version, self.g.iterations)
+        if version < barrier - 1:
             return await self.owner(version, chunk)
         read = self._read.get(chunk.label, (0,) * self.g.world)
         sent = set(await self.g.channel.list(self.g.keys.exchanged))
         missing = [
-            (t, r) for r in range(self.g.world) for t in range(read[r], self.g.iterations)
+            (t, r) for r in range(self.g.world) for t in range(read[r], barrier)
             if r != chunk.owner and self.g.keys.contribution(t, r, chunk.label) not in sent
         ]  # fmt: skip
         first = min((t for t, _ in missing), default=version)
@@ -101,9 +107,10 @@ class ArrivedReduce(KReduce):
         total = ChunkSum()
         self._add(total, *self._own.pop((version, chunk.index)))
         chain.folded[rank] = version + 1
-        wait = bound is not None or version == self.g.iterations - 1
+        barrier = self.g.policy.barrier_after(version, self.g.iterations)
+        wait = bound is not None or version == barrier - 1
         for other in range(self.g.world):
-            until = self.g.iterations if bound is None else bound[other]
+            until = barrier if bound is None else min(bound[other], barrier)
             while other != rank and chain.folded[other] < until:
                 found = await self._arrived(chain.folded[other], other, chunk, wait=wait)
                 if found is None:

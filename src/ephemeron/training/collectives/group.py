@@ -84,7 +84,7 @@ class Group:
     attempt: int = 0
     compression: str = "none"
     iterations: int = 1 << 40
-    """Iterations of the whole run: the last one of an asynchronous run waits for all ranks."""
+    """Iterations of the whole run: the last one of an asynchronous run waits for all ranks, as does the last one before a barrier."""
     status: ReductionStatus = field(default_factory=ReductionStatus)
     trace: Trace = field(default_factory=NoTrace)
     poll_worth_s: float = 0.1

@@ -10,6 +10,10 @@ some contributions must have been folded in:
 | HAP    | aggregators exactly t, others exactly t−1  | all of v (FasDL, section 3.2.2) |
 | SSP(s) | at least t−s, newer ones if they exist | all of v (Ho et al. 2013) |
 | ASP    | those that exist                           | those that have arrived |
+| HSP    | those of earlier epochs, newer ones if they exist | those that have arrived; the last of an epoch: all of the epoch |
+
+HSP is the hybrid synchronous parallel protocol of SIREN (survey, section 2.3): ASP within an epoch, a barrier at its end, where all ranks
+have applied the same versions in the same order, so that their parameters are equal bit for bit.
 
 Under BSP and HAP every step is determined, so two runs are bit-identical. HAP's staleness is exactly one for
 non-aggregators and zero for aggregators. Under SSP the fastest worker is at most s iterations ahead.
@@ -37,6 +41,8 @@ class Policy:
     """The allowed staleness is also the actual one: newer versions are not applied early."""
     waits_for_all: bool
     """A version holds every rank's contribution of its iteration."""
+    barrier_every: int = UNBOUNDED
+    """Iterations between barriers, before which all versions have to be applied; the end of the run is one in any case."""
 
     def staleness(self, *, aggregator: bool) -> int:
         """Allowed staleness of a role."""
@@ -44,7 +50,17 @@ class Policy:
 
     def must_have_applied(self, iteration: int, *, aggregator: bool) -> int:
         """Number of versions that have to be applied before `iteration` may be computed."""
-        return max(0, iteration - self.staleness(aggregator=aggregator))
+        return max(
+            iteration // self.barrier_every * self.barrier_every, iteration - self.staleness(aggregator=aggregator)
+        )
+
+    def is_barrier(self, iteration: int) -> bool:
+        """Whether every rank waits for all versions before `iteration` is computed, which it need not before others."""
+        return iteration > 0 and iteration % self.barrier_every == 0
+
+    def barrier_after(self, version: int, iterations: int) -> int:
+        """First barrier after a version: the iteration before which it has to be applied, at most `iterations`."""
+        return min(iterations, (version // self.barrier_every + 1) * self.barrier_every)
 
     def may_apply(self, applied: int, iteration: int, *, aggregator: bool) -> bool:
         """Whether version `applied` (the next one) may be applied before computing `iteration`."""
@@ -58,18 +74,23 @@ class Policy:
         return self.exact and self.waits_for_all
 
 
-def policy_for(text: str) -> Policy:
-    """The policy named `bsp`, `hap`, `asp` or `ssp:N`.
+def policy_for(text: str, *, epoch_length: int = UNBOUNDED) -> Policy:
+    """The policy named `bsp`, `hap`, `hsp`, `asp` or `ssp:N`.
+
+    Args:
+        text: the name.
+        epoch_length: iterations of an epoch, after which `hsp` has its barriers.
 
     Raises:
         JobError: no such protocol.
     """
     name, bound = sync_name(text)
-    lag = {"bsp": 0, "hap": 0, "ssp": bound, "asp": UNBOUNDED}[name]
+    lag = {"bsp": 0, "hap": 0, "ssp": bound, "asp": UNBOUNDED, "hsp": UNBOUNDED}[name]
     return Policy(
         name=text,
         aggregator_staleness=lag,
         other_staleness=1 if name == "hap" else lag,
         exact=name in ("bsp", "hap"),
-        waits_for_all=name != "asp",
+        waits_for_all=name not in ("asp", "hsp"),
+        barrier_every=epoch_length if name == "hsp" else UNBOUNDED,
     )

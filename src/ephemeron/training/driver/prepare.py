@@ -65,9 +65,10 @@ def refuse_contradictions(c: Configuration) -> None:
     """
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"
-    if server and sync == "hap":
+    if server and sync in ("hap", "hsp"):
         raise JobError(
-            "sync 'hap' needs aggregating workers, pattern 'parameter-server' has none", remedy="use bsp, ssp:N or asp"
+            f"sync '{sync}' needs aggregating workers, pattern 'parameter-server' has none",
+            remedy="use bsp, ssp:N or asp",
         )
     if server and c.compression != "none":
         raise JobError(
@@ -80,14 +81,14 @@ def refuse_contradictions(c: Configuration) -> None:
         )
     if c.stages > 1:
         _refuse_with_stages(c, sync)
-    if c.pattern == "pipelined" and sync == "asp":
+    if c.pattern == "pipelined" and sync in ("asp", "hsp"):
         raise JobError(
-            "pattern 'pipelined' needs every contribution of an iteration, sync 'asp' does not wait",
+            f"pattern 'pipelined' needs every contribution of an iteration, sync '{sync}' does not wait",
             remedy="use k-reduce",
         )
-    if sync == "asp" and c.exchange == "parameters":
+    if sync in ("asp", "hsp") and c.exchange == "parameters":
         raise JobError(
-            "exchange 'parameters' under 'asp' would undo what others did", remedy="use exchange 'gradients'"
+            f"exchange 'parameters' under '{sync}' would undo what others did", remedy="use exchange 'gradients'"
         )
     if c.compression == "int8" and c.exchange == "parameters":
         raise JobError(
@@ -127,10 +128,18 @@ def _refuse_program_with_stages(job: Job) -> None:
 def _refuse_decisions(spec: RunSpec) -> None:
     """Refuses merged evaluations where ranks do not come to them together."""
     sync, _ = sync_name(spec.configuration.sync)
-    if spec.shares_evaluations and sync in ("ssp", "asp"):
+    if not spec.shares_evaluations or sync in ("bsp", "hap"):
+        return
+    what = "early_stopping, keep_best, monitored schedulers and metrics that are no means"
+    if sync != "hsp":
         raise JobError(
-            f"early_stopping, keep_best, monitored schedulers and metrics that are no means need sync bsp or hap, not {spec.configuration.sync}",
-            remedy="use --sync bsp or hap",
+            f"{what} need sync bsp, hap or hsp, not {spec.configuration.sync}", remedy="use --sync bsp, hap or hsp"
+        )
+    if spec.evaluation_interval % spec.split.iterations:
+        raise JobError(
+            f"{what} under sync hsp need evaluations at the ends of epochs, where ranks meet, not every "
+            f"{spec.options.evaluate_every}",
+            remedy='say evaluate_every = "1 epoch"',
         )
 
 
@@ -192,9 +201,9 @@ def prepare(
         tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations)
     spec = dataclasses.replace(spec, shares_evaluations=tried.shares_evaluations)
     _refuse_decisions(spec)
-    if tried.takes_turns and configuration.sync == "asp":
+    if tried.takes_turns and configuration.sync in ("asp", "hsp"):
         raise JobError(
-            "optimisers that take turns need versions of one iteration each, which sync 'asp' does not have",
+            f"optimisers that take turns need versions of one iteration each, which sync '{configuration.sync}' does not have",
             remedy="use --sync bsp",
         )
     model_bytes, copies = tried.model_bytes, tried.optimizer_copies

@@ -28,7 +28,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Mode = Literal["min", "max"]
 Staleness = Literal["auto", "none"]
-SyncName = Literal["bsp", "ssp", "asp", "hap"]
+SyncName = Literal["bsp", "ssp", "asp", "hap", "hsp"]
 
 PLATFORMS: tuple[str, ...] = get_args(PlatformName)
 PATTERNS: tuple[str, ...] = get_args(Pattern)
@@ -46,7 +46,7 @@ _OrDefault = Annotated[int, AtLeast(0)]
 _EVERY = Form(r"[1-9][0-9]{0,14} (steps?|epochs?)", "N steps or N epochs, such as '100 steps' or '1 epoch'")
 EpochsFactor: TypeAlias = Annotated[float, AtLeast(1)]
 """Epochs that a protocol needs, divided by those of BSP."""
-_SYNC = Form(r"bsp|hap|asp|ssp:[0-9]+", "bsp, hap, asp or ssp:N with N ≥ 0")
+_SYNC = Form(r"bsp|hap|hsp|asp|ssp:[0-9]+", "bsp, hap, hsp, asp or ssp:N with N ≥ 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Configuration(Typed):
     pattern: Pattern = "k-reduce"
     """Pattern of the reduction of contributions."""
     sync: Annotated[str, _SYNC] = "bsp"
-    """Synchronisation protocol: `bsp`, `ssp:N`, `asp`, `hap`."""
+    """Synchronisation protocol: `bsp`, `ssp:N`, `asp`, `hap`, `hsp`."""
     workers: Count = 4
     """W: number of functions."""
     aggregators: _OrDefault = 0
@@ -291,7 +291,7 @@ class TrainingOptions(Typed):
     keep_last: _OrDefault = 0
     """Number of latest evaluations whose weights are kept, as files beside the result."""
     staleness: Staleness = "auto"
-    """`auto`: under HAP, SSP and ASP, gradients are computed after provisional steps with the rank's own gradients that are not
+    """`auto`: under HAP, SSP, ASP and HSP, gradients are computed after provisional steps with the rank's own gradients that are not
     merged yet; `none`: at the stale parameters."""
     device: Device = "auto"
     """Device on which functions compute; `auto`: an accelerator if the function has one."""

@@ -95,7 +95,8 @@ class TrainingLoop:
         self.t = self.first = started.iteration
         self.replaying = started.replaying
         # A rank alone waits for no other and runs ahead of no other: every protocol is BSP.
-        self.policy = policy_for(self.configuration.sync if self.configuration.group > 1 else "bsp")
+        sync = self.configuration.sync if self.configuration.group > 1 else "bsp"
+        self.policy = policy_for(sync, epoch_length=self.split.iterations)
         self.collective = self._make_collective()
         if self.collective.self_paced:
             self.policy = policy_for("bsp")
@@ -133,10 +134,13 @@ class TrainingLoop:
             background.start("predecessor", lifecycle.delete_predecessor_objects())
         if self.invocation.rank == 0 or self.collective.self_paced:
             background.start("control", lifecycle.watch_control())
+        handed_off_waiting = self.status.applied < self._must_have_applied()  # the predecessor has not evaluated
         while True:
             await self._catch_up()
             self._emit_progress()
-            if self.spec.evaluates_at(self.t) and (self.t > self.first or self.t == self.iterations):
+            if self.spec.evaluates_at(self.t) and (
+                self.t > self.first or self.t == self.iterations or handed_off_waiting
+            ):
                 await self._evaluate()
             if self.t == self.iterations:
                 break
@@ -189,21 +193,32 @@ class TrainingLoop:
 
     async def _catch_up(self) -> None:
         """Applies the versions that the policy demands before iteration `t`, and those that it allows."""
-        aggregator = self.step.member < self.configuration.aggregators
-        last = self.t == self.iterations
-        must = self.t if last else self.policy.must_have_applied(self.t, aggregator=aggregator)
+        must = self._must_have_applied()
+        barrier = self.t == self.iterations or self.policy.is_barrier(self.t)
         while self.status.applied < must:
             await self._apply()
-            if last and self.status.applied < must and self.lifecycle.must_hand_off():
-                # A rank that may run ahead waits for several versions at the end, each as long as an iteration.
-                self._emit_progress()
-                await self._hand_off()
+            if barrier and self.status.applied < must:
+                # A rank that may run ahead waits for several versions at a barrier, each as long as an iteration.
+                if self.stopping:
+                    await self._stop()
+                if self.lifecycle.must_hand_off():
+                    self._emit_progress()
+                    await self._hand_off()
         if not self.policy.exact:
-            while self._may_apply(aggregator) and await self.collective.poll(self.status.applied):
+            while self._may_apply() and await self.collective.poll(self.status.applied):
                 await self._apply()
 
-    def _may_apply(self, aggregator: bool) -> bool:
-        return self.policy.may_apply(self.status.applied, self.t, aggregator=aggregator)
+    def _must_have_applied(self) -> int:
+        if self.t == self.iterations:
+            return self.t
+        return self.policy.must_have_applied(self.t, aggregator=self._aggregates)
+
+    def _may_apply(self) -> bool:
+        return self.policy.may_apply(self.status.applied, self.t, aggregator=self._aggregates)
+
+    @property
+    def _aggregates(self) -> bool:
+        return self.step.member < self.configuration.aggregators
 
     async def _apply(self) -> None:
         version = self.status.applied

@@ -176,7 +176,7 @@ def test_quotas_between_measured_ones_are_interpolated():
     assert one == pytest.approx(list(seconds))
 
 
-@pytest.mark.parametrize("sync", ["asp", "ssp:0", "ssp:3"])
+@pytest.mark.parametrize("sync", ["asp", "hsp", "ssp:0", "ssp:3"])
 def test_protocols_without_a_model_are_not_taken_for_bsp(sync):
     """How long iterations of ASP and SSP take depends on which contributions happen to arrive in time."""
     with pytest.raises(JobError, match="cannot be predicted") as refused:
