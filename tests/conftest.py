@@ -17,7 +17,7 @@ from servers import ServerProcess, answers_on, free_port, start_parameter_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes with two threads each wait for each other, spinning
 
-for kit in ("channel_contract", "platform_contract", "training_matrix", "training_world"):
+for kit in ("channel_contract", "platform_contract", "task_queue_contract", "training_matrix", "training_world"):
     pytest.register_assert_rewrite(f"ephemeron.testing.{kit}")
 
 settings.register_profile("ephemeron", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,0 +1,125 @@
+"""The ports `TaskQueue` and `ResultReader`, implemented by objects of any channel and by Redis or Valkey."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec
+
+
+class ResultReader(ABC):
+    """One reader's position in the results of a queue."""
+
+    @abstractmethod
+    async def read(self) -> list[TaskResult]:
+        """Final results that this reader has not seen, each task once. Does not wait for any."""
+
+
+class TaskQueue(ABC):
+    """Tasks, in batches that are leased, and their results.
+
+    Contract, held by `ephemeron.testing.TaskQueueContract` for every implementation:
+
+    - a batch is published whole or not at all; the same batch published twice is one batch.
+    - every task gets exactly one final result, however often it runs, and all readers see the same one. It is decided by
+      the first `complete` that records it, not by who holds the lease.
+    - a batch leaves the queue only after each of its tasks has a final result that is stored.
+    - a lease ends when its owner has not renewed it for `lease_s`; then another `take` gets its unfinished tasks. An
+      owner that is late can still record results that are not there yet.
+    - a task that failed `max_tries` times is dead, with the error and traceback of the last try. So is one that was the
+      first without a result each time when executors vanished.
+    - the tasks of an edge are released when all its inputs are recorded as `ok`, and are run again by nobody once they
+      have a result; if an input dies or is cancelled, they are dead.
+
+    One object serves one owner and one event loop. All methods raise `ChannelUnreachable` when the store does not answer.
+    """
+
+    owner: str
+    """Name of this process, unlike every other's at this queue."""
+    lease_s: float
+    """Seconds without renewal after which a lease ends. The same for all users of a queue."""
+
+    @abstractmethod
+    async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
+        """Adds one batch and returns its name, which depends on its content and order alone.
+
+        Args:
+            tasks: at least one; they are leased together, so they should take a second or so in all.
+            order: batches of lower order are taken first, roughly; 0 to 99,999,999.
+
+        Raises:
+            JobError: no task, two of one id, or an id that is no name.
+        """
+
+    @abstractmethod
+    async def connect(self, edge: TaskEdge) -> None:
+        """Adds an edge. To be called before tasks that name it are published; the same edge twice is one edge.
+
+        Raises:
+            JobError: as `publish`.
+        """
+
+    @abstractmethod
+    async def take(self, n: int) -> list[TaskLease]:
+        """Leases batches until they hold `n` tasks, or no more are ready. Never waits for any."""
+
+    @abstractmethod
+    async def renew(self, leases: Sequence[TaskLease]) -> list[TaskLease]:
+        """Prolongs leases by `lease_s` from now. Returns those that are lost: their batch is another owner's, or complete."""
+
+    @abstractmethod
+    async def complete(self, lease: TaskLease, results: Sequence[TaskResult]) -> list[TaskResult]:
+        """Records results; on return they are stored. Releases edges, and removes the batch if it is complete.
+
+        Args:
+            lease: of their batch; it may be lost.
+            results: `ok` or `failed`. The last allowed failed try is recorded as `dead`.
+
+        Returns:
+            The results as recorded; without those of tasks that had a final result already.
+        """
+
+    @abstractmethod
+    async def release(self, lease: TaskLease) -> None:
+        """Gives a lease back, so that others may take the rest of its tasks at once. Harmless if it is lost or complete."""
+
+    @abstractmethod
+    async def cancel(self, batch: str, ids: Iterable[str]) -> list[str]:
+        """Records tasks as cancelled unless they have a final result. Their executor may still run them.
+
+        Returns:
+            Ids that are cancelled now, or were before.
+        """
+
+    @abstractmethod
+    async def depth(self) -> QueueDepth:
+        """What is in the queue."""
+
+    @abstractmethod
+    async def announce(self, executor: str, *, gone: bool = False) -> None:
+        """Counts an executor in `depth().executors` for `lease_s` from now, or no longer."""
+
+    @abstractmethod
+    async def count(self, counter: str, member: str, amount: int = 1) -> int:
+        """Sets the amount of a member of a counter, once and for all, and returns the sum over its members."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Marks the queue closed: executors end when it is empty."""
+
+    @abstractmethod
+    def reader(self) -> ResultReader:
+        """A reader from the first result on."""
+
+    @abstractmethod
+    async def clear(self) -> None:
+        """Removes everything of this queue from the store, results stored under its own keys included."""
+
+    async def close(self) -> None:
+        """Lets go of connections that this object opened."""
+
+    async def publish_all(self, tasks: Sequence[TaskSpec], *, per_batch: int, order: int = 0) -> list[str]:
+        """Publishes tasks in batches of `per_batch`, in their order, and returns the batches' names."""
+        parts = [tasks[at : at + per_batch] for at in range(0, len(tasks), per_batch)]
+        return [await self.publish(part, order=order + n) for n, part in enumerate(parts)]

@@ -1,0 +1,65 @@
+"""The contract of `TaskQueue`, for each of its implementations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ephemeron.communication.channels import MemoryChannel, open_channel
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.functions.simulation import virtual_time
+from ephemeron.functions.tasks import ObjectQueue
+from ephemeron.testing.task_queue_contract import Open, TaskQueueContract
+
+numbers = itertools.count()
+
+
+class TestInMemory(TaskQueueContract):
+    lease_s = 30.0
+    test_timeout_s = 100_000.0
+
+    def loop(self, main: Coroutine[Any, Any, None]) -> None:
+        virtual_time.run(main)
+
+    @asynccontextmanager
+    async def world(self) -> AsyncIterator[Open]:
+        channel = MemoryChannel()
+        yield lambda owner: ObjectQueue(channel, "q", owner=owner, lease_s=self.lease_s)
+        assert not channel.objects
+
+
+class TestInMemoryFramed(TestInMemory):
+    @asynccontextmanager
+    async def world(self) -> AsyncIterator[Open]:
+        channel = MemoryChannel()
+        yield lambda owner: ObjectQueue(RunChannel(channel, owner=owner), "q", owner=owner, lease_s=self.lease_s)
+        assert not channel.objects
+
+
+class TestInAFolder(TaskQueueContract):
+    @pytest.fixture(autouse=True)
+    def _where(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    @asynccontextmanager
+    async def world(self) -> AsyncIterator[Open]:
+        async with open_channel("folder", base=self.folder) as channel:
+            yield lambda owner: ObjectQueue(channel, "q", owner=owner, lease_s=self.lease_s)
+
+
+class TestInACache(TaskQueueContract):
+    @pytest.fixture(autouse=True)
+    def _where(self, valkey_server: Any) -> None:
+        self.address = valkey_server.address
+
+    @asynccontextmanager
+    async def world(self) -> AsyncIterator[Open]:
+        name = f"q{next(numbers)}"
+        async with open_channel(self.address) as channel:
+            yield lambda owner: ObjectQueue(channel, name, owner=owner, lease_s=self.lease_s)
+            assert await channel.list(f"{name}.") == []
