@@ -47,7 +47,6 @@ from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Job, Simulation, Target
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.tensors import digest
-from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
 
 LIMIT_S = 150.0
@@ -153,7 +152,7 @@ def expected(spec: RunSpec) -> str:
     )
 
     async def main() -> str:
-        platform = SimulatedPlatform(Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}), run_worker, limits=Limits())
+        platform = SimulatedPlatform(Simulation(compute={"a": 50.0, "b": 4.0, "m": 0.0}), limits=Limits())
         clock = asyncio.get_running_loop().time
         trigger = RunDriver(platform, platform.store, calm, channel_address="memory", clock=clock)
         await trigger.launch(_prepared(calm))
@@ -252,7 +251,7 @@ class _World:
         s, run_dir = self.s, self.folder / self.spec.run_id
         step_s = random.Random(s.seed).uniform(-s.skew_s, s.skew_s)
         env = {
-            "EPHEMERON_ENTRY": "benchmarks.chaos_function:run", "EPHEMERON_PRELOAD": "ephemeron.training.worker.loop",
+            "EPHEMERON_ENTRIES": "worker=benchmarks.chaos_function:run", "EPHEMERON_PRELOAD": "ephemeron.training.worker.loop",
             "PYTHONPATH": str(ROOT), chaos_function.SKEW_S: str(s.skew_s), chaos_function.STEP_S: str(s.step_s),
             chaos_function.SEED: str(s.seed),
         }  # fmt: skip

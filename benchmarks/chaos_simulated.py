@@ -59,6 +59,8 @@ from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, Job, Simulation, Target, TrainingOptions, parse_fault
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.request import WorkerRequest
+from ephemeron.training.worker.result import WorkerResult
 from ephemeron.training.worker.spec import RunSpec
 
 MOST_S = 100_000.0
@@ -103,10 +105,10 @@ def simulate(s: Schedule) -> Outcome:
     async def go() -> Outcome:
         troubles = Troubles(s)
 
-        async def function(ctx: Context) -> dict[str, Any]:
-            return await run_worker(troubles.around(ctx))
+        async def function(ctx: Context, request: WorkerRequest) -> WorkerResult:
+            return await run_worker(troubles.around(ctx), request)
 
-        platform = SimulatedPlatform(s.world, function, seed=s.seed, limits=Limits())
+        platform = SimulatedPlatform(s.world, entries={"worker": function}, seed=s.seed, limits=Limits())
         store: Any = platform.store
         client = FlakyChannel(store, lambda operation, key: troubles.decide(-1, operation, key))
         trigger = RunDriver(

@@ -22,7 +22,7 @@ from ephemeron.units import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMORY_MB = 256
-ENTRY = {"EPHEMERON_ENTRY": "benchmarks.platform_functions:dispatch", "EPHEMERON_PRELOAD": ""}
+ENTRY = {"EPHEMERON_ENTRIES": "start=benchmarks.platform_functions:run_start", "EPHEMERON_PRELOAD": ""}
 PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 EVERY_S = 0.1
 """Seconds between reports here; in a cloud functions report every 5 s."""

@@ -43,7 +43,7 @@ class Round:
         """Seconds from the call until its code ran."""
         asked = time.time()
         call = Call(run=self.run, rank=rank, attempt=attempt, memory_mb=MEMORY_MB, lifetime_s=60.0, channel=self.channel,
-                    request=request)  # fmt: skip
+                    entry="start", request=request)  # fmt: skip
         outcome = await (await self.platform.invoke(call)).wait()
         if outcome.status != "ok":
             raise RuntimeError(f"{self.platform.name}: {outcome.status}: {outcome.error}")

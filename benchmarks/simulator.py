@@ -30,7 +30,6 @@ from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Configuration, Simulation, Target
 from ephemeron.training.planner.prices import load_prices
-from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
 
 BATCH = 16
@@ -131,7 +130,7 @@ async def simulate(
         configuration=configuration, epochs=1, seed=1, dtype="float32", samples=BATCH * workers * iterations,
         prices=load_prices("objects"), trainer="synthetic",
     )  # fmt: skip
-    platform = SimulatedPlatform(WORLD, run_worker)
+    platform = SimulatedPlatform(WORLD)
     store: MemoryChannel = platform.store  # type: ignore[assignment]
     trigger = RunDriver(
         platform, store, spec, channel_address="memory", clock=asyncio.get_running_loop().time, on_event=lambda e: None

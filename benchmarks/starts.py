@@ -36,8 +36,8 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 SIDES = ("fresh", "forked", "bare fork", "import torch")
 _BARE = """
 import os, sys, time
-from ephemeron.functions.function_main import prepare_entry
-prepare_entry()
+from ephemeron.functions.entries import preload
+preload()
 for _ in sys.stdin:
     wall, cpu = time.perf_counter(), time.process_time()
     pid = os.fork()

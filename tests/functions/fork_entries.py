@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ if "IMPORT_ARRIVED" in os.environ:
         time.sleep(0.01)
 
 
-async def dispatch(context: Context) -> dict[str, Any]:
-    out: dict[str, Any] = await globals()[context.call.request["entry"]](context)
+async def dispatch(context: Context, request: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = await globals()[request["function"]](context)
     return {"pid": os.getpid(), "parent": os.getppid(), "imported_by": IMPORTED_BY, "cold": context.cold, **out}
 
 

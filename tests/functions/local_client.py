@@ -19,7 +19,7 @@ async def main() -> None:
     )
     call = Call(
         run="a run", rank=0, attempt=0, memory_mb=256, lifetime_s=60, channel="folder", origin=time.time(),
-        request={"entry": "hold"},
+        entry="test", request={"function": "hold"},
     )  # fmt: skip
     await platform.invoke(call)
     async for event in platform.events("a run"):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from ephemeron.events import Note
@@ -16,8 +17,8 @@ from ephemeron.functions.context import Context
 from ephemeron.units import MIB
 
 
-async def dispatch(context: Context) -> dict[str, Any]:
-    out: dict[str, Any] = await globals()[context.call.request["entry"]](context)
+async def dispatch(context: Context, request: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = await globals()[request["function"]](context)
     return out
 
 

@@ -25,7 +25,7 @@ from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.local import LocalPlatform
 
 HERE = Path(__file__).parent
-ENV = {"EPHEMERON_PRELOAD": "", "EPHEMERON_ENTRY": "fork_entries:dispatch", "PYTHONPATH": str(HERE)}
+ENV = {"EPHEMERON_PRELOAD": "fork_entries", "EPHEMERON_ENTRIES": "test=fork_entries:dispatch", "PYTHONPATH": str(HERE)}
 LIMITS = Limits(memory_max_mb=4096)
 
 Scenario: TypeAlias = Callable[[LocalPlatform], Coroutine[Any, Any, None]]
@@ -81,7 +81,7 @@ def test_random_states_are_a_functions_own_and_pytorch_computes(folder: Path) ->
         assert len({number for v in values for number in v["drawn"]}) == 9
         assert {(v["threads"], v["sum"]) for v in values} == {(1, 512.0**3)}
 
-    run(folder, scenario, env={**ENV, "EPHEMERON_PRELOAD": "numpy.random,torch"})
+    run(folder, scenario, env={**ENV, "EPHEMERON_PRELOAD": "fork_entries,numpy.random,torch"})
 
 
 def test_functions_share_no_descriptors(folder: Path) -> None:
@@ -270,7 +270,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 def test_a_fork_server_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
-    env = {**os.environ, "EPHEMERON_ENTRY": "json:dumps"}
+    env = {**os.environ, "EPHEMERON_PRELOAD": ""}
     done = subprocess.run(
         [sys.executable, "-c", _SILENT, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60, check=False
     )
@@ -297,7 +297,7 @@ def logged(folder: Path) -> list[str]:
 def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:
     fields: dict[str, Any] = {"rank": 0, "attempt": 0, "memory_mb": 256, "lifetime_s": 60.0, "channel": "folder"}
     given = {key: changes.pop(key, value) for key, value in fields.items()}
-    return Call(run="a run", origin=time.time(), request={"entry": entry, **changes}, **given)
+    return Call(run="a run", origin=time.time(), entry="test", request={"function": entry, **changes}, **given)
 
 
 async def outcome(platform: LocalPlatform, entry: str, **changes: Any) -> Outcome:

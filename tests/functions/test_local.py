@@ -27,9 +27,10 @@ from ephemeron.functions.cgroups import PERIOD_US, detect
 from ephemeron.functions.daemon_messages import InvocationParams
 from ephemeron.functions.local import LocalPlatform, default_limits, default_memory_mb
 from ephemeron.testing.platform_contract import PlatformContract
+from ephemeron.testing.platform_entries import declaration
 
 HERE = Path(__file__).parent
-ENV = {"EPHEMERON_PRELOAD": "", "EPHEMERON_ENTRY": "local_entries:dispatch", "PYTHONPATH": str(HERE)}
+ENV = {"EPHEMERON_PRELOAD": "", "EPHEMERON_ENTRIES": "test=local_entries:dispatch", "PYTHONPATH": str(HERE)}
 LIMITS = Limits(memory_max_mb=4096)
 
 Scenario: TypeAlias = Callable[[LocalPlatform], Coroutine[Any, Any, None]]
@@ -46,7 +47,7 @@ class TestContract(PlatformContract):
 
     @asynccontextmanager
     async def open(self, limits: Limits) -> AsyncIterator[Platform]:
-        env = {"EPHEMERON_PRELOAD": "", "EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch"}
+        env = {"EPHEMERON_PRELOAD": "", "EPHEMERON_ENTRIES": declaration()}
         platform = await LocalPlatform.start(self.folder, limits=limits, env=env, enforce=self.enforce)
         try:
             yield platform
@@ -116,7 +117,7 @@ def test_a_function_that_cannot_be_imported_fails(folder: Path) -> None:
         assert failed.status == "error"
         assert failed.error.startswith("ModuleNotFoundError: No module named 'nowhere'")
 
-    run(folder, scenario, env={**ENV, "EPHEMERON_ENTRY": "nowhere:at_all"})
+    run(folder, scenario, env={**ENV, "EPHEMERON_ENTRIES": "test=nowhere:at_all"})
 
 
 def test_a_warm_process_is_reused_and_remembers_nothing(folder: Path) -> None:
@@ -418,7 +419,7 @@ def call(platform: LocalPlatform, entry: str, **changes: Any) -> Call:
         "rank": 0, "attempt": 0, "memory_mb": 256, "lifetime_s": 60.0, "channel": "folder", "duplicate": False,
     }  # fmt: skip
     given = {key: changes.pop(key, value) for key, value in fields.items()}
-    return Call(run="a run", origin=time.time(), request={"entry": entry, **changes}, **given)
+    return Call(run="a run", origin=time.time(), entry="test", request={"function": entry, **changes}, **given)
 
 
 async def outcome(platform: LocalPlatform, entry: str, **changes: Any) -> Outcome:

@@ -12,7 +12,14 @@ from ephemeron.functions import process_messages as messages
 from ephemeron.functions.base import Call
 
 CALL = Call(
-    run="r", rank=1, attempt=0, memory_mb=256, lifetime_s=60.0, channel="folder", request={"entry": "echo", "n": [1]}
+    run="r",
+    rank=1,
+    attempt=0,
+    memory_mb=256,
+    lifetime_s=60.0,
+    channel="folder",
+    entry="echo",
+    request={"n": [1]},
 )
 OF_HOST = [
     messages.Start(),

@@ -19,7 +19,6 @@ from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.job import Target
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.tensors import digest
-from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
 
 Store = dict[str, bytes]
@@ -99,7 +98,7 @@ def execute(
     rng = random.Random(f"{shape}/{target}/{damage.__name__ if damage else ''}")
 
     async def go() -> tuple[str, str]:
-        platform = SimulatedPlatform(WORLD, run_worker, seed=1, limits=Limits())
+        platform = SimulatedPlatform(WORLD, seed=1, limits=Limits())
         store = platform.store
         publish, fetch, get = store.publish, store.fetch, store.get
         once: dict[str, bytes] = {}

@@ -19,11 +19,11 @@ from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import RunFailed, SignatureRefused, UserError
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.context import Context, ThreadCompute
+from ephemeron.functions.entries import serve
 from ephemeron.training.driver import configure, resume, train
 from ephemeron.training.driver.prepare import prepare
 from ephemeron.training.job import JobLimits, Target
 from ephemeron.training.planner.prices import load_prices
-from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.request import WorkerRequest
 
 KEYS = Keys("run")
@@ -46,7 +46,7 @@ async def function(channel: Channel, key: SigningKey, scratch: Path, *, attempt:
     )  # fmt: skip
     (scratch / str(attempt)).mkdir(parents=True)
     try:
-        return await run_worker(ctx)
+        return await serve(ctx)
     finally:
         compute.close()
 

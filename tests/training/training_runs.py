@@ -20,7 +20,6 @@ from ephemeron.training.driver.prepare import Prepared, prepare
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
 from ephemeron.training.planner.prices import load_prices
-from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.spec import RunSpec
 
 CODE = Path(__file__).parent / "code"
@@ -88,7 +87,7 @@ def simulate(
     events: list[Event] = []
 
     async def go() -> Run:
-        platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, limits=Limits())
+        platform = SimulatedPlatform(world, seed=prepared.spec.seed, limits=Limits())
         loop, store, most = asyncio.get_running_loop(), platform.store, 0
         publish = store.publish
 

@@ -50,6 +50,8 @@ class Call:
     lifetime_s: float
     channel: str
     """Address of the channel, without credentials."""
+    entry: str = "worker"
+    """Kind of work: a name of `functions.entries`."""
     reason: Reason = "start"
     origin: float = 0.0
     """Unix time of the run's t = 0; in the simulator, virtual time. 0 on the local platform: the start of its daemon."""
@@ -59,7 +61,7 @@ class Call:
     """Key of the run, by which its functions recognise its objects (`communication.signing`). It is never stored or logged.
     Empty: the function executes nothing from the channel."""
     request: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of the function's own code, which reads them as a dataclass (`config.typed.build`)."""
+    """Arguments of the entry, which gets them as its own dataclass."""
 
     def to_payload(self) -> dict[str, object]:
         """The call as plain JSON."""
@@ -125,7 +127,7 @@ class Platform(ABC):
         """Starts a function.
 
         Raises:
-            InvocationRefused: payload, memory, lifetime or concurrency is beyond the limits.
+            InvocationRefused: payload, memory, lifetime or concurrency is beyond the limits, or there is no such entry.
         """
 
     @abstractmethod

@@ -27,9 +27,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Literal
 
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _PROT_READ, _PROT_WRITE = 1, 2
@@ -58,21 +56,21 @@ class Pages:
     writable: bool
 
 
-def serve_forks(control: socket.socket, prepare: Callable[[], T]) -> tuple[socket.socket, list[Pages], T]:
+def serve_forks(control: socket.socket, prepare: Callable[[], None]) -> tuple[socket.socket, list[Pages]]:
     """Forks a process for each request, until the host closes the connection; returns in these processes only.
 
     Args:
         control: the server's connection to the host.
         prepare: makes the imports.
 
-    Returns: the function's connection to the host, the pages for `take_over`, and the result of `prepare`.
+    Returns: the function's connection to the host, and the pages for `take_over`.
 
     Raises:
         Exception: any error of `prepare`, after the host was told.
         OSError: this kernel cannot copy pages in advance (Linux can since 5.14); the host was told.
     """
     try:
-        prepared = prepare()
+        prepare()
         libc = _libc()
         _try_to_populate(libc)
         libc.fflush(None)  # or each function would write the rest of the server's output
@@ -92,7 +90,7 @@ def serve_forks(control: socket.socket, prepare: Callable[[], T]) -> tuple[socke
             for fd in (1, 2):
                 os.dup2(log, fd)
             os.close(log)
-            return socket.socket(fileno=connection), pages, prepared
+            return socket.socket(fileno=connection), pages
         for fd in descriptors:
             os.close(fd)
         _send(control, reply)

@@ -6,17 +6,14 @@ output belongs to the user's code. The cold start is the time between `Start`, w
 its memory quota, and `Ready`: imports, or taking over the memory of the process it was forked from. Two threads serve the
 socket, so that an event costs the function one queue entry, however slow the host is.
 
-Environment variables: `EPHEMERON_ENTRY` names the code to run (`module:function`, an async function from `Context`
-to a JSON object), `EPHEMERON_PRELOAD` the modules imported in advance (modules that are not installed are skipped).
+Each call names its code (`entries`). The environment variable `EPHEMERON_PRELOAD` names the modules imported in advance.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import itertools
-import json
 import logging
 import os
 import queue
@@ -25,13 +22,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from ephemeron import logs
 from ephemeron.errors import CorruptMessage, InvocationRefused
 from ephemeron.events import Event, to_json
+from ephemeron.functions import entries
 from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context, ThreadCompute
 from ephemeron.functions.failure import failure
@@ -55,10 +53,6 @@ from ephemeron.functions.process_messages import (
 )
 from ephemeron.functions.process_reset import ProcessSnapshot
 
-DEFAULT_ENTRY = "ephemeron.training.worker.loop:run_worker"
-DEFAULT_PRELOAD = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer"
-
-Entry: TypeAlias = Callable[[Context], Awaitable[Mapping[str, object]]]
 _Accepted: TypeAlias = "asyncio.Future[None]"
 
 _log = logging.getLogger("ephemeron.functions.function_main")  # this module runs as `__main__`
@@ -157,64 +151,47 @@ def main() -> None:
     _die_with_parent(host)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
-    if sys.argv[3:] == ["forks"]:
-        line, entry = _forked(sock, host)
-    else:
-        line, entry = _fresh(sock)
+    line = _forked(sock, host) if sys.argv[3:] == ["forks"] else _fresh(sock)
     line.send(Ready(pid=os.getpid()))
     while True:
         message = line.calls.get()
         if isinstance(message, InvokeMessage):
             with logs.context(run=message.call.run, rank=message.call.rank, attempt=message.call.attempt):
-                _serve(line, entry, message)
+                _serve(line, message)
             gc.collect()
 
 
-def _fresh(sock: socket.socket) -> tuple[HostLine, Entry]:
+def _fresh(sock: socket.socket) -> HostLine:
     line = HostLine(sock)
     line.calls.get()
     try:
-        entry = _prepare()
+        _prepare()
     except Exception as e:  # noqa: BLE001 - any exception of an import is the function's failure
         error, trace = failure(e)
         line.send(StartFailed(error=error, traceback=trace))
         line.flush()
         sys.exit(1)
-    return line, entry
+    return line
 
 
-def _forked(control: socket.socket, host: int) -> tuple[HostLine, Entry]:
+def _forked(control: socket.socket, host: int) -> HostLine:
     """Serves forks; returns in the processes that are functions."""
-    sock, pages, entry = serve_forks(control, _prepare)
+    sock, pages = serve_forks(control, _prepare)
     del sys.argv[3:]
     line = HostLine(sock)
     line.calls.get()
     _die_with_parent(host)
     take_over(pages)
-    return line, entry
+    return line
 
 
-def _prepare() -> Entry:
-    entry = prepare_entry()
+def _prepare() -> None:
+    entries.preload()
     gc.collect()
     gc.freeze()  # imports stay: traversing PyTorch after every invocation would take 0.3 s
-    return entry
 
 
-def prepare_entry() -> Entry:
-    """Imports the modules in `EPHEMERON_PRELOAD` and the code in `EPHEMERON_ENTRY`."""
-    for name in filter(None, os.environ.get("EPHEMERON_PRELOAD", DEFAULT_PRELOAD).split(",")):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as e:
-            if e.name is None or not f"{name}.".startswith(f"{e.name}."):
-                raise
-    module, _, function = os.environ.get("EPHEMERON_ENTRY", DEFAULT_ENTRY).partition(":")
-    entry: Entry = getattr(importlib.import_module(module), function)
-    return entry
-
-
-def _serve(line: HostLine, entry: Entry, message: InvokeMessage) -> None:
+def _serve(line: HostLine, message: InvokeMessage) -> None:
     scratch = Path(message.scratch).resolve()
     before = ProcessSnapshot(scratch)
     line.send(Running())
@@ -223,8 +200,7 @@ def _serve(line: HostLine, entry: Entry, message: InvokeMessage) -> None:
     with printed_to(None if message.log is None else Path(message.log)):
         _log.debug("invocation %s begins", message.invocation)
         try:
-            value = asyncio.run(_handle(line, entry, message, scratch))
-            check_value(value)
+            value = asyncio.run(_handle(line, message, scratch))
         except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - the user's
             raised = failure(e)
             sys.stderr.write(raised[1])
@@ -238,14 +214,7 @@ def _serve(line: HostLine, entry: Entry, message: InvokeMessage) -> None:
         line.send(Raised(error=raised[0], traceback=raised[1], reusable=reusable))
 
 
-def check_value(value: object) -> None:
-    """Raises `TypeError` or `ValueError` unless a function's result is a JSON object."""
-    if not isinstance(value, dict):
-        raise TypeError(f"a function returns a dict, not {type(value).__name__}")
-    json.dumps(value)
-
-
-async def _handle(line: HostLine, entry: Entry, message: InvokeMessage, scratch: Path) -> Mapping[str, object]:
+async def _handle(line: HostLine, message: InvokeMessage, scratch: Path) -> Mapping[str, object]:
     from ephemeron.communication.channels.address import open_channel
 
     loop = asyncio.get_running_loop()
@@ -264,7 +233,7 @@ async def _handle(line: HostLine, entry: Entry, message: InvokeMessage, scratch:
     try:
         with warnings_emitted(emit, lambda: time.time() - message.origin):
             async with open_channel(call.channel, base=Path(message.base)) as channel:
-                return await entry(
+                return await entries.serve(
                     Context(
                         call=call,
                         invocation=message.invocation,

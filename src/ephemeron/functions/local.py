@@ -61,7 +61,7 @@ from ephemeron.units import MIB
 
 PASSED_ON = (
     "PATH", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "AWS_*", "GOOGLE_*", "AZURE_*",
-    "EPHEMERON_CHANNEL_*", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
+    "EPHEMERON_CHANNEL_*", "EPHEMERON_ENTRIES", "EPHEMERON_LOG_LEVEL", "EPHEMERON_LOG_FORMAT", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
 """Variables of the client's environment that functions see. All others stay with the client."""
 

@@ -55,6 +55,7 @@ from ephemeron.functions.daemon_messages import (
     OpenParams,
     RunParams,
 )
+from ephemeron.functions.entries import check_entry, known
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess, ProcessOutcome, WarmPool
 from ephemeron.functions.hosted_run import HostedRun
@@ -163,8 +164,9 @@ class LocalDaemon:
         """Accepts a call and starts it, twice if it asks for a duplicate.
 
         Raises:
-            InvocationRefused: memory, lifetime, payload or concurrency is beyond the limits.
+            InvocationRefused: memory, lifetime, payload or concurrency is beyond the limits, or there is no such entry.
         """
+        check_entry(call.entry, known(self._runs.get(call.run, self._own).env))
         check_call(call, self._limits)
         twice, call = call.duplicate, dataclasses.replace(call, duplicate=False)
         first = self._begin(call, call.reason)

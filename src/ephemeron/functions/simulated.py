@@ -16,7 +16,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -28,6 +28,7 @@ from ephemeron.errors import InvocationRefused
 from ephemeron.events import Event, Invoked, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, Reason, ended_event
 from ephemeron.functions.context import Context
+from ephemeron.functions.entries import Entry, check_entry, known, serve
 from ephemeron.functions.failure import failure
 from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
@@ -35,8 +36,6 @@ from ephemeron.functions.world import Simulation
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-Entry = Callable[[Context], Awaitable[Mapping[str, object]]]
-
 
 MEASURED = (
     "computing is measured as CPU seconds of one thread of this machine, scaled by each function's CPU share; "
@@ -69,7 +68,7 @@ class SimulatedPlatform(Platform):
 
     Args:
         world: latencies, bandwidth, start times, compute.
-        entry: code of a function.
+        entries: added to those of `functions.entries`, or in their place.
         limits: of the cloud.
         seed: of stragglers.
         log: file to which events are appended as JSON lines.
@@ -82,9 +81,15 @@ class SimulatedPlatform(Platform):
     )
 
     def __init__(
-        self, world: Simulation, entry: Entry, *, limits: Limits | None = None, seed: int = 0, log: Path | None = None
+        self,
+        world: Simulation,
+        *,
+        entries: Mapping[str, Entry] | None = None,
+        limits: Limits | None = None,
+        seed: int = 0,
+        log: Path | None = None,
     ) -> None:
-        self.world, self.entry, self.seed = world, entry, seed
+        self.world, self.entries, self.seed = world, entries or {}, seed
         self.limits = limits or simulated_limits(world)
         if world.compute is None:
             self.unenforced = (*self.unenforced, MEASURED)
@@ -106,6 +111,7 @@ class SimulatedPlatform(Platform):
 
     def _refuse(self, call: Call) -> None:
         limits = self.limits
+        check_entry(call.entry, known().keys() | self.entries.keys())
         check_call(call, limits)
         if len(self._running) >= limits.concurrency:
             raise InvocationRefused(f"{limits.concurrency} functions run already: the concurrency limit")
@@ -232,7 +238,7 @@ class SimulatedInvocation(Invocation):
         with logs.context(run=call.run, rank=call.rank, attempt=call.attempt):
             _log.debug("invocation %s begins at %.3f s", self.id, loop.time())
             async with asyncio.timeout_at(self._deadline):
-                return await platform.entry(context)
+                return await serve(context, platform.entries.get(call.entry))
 
     async def _invoke(self, call: Call) -> None:
         await self._platform.invoke(call)

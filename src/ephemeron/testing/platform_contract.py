@@ -3,11 +3,10 @@
     class TestMyPlatform(PlatformContract):
         @asynccontextmanager
         async def open(self, limits: Limits) -> AsyncIterator[Platform]:
-            yield MyPlatform(entry=dispatch, limits=limits)
+            yield MyPlatform(variables={"EPHEMERON_ENTRIES": platform_entries.declaration()}, limits=limits)
 
-The platform runs `ephemeron.testing.platform_entries.dispatch`, an async function from `Context` to a dict, which
-finds what to do in the call's request. No test asserts a duration beyond the bill itself, and
-nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
+The platform is deployed with the entries of `ephemeron.testing.platform_entries`. No test asserts a duration beyond the bill
+itself, and nothing sleeps until something has probably happened. A platform with a clock of its own overrides `loop`.
 
 Tests that a platform cannot run are skipped with its reason in `cannot`; faults of its provider
 (throttling, delivering a call twice) is shown where the test class knows how to make the provider do so.
@@ -28,7 +27,9 @@ import pytest
 from ephemeron.config.typed import build
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Event, Invoked, Note
+from ephemeron.functions import entries
 from ephemeron.functions.base import Call, Limits, Outcome, Platform
+from ephemeron.testing import platform_entries
 from ephemeron.testing.platform_entries import TimedResult
 
 _Scenario: TypeAlias = Callable[[Platform, str], Coroutine[Any, Any, None]]
@@ -47,6 +48,11 @@ class PlatformContract:
     """A test that takes longer has hung."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """Cases that the platform cannot show, and why: `memory` (a quota that kills), `kill` (a death from outside)."""
+
+    @pytest.fixture(autouse=True)
+    def _entries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """This client knows the entries of the deployment."""
+        monkeypatch.setenv(entries.VARIABLE, platform_entries.declaration())
 
     def throttle(self, requests: int) -> None:
         """Makes the provider refuse the next requests to start a function, for a moment."""
@@ -70,13 +76,13 @@ class PlatformContract:
         asyncio.run(main)
 
     def call(self, run: str, entry: str, **changes: Any) -> Call:
-        """A call of one of `platform_entries`; keywords that are no fields of `Call` go into its request."""
+        """A call of an entry; keywords that are no fields of `Call` go into its request."""
         known: dict[str, Any] = {
             "rank": 0, "attempt": 0, "memory_mb": self.memory_mb, "lifetime_s": 30.0, "reason": "start",
             "duplicate": False,
         }  # fmt: skip
         fields = {key: changes.pop(key, value) for key, value in known.items()}
-        return Call(run=run, channel=self.channel, request={"entry": entry, **changes}, **fields)
+        return Call(run=run, channel=self.channel, entry=entry, request=changes, **fields)
 
     def run(self, scenario: _Scenario) -> None:
         """Runs a scenario against a fresh platform."""
@@ -106,6 +112,46 @@ class PlatformContract:
             assert outcome.error.splitlines()[0] == "ValueError: seven is not a colour"
             assert outcome.value == {}
             assert outcome.billed_s > 0, "failing costs, too"
+
+        self.run(scenario)
+
+    def test_a_deployed_function_serves_every_entry(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            assert (await self._outcome(platform, self.call(run, "echo", say="before"))).value["said"] == "before"
+            measured = {"transfer": {"sizes_mb": [0.01], "repeats": 1, "parallel": 1}}
+            outcome = await self._outcome(platform, self.call(run, "probe", attempt=1, **measured))
+            assert outcome.status == "ok", outcome.error
+            assert outcome.value["memory_mb"] == self.memory_mb
+            assert outcome.value["transfer"]["rows"][0]["size_mb"] == 0.01  # type: ignore[index]
+            after = await self._outcome(platform, self.call(run, "echo", attempt=2, say="after"))
+            assert after.value["said"] == "after"
+
+        self.run(scenario)
+
+    @pytest.mark.parametrize("entry", ["nothing-of-this-name", "os:abort", ""], ids=["unknown", "foreign", "empty"])
+    def test_an_entry_that_is_not_deployed_is_refused_before_anything_starts(self, entry: str) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            with pytest.raises(InvocationRefused, match=f"no entry '{entry}'"):
+                await platform.invoke(self.call(run, entry))
+            await platform.emit(run, Note(t=0.0, text="later"))
+            events = await self._events(platform, run, lambda e: isinstance(e, Note))
+            assert not [e for e in events if isinstance(e, Invoked)]
+
+        self.run(scenario)
+
+    def test_a_function_cannot_start_what_is_not_deployed(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "call_next", next="os:abort"))
+            assert outcome.status == "ok", outcome.error
+            assert str(outcome.value["refused"]).startswith("no entry 'os:abort'")
+
+        self.run(scenario)
+
+    def test_a_request_of_another_entry_is_an_error_that_names_it(self) -> None:
+        async def scenario(platform: Platform, run: str) -> None:
+            outcome = await self._outcome(platform, self.call(run, "echo", transfer={"repeats": 1}))
+            assert outcome.status == "error"
+            assert outcome.error.startswith("JobError: request of entry echo: unknown key transfer")
 
         self.run(scenario)
 

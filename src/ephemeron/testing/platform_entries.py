@@ -1,6 +1,6 @@
 """Small functions that the platform contract runs. Apart from the kit, so that functions need not import pytest.
 
-A platform under test runs `dispatch`, which looks up what to do in the call's request.
+A platform under test has them as entries of its deployment: `EPHEMERON_ENTRIES` is `declaration()`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ephemeron.config.typed import build
+from ephemeron.errors import InvocationRefused
 from ephemeron.events import Note
 from ephemeron.functions.context import Context
-from ephemeron.functions.function_main import Entry
 
 NEVER_S = 1_000_000.0
 """Longer than any lifetime."""
@@ -28,12 +27,12 @@ NEVER_S = 1_000_000.0
 class EntryRequest:
     """Arguments of the functions of this module."""
 
-    entry: str
-    """Name of the function."""
     say: object = None
     events: int = 0
     mb: int = 0
     attempts: int = 1
+    next: str = ""
+    """Entry that the function calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,72 +46,72 @@ class TimedResult:
     """Since the run's t = 0, at its beginning."""
 
 
-def _request(context: Context) -> EntryRequest:
-    return build(EntryRequest, context.call.request, where="request of a contract's function")
+NAMES = (
+    "echo", "fail", "timed", "forever", "talk", "vanish", "killed", "allocate", "share", "through_channel", "succeed",
+    "call_next",
+)  # fmt: skip
 
 
-async def dispatch(context: Context) -> Mapping[str, object]:
-    """Runs the function of this module that `request["entry"]` names."""
-    entry: Entry = globals()[str(context.call.request["entry"])]
-    return await entry(context)
+def declaration(module: str = __name__, names: Sequence[str] = NAMES) -> str:
+    """Value of `EPHEMERON_ENTRIES` for the functions of a module, each an entry by its own name."""
+    return ",".join(f"{name}={module}:{name}" for name in names)
 
 
-async def echo(context: Context) -> Mapping[str, object]:
+async def echo(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Returns its argument."""
-    said = _request(context).say
-    return {"outcome": "finished", "rank": context.call.rank, "said": said, "cold": context.cold}
+    return {"outcome": "finished", "rank": context.call.rank, "said": request.say, "cold": context.cold}
 
 
-async def fail(context: Context) -> Mapping[str, object]:
+async def fail(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Raises."""
     raise ValueError("seven is\nnot a colour")
 
 
-async def timed(context: Context) -> Mapping[str, object]:
-    """Takes some time, and returns its `TimedResult`."""
+async def timed(context: Context, request: EntryRequest) -> TimedResult:
+    """Takes some time, and measures it."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     await asyncio.sleep(0.05)
     took_s = loop.time() - begin
-    return asdict(TimedResult(took_s=took_s, left_s=context.deadline - begin, run_s=begin - context.origin))
+    return TimedResult(took_s=took_s, left_s=context.deadline - begin, run_s=begin - context.origin)
 
 
-async def forever(context: Context) -> Mapping[str, object]:
+async def forever(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Emits an event, and does not end by itself."""
     context.emit(Note(t=0.0, text="alive"))
     await asyncio.sleep(NEVER_S)
     return {}
 
 
-async def talk(context: Context) -> Mapping[str, object]:
+async def talk(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Emits many events, in order."""
-    for n in range(_request(context).events):
+    for n in range(request.events):
         context.emit(Note(t=float(n), text=f"event {n}"))
     return {}
 
 
-async def vanish(context: Context) -> Mapping[str, object]:
+async def vanish(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Dies by an injected fault, after a last event."""
     context.emit(Note(t=0.0, text="last word"))
     context.die()
 
 
-async def killed(context: Context) -> Mapping[str, object]:
+async def killed(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Dies by SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
-async def allocate(context: Context) -> Mapping[str, object]:
+async def allocate(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Takes memory, megabyte by megabyte, all of it touched."""
     held = []
-    for _ in range(_request(context).mb):
+    for _ in range(request.mb):
         held.append(bytearray(os.urandom(1024) * 1024))
         await asyncio.sleep(0)
     return {"held_mb": len(held)}
 
 
-async def share(context: Context) -> Mapping[str, object]:
+async def share(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Leaves traces in its scratch folder and in a module of its own, and reports those it found."""
     scratch = context.scratch
     if scratch is None:
@@ -126,7 +125,7 @@ async def share(context: Context) -> Mapping[str, object]:
     return {"scratch": str(scratch), "found": found, "count": module.count, "here": str(Path.cwd())}
 
 
-async def through_channel(context: Context) -> Mapping[str, object]:
+async def through_channel(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Counts in the channel, which is what invocations do share."""
     key = f"{context.call.run}/count"
     before = await context.channel.fetch(key)
@@ -135,10 +134,19 @@ async def through_channel(context: Context) -> Mapping[str, object]:
     return {"count": count}
 
 
-async def succeed(context: Context) -> Mapping[str, object]:
-    """Starts the next attempt of itself until `request["attempts"]` have run."""
+async def succeed(context: Context, request: EntryRequest) -> Mapping[str, object]:
+    """Starts the next attempt of itself until as many as are wanted have run."""
     call = context.call
-    if call.attempt + 1 < _request(context).attempts:
+    if call.attempt + 1 < request.attempts:
         await context.invoke(replace(call, attempt=call.attempt + 1, reason="relay"))
         return {"outcome": "relayed"}
     return {"outcome": "finished"}
+
+
+async def call_next(context: Context, request: EntryRequest) -> Mapping[str, object]:
+    """Calls another entry, and returns why it was refused; empty: it was not."""
+    try:
+        await context.invoke(replace(context.call, attempt=1, entry=request.next, request={}))
+    except InvocationRefused as e:
+        return {"refused": str(e)}
+    return {"refused": ""}

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit_entry import ENTRIES
 
 from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
 from ephemeron.functions.aws.deploy.package import build_zip
 from ephemeron.functions.aws.platform import LIMITS, AwsPlatform
 from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.base import Limits
+from ephemeron.functions.entries import VARIABLE
 from ephemeron.functions.source_bundle import digest
 from ephemeron.testing.lambda_service import LambdaService
 
@@ -25,11 +27,11 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGIO
 
 @contextmanager
 def keys() -> Iterator[None]:
-    """Credentials of no value, and none of the machine's own."""
+    """Credentials of no value, and none of the machine's own; and the entries that tests deploy."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith("AWS_")]:
             patch.delenv(name)
-        for name, value in KEYS.items():
+        for name, value in {**KEYS, VARIABLE: ENTRIES}.items():
             patch.setenv(name, value)
         yield
 
@@ -40,12 +42,12 @@ def settings_of(service: LambdaService, **more: Any) -> AwsSettings:
 
 
 def deployed(
-    service: LambdaService, *, entry: str, memory_mb: int = 256, timeout_s: int = 60, folder: Path | None = None,
+    service: LambdaService, *, entries: str = "", memory_mb: int = 256, timeout_s: int = 60, folder: Path | None = None,
     preload: str = "", **more: Any,
 ) -> AwsSettings:  # fmt: skip
     """Deploys this working tree's package as function `ephemeron`, with the kit's functions beside it."""
     settings = settings_of(service, **more)
-    variables = {"EPHEMERON_ENTRY": entry, "EPHEMERON_PRELOAD": preload}
+    variables = {"EPHEMERON_ENTRIES": entries, "EPHEMERON_PRELOAD": preload}
     if folder is not None:
         variables["PYTHONPATH"] = str(folder)
     wanted = LambdaSpec(

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,26 @@ sys.modules["platform_entries"] = _module
 _spec.loader.exec_module(_module)
 
 
-async def dispatch(context: Any) -> dict[str, Any]:
-    mine = globals().get(context.call.request["entry"])
-    out: dict[str, Any] = await (mine or getattr(_module, context.call.request["entry"]))(context)
-    return out
+globals().update({name: getattr(_module, name) for name in _module.NAMES})
+ENTRIES = _module.declaration("kit_entry", (*_module.NAMES, "whoami", "leave_thread", "has"))
 
 
-async def whoami(context: Any) -> dict[str, Any]:
-    names = context.call.request.get("variables", ())
-    return {"pid": os.getpid(), "cold": context.cold, "env": {name: os.environ.get(name) for name in names}}
+@dataclass(frozen=True, kw_only=True)
+class VariablesRequest:
+    """Names of environment variables."""
+
+    variables: tuple[str, ...] = ()
 
 
-async def leave_thread(context: Any) -> dict[str, Any]:
+async def whoami(context: Any, request: VariablesRequest) -> dict[str, Any]:
+    env = {name: os.environ.get(name) for name in request.variables}
+    return {"pid": os.getpid(), "cold": context.cold, "env": env}
+
+
+async def leave_thread(context: Any, request: VariablesRequest) -> dict[str, Any]:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-    return await whoami(context)
+    return await whoami(context, request)
 
 
-async def has(context: Any) -> dict[str, Any]:
-    return {"has": [name in os.environ for name in context.call.request["variables"]]}
+async def has(context: Any, request: VariablesRequest) -> dict[str, Any]:
+    return {"has": [name in os.environ for name in request.variables]}

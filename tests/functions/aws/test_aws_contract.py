@@ -12,6 +12,7 @@ pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
 
 from aws_world import deployed, keys, opened
+from kit_entry import ENTRIES
 
 from ephemeron.functions.aws.settings import AwsSettings
 from ephemeron.functions.base import Limits, Platform
@@ -28,7 +29,7 @@ def service() -> Iterator[LambdaService]:
 @pytest.fixture(scope="module")
 def settings(service: LambdaService) -> AwsSettings:
     # The deployed code leaves the kit out: functions find it where this interpreter does.
-    return deployed(service, entry="kit_entry:dispatch", folder=Path(__file__).parent)
+    return deployed(service, entries=ENTRIES, folder=Path(__file__).parent)
 
 
 class TestAwsContract(PlatformContract):

@@ -25,6 +25,7 @@ pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
 
 from aws_world import deployed, keys
+from kit_entry import ENTRIES
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.signing import SigningKey
@@ -47,7 +48,6 @@ pytestmark = pytest.mark.slow
 
 RUN = "run"
 NAMES = RecordKeys(calls_prefix(RUN))
-ENTRY = "kit_entry:dispatch"
 HANDLER = "ephemeron.functions.aws.handler.handle"
 TIMEOUT_S = 30
 ACCIDENTS = frozenset({"at", "mark", "request", "stream", "took_s", "peak_mb", "traffic"})
@@ -110,7 +110,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lambda]:
         "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(code), str(Path(__file__).parent)]),
         "LAMBDA_TASK_ROOT": str(code), "AWS_REGION": "us-east-1", "AWS_LAMBDA_FUNCTION_NAME": "ephemeron",
         "AWS_LAMBDA_FUNCTION_TIMEOUT": str(TIMEOUT_S), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "256",
-        "EPHEMERON_ENTRY": ENTRY,
+        "EPHEMERON_ENTRIES": ENTRIES,
     }  # fmt: skip
     own = [
         "--runtime-interface-emulator-address",
@@ -134,7 +134,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lambda]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[Lambda]:
     with keys(), LambdaService() as running:
-        settings = deployed(running, entry=ENTRY, folder=Path(__file__).parent, timeout_s=TIMEOUT_S)
+        settings = deployed(running, entries=ENTRIES, folder=Path(__file__).parent, timeout_s=TIMEOUT_S)
         yield Service(settings)
 
 
@@ -155,7 +155,7 @@ def wanted(tmp_path: Path) -> Start:
         address = (tmp_path / "objects").as_uri()
         call = Call(
             run=RUN, rank=0, attempt=0, memory_mb=256, lifetime_s=lifetime_s, channel=address,
-            request={"entry": entry, **options},
+            entry=entry, request=options,
         )  # fmt: skip
         return InvokeRequest(
             id="0.0.aa", run=RUN, rank=0, attempt=0, calls=NAMES.calls, channel=address, every_s=0.05,
@@ -208,6 +208,14 @@ def test_a_call_whose_code_raises(peer: Lambda, wanted: Start) -> None:
     outcome = one(told(envelope), "outcome")
     assert outcome["status"] == "error"
     assert outcome["error"] == answer["errorMessage"]
+
+
+def test_a_delivered_call_of_code_that_is_not_deployed_runs_nothing(peer: Lambda, wanted: Start) -> None:
+    envelope = wanted("os:abort")
+    peer.invoke(envelope.to_bytes())
+    outcome = one(told(envelope), "outcome")
+    assert outcome["status"] == "error"
+    assert outcome["error"].startswith("InvocationRefused: no entry 'os:abort'")
 
 
 @pytest.mark.parametrize("event", [b"{}", b'{"Records": []}', b'["ephemeron"]', b'{"ephemeron": 1, "run": "x"}'])

@@ -15,6 +15,7 @@ pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
 
 from aws_world import deployed, keys, opened, settings_of
+from kit_entry import ENTRIES
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.signing import SigningKey
@@ -40,14 +41,14 @@ def service() -> Iterator[LambdaService]:
 
 @pytest.fixture(scope="module")
 def settings(service: LambdaService) -> AwsSettings:
-    return deployed(service, entry="kit_entry:dispatch", folder=Path(__file__).parent)
+    return deployed(service, entries=ENTRIES, folder=Path(__file__).parent)
 
 
 def call(platform: AwsPlatform, entry: str, **options: Any) -> Call:
     fields = {name: options.pop(name) for name in ("rank", "attempt", "lifetime_s") if name in options}
     address = (platform.run_dir / "objects").as_uri()
     known = {"rank": 0, "attempt": 0, "lifetime_s": 30.0}
-    return Call(run="run", memory_mb=256, channel=address, request={"entry": entry, **options}, **{**known, **fields})
+    return Call(run="run", memory_mb=256, channel=address, entry=entry, request=options, **{**known, **fields})
 
 
 def run(settings: AwsSettings, folder: Path, scenario: Scenario, **more: Any) -> None:

@@ -14,10 +14,11 @@ from ephemeron.functions.base import Limits, Platform
 from ephemeron.functions.lithops.platform import LithopsPlatform
 from ephemeron.functions.lithops.settings import LithopsSettings
 from ephemeron.testing.platform_contract import PlatformContract
+from ephemeron.testing.platform_entries import declaration
 
 pytestmark = pytest.mark.slow
 
-ENTRY = {"EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch", "EPHEMERON_PRELOAD": ""}
+ENTRY = {"EPHEMERON_ENTRIES": declaration(), "EPHEMERON_PRELOAD": ""}
 
 
 class TestLithopsContract(PlatformContract):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,24 @@ sys.modules["platform_entries"] = _module
 _spec.loader.exec_module(_module)
 
 
-async def dispatch(context: Any) -> dict[str, Any]:
-    mine = globals().get(context.call.request["entry"])
-    out: dict[str, Any] = await (mine or getattr(_module, context.call.request["entry"]))(context)
-    return out
+globals().update({name: getattr(_module, name) for name in _module.NAMES})
+ENTRIES = _module.declaration("faas_entry", (*_module.NAMES, "whoami", "say_aloud"))
 
 
-async def whoami(context: Any) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class VariablesRequest:
+    """Names of environment variables."""
+
+    variables: tuple[str, ...] = ()
+
+
+async def whoami(context: Any, request: VariablesRequest) -> dict[str, Any]:
     """Its process, and what it finds in its environment."""
-    names = context.call.request.get("variables", ())
-    return {"pid": os.getpid(), "cold": context.cold, "env": {name: os.environ.get(name) for name in names}}
+    env = {name: os.environ.get(name) for name in request.variables}
+    return {"pid": os.getpid(), "cold": context.cold, "env": env}
 
 
-async def say_aloud(context: Any) -> dict[str, Any]:
+async def say_aloud(context: Any, request: VariablesRequest) -> dict[str, Any]:
     """Prints."""
     print("what the user printed")
     return {}

@@ -34,14 +34,14 @@ def client(settings: OpenFaasSettings) -> Gateway:
 
 
 def deployed(
-    gateway: OpenFaasGateway, folder: Path, *, entry: str, memory_mb: int = 256, lifetime_s: float = 60.0, replicas: int = 5,
+    gateway: OpenFaasGateway, folder: Path, *, entries: str = "", memory_mb: int = 256, lifetime_s: float = 60.0, replicas: int = 5,
     preload: str = "", python_path: Path | None = None, variables: dict[str, str] | None = None, **more: Any,
 ) -> OpenFaasSettings:  # fmt: skip
     """Deploys this working tree's recipe as function `ephemeron`, and waits until all replicas are ready."""
     settings = settings_of(gateway, **more)
     write_recipe(folder)
     gateway.add_image(IMAGE, folder)
-    told = {"EPHEMERON_ENTRY": entry, "EPHEMERON_PRELOAD": preload, **(variables or {})}
+    told = {"EPHEMERON_ENTRIES": entries, "EPHEMERON_PRELOAD": preload, **(variables or {})}
     if python_path is not None:
         told["PYTHONPATH"] = f"{folder}:{python_path}"
     wanted = DeploymentSpec(

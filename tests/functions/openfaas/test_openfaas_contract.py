@@ -8,26 +8,30 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from faas_entry import ENTRIES
 from openfaas_world import PASSWORD, deployed, opened
 
 from ephemeron.functions.base import Limits, Platform
+from ephemeron.functions.entries import VARIABLE
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
 from ephemeron.functions.openfaas.preflight import gateway_of, inspect, make_ready
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 from ephemeron.testing.platform_contract import PlatformContract
+from ephemeron.testing.platform_entries import declaration
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[OpenFaasGateway]:
-    with OpenFaasGateway(password=PASSWORD) as gateway:
+    with pytest.MonkeyPatch.context() as patch, OpenFaasGateway(password=PASSWORD) as gateway:
+        patch.setenv(VARIABLE, ENTRIES)
         yield gateway
 
 
 @pytest.fixture(scope="module")
 def settings(gateway: OpenFaasGateway, tmp_path_factory: pytest.TempPathFactory) -> OpenFaasSettings:
     recipe = tmp_path_factory.mktemp("image")
-    return deployed(gateway, recipe, entry="faas_entry:dispatch", python_path=Path(__file__).parent)
+    return deployed(gateway, recipe, entries=ENTRIES, python_path=Path(__file__).parent)
 
 
 class TestOpenFaasContract(PlatformContract):
@@ -73,7 +77,7 @@ class TestOpenFaasContractOnARealGateway(PlatformContract):
         ).located()
         wanted = DeploymentSpec(
             image=image, memory_mb=self.memory_mb, lifetime_s=60.0, replicas=5, cpus=1.0,
-            variables={"EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch", "EPHEMERON_PRELOAD": ""},
+            variables={"EPHEMERON_ENTRIES": declaration(), "EPHEMERON_PRELOAD": ""},
         )  # fmt: skip
         api = gateway_of(self.settings)
         api.deploy(spec_of(wanted, self.settings))

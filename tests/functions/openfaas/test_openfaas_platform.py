@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faas_entry import ENTRIES
 from openfaas_world import IMAGE, PASSWORD, client, deployed, opened, settings_of, until, wait
 
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Note
 from ephemeron.functions.base import Call
+from ephemeron.functions.entries import VARIABLE
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
@@ -25,21 +27,22 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[OpenFaasGateway]:
-    with OpenFaasGateway(password=PASSWORD) as gateway:
+    with pytest.MonkeyPatch.context() as patch, OpenFaasGateway(password=PASSWORD) as gateway:
+        patch.setenv(VARIABLE, ENTRIES)
         yield gateway
 
 
 @pytest.fixture(scope="module")
 def settings(gateway: OpenFaasGateway, tmp_path_factory: pytest.TempPathFactory) -> OpenFaasSettings:
     recipe = tmp_path_factory.mktemp("image")
-    return deployed(gateway, recipe, entry="faas_entry:dispatch", python_path=HERE, replicas=1)
+    return deployed(gateway, recipe, entries=ENTRIES, python_path=HERE, replicas=1)
 
 
 def call(entry: str, folder: Path, **more: Any) -> Call:
     attempt = more.pop("attempt", 0)
     return Call(
         run="run", rank=0, attempt=attempt, memory_mb=256, lifetime_s=30.0, channel=(folder / "objects").as_uri(),
-        request={"entry": entry, **more},
+        entry=entry, request=more,
     )  # fmt: skip
 
 
@@ -148,7 +151,7 @@ def test_secrets_reach_the_code_as_variables_and_nothing_else_shows_them(
     wanted = DeploymentSpec(
         image=IMAGE, memory_mb=256, lifetime_s=60.0, replicas=1, cpus=1.0, inside=gateway.url,
         secrets=("ephemeron-channel-password",),
-        variables={"EPHEMERON_ENTRY": "faas_entry:dispatch", "EPHEMERON_PRELOAD": "", "PYTHONPATH": f"{HERE}:{HERE.parents[2] / 'src'}"},
+        variables={"EPHEMERON_ENTRIES": ENTRIES, "EPHEMERON_PRELOAD": "", "PYTHONPATH": f"{HERE}:{HERE.parents[2] / 'src'}"},
     )  # fmt: skip
     api.deploy(spec_of(wanted, secretly))
     wait(lambda: api.function().available)

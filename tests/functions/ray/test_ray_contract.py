@@ -17,10 +17,11 @@ from ray_world import World, opened, two_nodes
 from ephemeron.events import Ended, Invoked
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.testing.platform_contract import PlatformContract
+from ephemeron.testing.platform_entries import declaration
 
 pytestmark = pytest.mark.slow
 
-ENTRY = {"EPHEMERON_ENTRY": "ephemeron.testing.platform_entries:dispatch", "EPHEMERON_PRELOAD": ""}
+ENTRY = {"EPHEMERON_ENTRIES": declaration(), "EPHEMERON_PRELOAD": ""}
 
 
 @pytest.fixture(scope="module")

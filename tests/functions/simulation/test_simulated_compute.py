@@ -43,8 +43,8 @@ def test_steps_have_one_thread_and_give_it_back():
 
 
 def test_a_run_says_what_its_seconds_are():
-    measured = SimulatedPlatform(Simulation(), None)
-    given = SimulatedPlatform(Simulation(compute={"a": 1.0, "b": 1.0, "m": 0.0}), None)
+    measured = SimulatedPlatform(Simulation())
+    given = SimulatedPlatform(Simulation(compute={"a": 1.0, "b": 1.0, "m": 0.0}))
     assert any("CPU seconds of one thread" in note for note in measured.unenforced)
     assert not any("CPU seconds" in note for note in given.unenforced)
 

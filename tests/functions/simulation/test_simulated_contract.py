@@ -10,7 +10,6 @@ from ephemeron.functions import simulation
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.testing.platform_contract import PlatformContract
-from ephemeron.testing.platform_entries import dispatch
 from ephemeron.training.job import Simulation
 
 
@@ -26,7 +25,7 @@ class TestSimulatedContract(PlatformContract):
 
     @asynccontextmanager
     async def open(self, limits: Limits) -> AsyncIterator[Platform]:
-        platform = SimulatedPlatform(Simulation(), dispatch, limits=limits)
+        platform = SimulatedPlatform(Simulation(), limits=limits)
         try:
             yield platform
         finally:

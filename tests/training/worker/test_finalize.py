@@ -20,6 +20,7 @@ from ephemeron.training.metrics import EvaluationSums, means
 from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.worker.finalize import clear
 from ephemeron.training.worker.loop import run_worker
+from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.spec import RunSpec, Stages
 
 
@@ -88,7 +89,7 @@ def test_a_late_duplicate_leaves_the_weights_of_a_pipeline():
             channel=channel, emit=lambda event: None, invoke=_unused, compute=_unused, origin=loop.time(),
             deadline=loop.time() + 900.0, die=lambda: sys.exit(),
         )  # fmt: skip
-        assert (await run_worker(ctx))["outcome"] == "duplicate"
+        assert (await run_worker(ctx, WorkerRequest())).outcome == "duplicate"
         assert set(channel.objects) == kept
 
     simulation.run(go())

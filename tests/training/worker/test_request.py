@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TypeVar
 
 import pytest
 
+from ephemeron.config.typed import build
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.functions.base import Call
 from ephemeron.training.worker.probe_messages import ProbeRequest, StepProbe, TransferProbe
@@ -22,14 +25,22 @@ CALL = Call(
 )  # fmt: skip
 
 
+T = TypeVar("T")
+
+
+def read(kind: type[T], request: Mapping[str, object]) -> T:
+    """As `functions.entries` reads it."""
+    return build(kind, request, where="request")
+
+
 def test_a_request_survives_the_way_to_a_function() -> None:
     call = Call.from_payload(json.loads(json.dumps(CALL.to_payload())))
-    assert WorkerRequest.of(call.request) == REQUEST
+    assert read(WorkerRequest, call.request) == REQUEST
     assert (call.origin, call.reason, call.duplicate) == (5.0, "relay", False)
 
 
 def test_a_call_without_arguments_has_the_defaults() -> None:
-    assert WorkerRequest.of({}) == WorkerRequest()
+    assert read(WorkerRequest, {}) == WorkerRequest()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +55,7 @@ def test_a_call_without_arguments_has_the_defaults() -> None:
 )
 def test_a_wrong_argument_is_refused_by_its_path(request_: dict[str, object], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        WorkerRequest.of(request_)
+        read(WorkerRequest, request_)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +78,6 @@ def test_a_probe_request_keeps_its_types() -> None:
     request = ProbeRequest(
         probe=StepProbe(batches=(1, 8), window_s=0.5, windows=2), transfer=TransferProbe(sizes_mb=(0.1,), repeats=1, parallel=2)
     )  # fmt: skip
-    assert ProbeRequest.of(json.loads(json.dumps(asdict(request)))) == request
+    assert read(ProbeRequest, json.loads(json.dumps(asdict(request)))) == request
     with pytest.raises(JobError, match="windows = 0 should be at least 1"):
-        ProbeRequest.of({"probe": {"batches": [1], "window_s": 0.5, "windows": 0}})
+        read(ProbeRequest, {"probe": {"batches": [1], "window_s": 0.5, "windows": 0}})

@@ -18,13 +18,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ephemeron.communication.rpc import BlockingClient
-from ephemeron.config.typed import build
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
 from ephemeron.data.randomness import mark_loader_process
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport
 from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.flow_definition import restore
-from ephemeron.data.service.messages import LoaderRequest, ResultRow, SyncReply, SyncRequest
+from ephemeron.data.service.messages import LoaderRequest, LoaderResult, ResultRow, SyncReply, SyncRequest
 from ephemeron.data.service.protocol import ADD_LOADER, HEARTBEAT_LOADER, REMOVE_LOADER, SYNC
 from ephemeron.data.service.sample_codec import pack, unpack
 from ephemeron.data.service.settings import ServiceLoaderOptions
@@ -46,9 +45,8 @@ WORTH_BYTES_PER_S = 300e6
 _log = logging.getLogger(__name__)
 
 
-async def run_loader(ctx: Context) -> dict[str, Any]:
-    """Entry of the function: loads until its shard or its time limit ends it."""
-    options = build(ServiceLoaderOptions, ctx.call.request, where="request of a loader")
+async def run_loader(ctx: Context, options: ServiceLoaderOptions) -> LoaderResult:
+    """The entry `loader`: loads until its shard or its time limit ends it."""
     left_s = ctx.deadline - asyncio.get_running_loop().time()
     work = _Work(
         options.loader, options.shard, os.environ[TOKEN_VARIABLE],
@@ -58,7 +56,7 @@ async def run_loader(ctx: Context) -> dict[str, Any]:
         await asyncio.to_thread(work.run)
     finally:
         work.stop()
-    return {"outcome": "finished", "loaded": work.loaded}
+    return LoaderResult(loaded=work.loaded)
 
 
 class _Work:

@@ -21,9 +21,9 @@ from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.settings import ServiceLoaderOptions
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.base import Call, Invocation, Outcome, Platform
+from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform
 
-ENTRY = "ephemeron.data.service.loader:run_loader"
 PRELOAD = "ephemeron.data.flow,ephemeron.data.catalog,ephemeron.data.service.loader"
 """Modules that every loader imports before its first call, after those of the settings."""
 RUN = "loading"
@@ -56,8 +56,7 @@ class LoaderFleet:
     ) -> None:  # fmt: skip
         self._folder, self._shard = folder, shard
         self._env = {
-            "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": ",".join(filter(None, (preload, PRELOAD))),
-            TOKEN_VARIABLE: token,
+            PRELOAD_VARIABLE: ",".join(filter(None, (preload, PRELOAD))), TOKEN_VARIABLE: token,
         }  # fmt: skip
         self._memory_mb, self._lifetime_s = memory_mb, lifetime_s
         self._ended = ended
@@ -105,7 +104,8 @@ class LoaderFleet:
     async def _one(self, name: str) -> None:
         call = Call(
             run=RUN, rank=int(name.rpartition("-")[2]), attempt=0, memory_mb=self._memory_mb,
-            lifetime_s=self._lifetime_s, channel="folder", request=asdict(ServiceLoaderOptions(loader=name, shard=self._shard)),
+            lifetime_s=self._lifetime_s, channel="folder", entry="loader",
+            request=asdict(ServiceLoaderOptions(loader=name, shard=self._shard)),
         )  # fmt: skip
         try:
             if self._platform is None:

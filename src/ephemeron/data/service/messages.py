@@ -258,6 +258,15 @@ class ConsumerRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderResult:
+    """Result of a loader's invocation."""
+
+    loaded: int
+    """Samples."""
+    outcome: str = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRequest:
     """A loader by its name."""
 

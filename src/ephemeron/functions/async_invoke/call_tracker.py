@@ -192,7 +192,7 @@ class CallTracker:
             return []
         call = Call(
             run=record.run, rank=record.rank, attempt=record.attempt, memory_mb=record.memory_mb,
-            lifetime_s=record.lifetime_s, channel="", reason=record.reason, origin=record.origin,
+            lifetime_s=record.lifetime_s, channel="", entry=record.entry, reason=record.reason, origin=record.origin,
         )  # fmt: skip
         self.sent[id] = CallState(id=id, call=call, seen_at=now, copies=record.copies, by=record.by)
         t = record.at - record.origin

@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ from ephemeron.functions.async_invoke.records import (
     new_id,
 )
 from ephemeron.functions.base import Call
+from ephemeron.functions.entries import check_entry, known
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES = 0.2, 8.0, 8
 
@@ -56,15 +57,17 @@ class RecordedSender(ABC):
         by: invocation that sends; empty: a client.
         clock: Unix time.
         inline_bytes: larger events go through the store.
+        variables: environment variables of the functions, which may add entries; None: this process has them.
     """
 
     def __init__(
         self, *, channel: Channel, names: RecordKeys, announce: Announce, every_s: float, by: str = "",
-        clock: Callable[[], float] = time.time, inline_bytes: int,
+        clock: Callable[[], float] = time.time, inline_bytes: int, variables: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._channel = Retrying(channel, policy=RetryPolicy(), rng=random.Random(f"{names.calls}/{by}"))
         self._names, self._announce, self._by = names, announce, by
         self._every_s, self._clock, self._inline_bytes = every_s, clock, inline_bytes
+        self._variables = variables
 
     @abstractmethod
     async def request(self, event: bytes, call: Call) -> str:
@@ -87,9 +90,10 @@ class RecordedSender(ABC):
             copies: times that it is sent, for tests of duplicates.
 
         Raises:
-            InvocationRefused: the cloud refuses it, or goes on throttling.
+            InvocationRefused: the cloud refuses it, or goes on throttling; or there is no such entry.
             ChannelError: the store does not take the record; then nothing was sent.
         """
+        check_entry(call.entry, known(self._variables))
         id = id or new_id(call)
         await self._announce(SendingRecord.of(id, call, at=self._clock(), copies=copies, by=self._by))
         try:

@@ -35,12 +35,15 @@ class SendingRecord:
     """Times that it is sent."""
     by: str = ""
     """Invocation that sends it; empty: a client."""
+    entry: str = "worker"
+    """Same as in `Call`."""
 
     @classmethod
     def of(cls, id: str, call: Call, *, at: float, copies: int = 1, by: str = "") -> SendingRecord:
         return cls(
             id=id, run=call.run, rank=call.rank, attempt=call.attempt, reason=call.reason, memory_mb=call.memory_mb,
             lifetime_s=call.lifetime_s, origin=call.origin, at=round(at, 3), copies=copies, by=by,
+            entry=call.entry,
         )  # fmt: skip
 
 

@@ -31,14 +31,13 @@ from ephemeron.functions.process_reset import ProcessSnapshot
 if TYPE_CHECKING:
     from ephemeron.communication.channels.base import Channel
     from ephemeron.functions.aws.settings import AwsSettings
-    from ephemeron.functions.function_main import Entry
 
 MARGIN_S = 1.5
 """Reserve before Lambda's own limit, for the last report."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _served = 0
-_entry: Entry | None = None
+_prepared = False
 _client: Any = None
 _making = threading.Lock()
 
@@ -86,7 +85,6 @@ def _serve(
 ) -> tuple[HandlerOutcome, bool]:
     """Runs the entry; returns its outcome, and whether the process is fit for another one."""
     from ephemeron.functions.failure import failure
-    from ephemeron.functions.function_main import check_value
 
     vcpus = Limits().vcpus(int(context.memory_limit_in_mb))
     for name in _THREADS:
@@ -97,10 +95,9 @@ def _serve(
     fit = False
     clean: ProcessSnapshot | None = None
     try:
-        entry = _prepared()
+        _prepare()
         clean = ProcessSnapshot(scratch)
-        value = asyncio.run(_run(entry, call, envelope, reporter, context, deadline, scratch, vcpus, cold))
-        check_value(value)
+        value = asyncio.run(_run(call, envelope, reporter, context, deadline, scratch, vcpus, cold))
     except (Exception, BaseExceptionGroup, SystemExit, asyncio.CancelledError) as e:  # noqa: BLE001 - it is the user's
         line, trace = failure(e)
         value, error = {}, f"{line}\n{trace}"
@@ -118,12 +115,13 @@ def _serve(
 
 
 async def _run(
-    entry: Entry, call: Call, envelope: InvokeRequest, reporter: InvocationReporter, lambda_context: Any, deadline: float, scratch: Path,
+    call: Call, envelope: InvokeRequest, reporter: InvocationReporter, lambda_context: Any, deadline: float, scratch: Path,
     vcpus: float, cold: bool,
 ) -> Mapping[str, object]:  # fmt: skip
     from ephemeron.functions.aws.invoker import Sender
     from ephemeron.functions.aws.settings import AwsSettings
     from ephemeron.functions.context import Context, ThreadCompute
+    from ephemeron.functions.entries import serve
 
     loop = asyncio.get_running_loop()
     settings = AwsSettings(
@@ -158,7 +156,7 @@ async def _run(
             stack.callback(asyncio.create_task(_ahead(settings, envelope.lifetime_s)).cancel)
             stack.push_async_callback(_all_sent, sending)
             stack.enter_context(warnings_emitted(emit, lambda: time.time() - call.origin))
-            return await entry(
+            return await serve(
                 Context(
                     call=call, invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}", channel=channel,
                     emit=emit, invoke=invoke, compute=compute, origin=_origin(call, loop.time()),
@@ -196,14 +194,14 @@ def _origin(call: Call, loop_time: float) -> float:
     return loop_time - (time.time() - call.origin)
 
 
-def _prepared() -> Entry:
-    """The code to run, imported once per process."""
-    global _entry
-    if _entry is None:
-        from ephemeron.functions.function_main import prepare_entry
+def _prepare() -> None:
+    """Makes the imports of `EPHEMERON_PRELOAD`, once per process."""
+    global _prepared
+    if not _prepared:
+        from ephemeron.functions.entries import preload
 
-        _entry = prepare_entry()
-    return _entry
+        preload()
+        _prepared = True
 
 
 def _channel(address: str) -> Channel:

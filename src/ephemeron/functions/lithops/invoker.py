@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -100,7 +101,7 @@ class LithopsSender(RecordedSender):
     """
 
     def __init__(self, executor: Executor, *, started: Callable[[str, Any], None], **sender: Any) -> None:
-        super().__init__(inline_bytes=INLINE_BYTES, **sender)
+        super().__init__(inline_bytes=INLINE_BYTES, variables={**os.environ, **executor.settings.variables}, **sender)
         self._executor, self._started = executor, started
 
     async def request(self, event: bytes, call: Call) -> str:

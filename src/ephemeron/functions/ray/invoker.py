@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class RaySender(RecordedSender):
     """
 
     def __init__(self, told: WorkerSettings, actor: type[object], **sender: Any) -> None:
-        super().__init__(inline_bytes=INLINE_BYTES, **sender)
+        super().__init__(inline_bytes=INLINE_BYTES, variables={**os.environ, **told.variables}, **sender)
         self._told, self._actor = told, actor
 
     async def request(self, event: bytes, call: Call) -> str:

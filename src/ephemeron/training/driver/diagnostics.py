@@ -189,8 +189,8 @@ async def _function(
 async def _call(platform: Platform, run: str, memory_mb: int, lifetime_s: float, address: str) -> tuple[Outcome, float]:
     request = ProbeRequest(transfer=TransferProbe(sizes_mb=(OBJECT_MB,), repeats=1, parallel=1))
     call = Call(
-        run=run, rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s, channel=address, origin=time.time(),
-        request=asdict(request),
+        run=run, rank=0, attempt=0, memory_mb=memory_mb, lifetime_s=lifetime_s, channel=address, entry="probe",
+        origin=time.time(), request=asdict(request),
     )  # fmt: skip
     invoked = time.time()
     invocation = await platform.invoke(call)

@@ -46,9 +46,8 @@ async def simulate(
 ) -> tuple[RunOutcome, CostMeter]:
     """Runs everything in virtual time."""
     from ephemeron.functions.simulated import SimulatedPlatform
-    from ephemeron.training.worker.loop import run_worker
 
-    platform = SimulatedPlatform(world, run_worker, seed=prepared.spec.seed, log=folder.events)
+    platform = SimulatedPlatform(world, seed=prepared.spec.seed, log=folder.events)
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
     driver = RunDriver(

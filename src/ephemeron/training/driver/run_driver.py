@@ -194,6 +194,7 @@ class RunDriver:
             memory_mb=c.memory_mb,
             lifetime_s=c.function_timeout_s,
             channel=self.address,
+            entry="worker" if self.spec.stages is None else "stage",
             key=self.signing.text,
             reason=reason,
             origin=self.origin,

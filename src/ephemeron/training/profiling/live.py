@@ -25,6 +25,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
 from ephemeron.functions.base import Call, Limits
+from ephemeron.functions.entries import DEFAULT_PRELOAD, PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.training.driver import parameter_server, run_dir
 from ephemeron.training.driver.prepare import Prepared
@@ -43,8 +44,7 @@ from ephemeron.units import MB
 
 _log = logging.getLogger(__name__)
 
-ENTRY = "ephemeron.training.worker.probe:run_probe"
-PRELOAD = "torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer,ephemeron.training.worker.probe"
+PRELOAD = f"{DEFAULT_PRELOAD},ephemeron.training.worker.probe"
 WINDOW_S = 0.6
 """Six periods of Linux's CPU quotas."""
 WINDOWS = 4
@@ -84,7 +84,8 @@ class Prober:
         self.calls += 1
         call = Call(
             run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.limits.lifetime_s,
-            channel=self.address, key=self.signing.text, origin=time.time(), request=asdict(request or ProbeRequest()),
+            channel=self.address, entry="probe", key=self.signing.text, origin=time.time(),
+            request=asdict(request or ProbeRequest()),
         )  # fmt: skip
         invoked = time.time()
         outcome = await (await self.platform.invoke(call)).wait()
@@ -166,7 +167,7 @@ async def probing(
         signing = SigningKey.new()
         for key, buffers in prepared.objects.items():
             await RunChannel(store, owner="profile", signing=signing).put(key, buffers)
-        env = {**secrets, "EPHEMERON_ENTRY": ENTRY, "EPHEMERON_PRELOAD": PRELOAD}
+        env = {**secrets, PRELOAD_VARIABLE: PRELOAD}
         _log.info("probing functions of this machine over %s", channel)
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
         stack.push_async_callback(platform.shutdown)

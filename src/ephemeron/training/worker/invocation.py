@@ -47,14 +47,12 @@ class InvocationContext:
 
     Args:
         ctx: the platform's context.
-
-    Raises:
-        JobError: an argument of the call is unknown, or of a wrong type.
+        request: of the call.
     """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, request: WorkerRequest) -> None:
         self.ctx, self.call = ctx, ctx.call
-        self.request = WorkerRequest.of(ctx.call.request)
+        self.request = request
         self.rank, self.attempt = ctx.call.rank, ctx.call.attempt
         self.keys = Keys(ctx.call.run)
         self.began = self.now()

@@ -1,4 +1,4 @@
-"""The training loop of one function, and the entry point of workers: fence, load, train, hand off or finish.
+"""The training loop of one function, and the entry `worker`: fence, load, train, hand off or finish.
 
 The workers carry the run themselves. No coordinator is needed after the launch: a rank that waits too long for a peer
 replaces it, a rank near its time limit invokes its own successor, and rank 0 closes the run. A client that watches
@@ -28,6 +28,7 @@ from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, first_leaf
 from ephemeron.training.worker.lease import Exit
+from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.result import RunResult, WorkerResult
 from ephemeron.training.worker.startup import StartedWorker, load
 from ephemeron.training.worker.step import IterationStep, WholeModelStep
@@ -36,28 +37,37 @@ from ephemeron.training.worker.trainer import TrainingStep
 _log = logging.getLogger(__name__)
 
 
-async def run_worker(ctx: Context) -> dict[str, object]:
-    """Runs one invocation to its end. A request with `transfer` measures the channel instead (`worker.probe`).
+async def run_worker(ctx: Context, request: WorkerRequest) -> WorkerResult:
+    """Runs one invocation of a rank that holds the whole model, to its end.
 
-    Returns:
-        A `WorkerResult` as JSON; for a probe, a `ProbeResult`.
+    Raises:
+        JobError: the run divides its model into stages.
+    """
+    return await run_rank(ctx, request, WholeModelStep)
+
+
+async def run_rank(
+    ctx: Context, request: WorkerRequest, step: Callable[[StartedWorker], IterationStep]
+) -> WorkerResult:
+    """Runs one invocation of a rank to its end.
+
+    Args:
+        ctx: of the invocation.
+        request: of its call.
+        step: makes the computation of the rank's contributions.
     """
     with logs.context(run=ctx.call.run, rank=ctx.call.rank, attempt=ctx.call.attempt):
-        if ctx.call.request.get("transfer") is not None:
-            from ephemeron.training.worker.probe import run_probe
-
-            return await run_probe(ctx)
-        return (await _run(InvocationContext(ctx))).to_json()
+        return await _run(InvocationContext(ctx, request), step)
 
 
-async def _run(invocation: InvocationContext) -> WorkerResult:
+async def _run(invocation: InvocationContext, step: Callable[[StartedWorker], IterationStep]) -> WorkerResult:
     summary: RunResult | None = None
     outcome: Exit = "finished"
     try:
         with invocation.at_end:
             async with asyncio.TaskGroup() as tasks:
                 started = await load(invocation)
-                summary = await TrainingLoop(started, _step(started), tasks).run()
+                summary = await TrainingLoop(started, step(started), tasks).run()
     except BaseExceptionGroup as group:
         cause = first_leaf(group)
         if not isinstance(cause, InvocationExit):
@@ -67,14 +77,6 @@ async def _run(invocation: InvocationContext) -> WorkerResult:
             await clear_if_over(invocation)
     _log.info("ends: %s", outcome)
     return WorkerResult(outcome=outcome, traffic=invocation.channel.traffic, summary=summary)
-
-
-def _step(started: StartedWorker) -> IterationStep:
-    if started.spec.stages is None:
-        return WholeModelStep(started)
-    from ephemeron.training.worker.pipeline.step import PipelineStep  # needs torch
-
-    return PipelineStep(started)
 
 
 class TrainingLoop:

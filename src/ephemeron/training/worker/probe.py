@@ -1,8 +1,7 @@
-"""The entry point of probes, which measure a function instead of training: raw seconds and megabytes.
+"""The entry `probe`, which measures a function instead of training: raw seconds and megabytes.
 
-The platform starts it with `EPHEMERON_ENTRY=ephemeron.training.worker.probe:run_probe`. It reads the same objects as a worker
-(specification, code, data, initial weights) and uses the same trainer on the same compute thread, so that measurements hold for
-training. The request of the call is a `ProbeRequest`; the result is a `ProbeResult`.
+It reads the same objects as a worker (specification, code, data, initial weights) and uses the same trainer on the same compute
+thread, so that measurements hold for training.
 
 CPU quotas are enforced in periods (100 ms on Linux): a single step may run at full speed and the next one be paused. The time
 of a step is therefore always the mean of a window of many.
@@ -17,7 +16,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -59,14 +58,9 @@ SMALL_MB = 0.05
 _LEAST_STEPS = 3
 
 
-async def run_probe(ctx: Context) -> dict[str, object]:
-    """Measures what the call's `ProbeRequest` asks for.
-
-    Returns:
-        A `ProbeResult` as JSON.
-    """
+async def run_probe(ctx: Context, request: ProbeRequest) -> ProbeResult:
+    """Measures what the request asks for."""
     entered = time.time()
-    request = ProbeRequest.of(ctx.call.request)
     result = ProbeResult(entered_wall=entered, cold=ctx.cold, memory_mb=ctx.call.memory_mb)
     if request.transfer is not None:
         result = replace(result, transfer=await _transfers(ctx, request.transfer))
@@ -81,7 +75,7 @@ async def run_probe(ctx: Context) -> dict[str, object]:
                 result = replace(result, steps=tuple(await steps.measure(request.probe)))
             model_bytes = steps.trainer.size * steps.trainer.dtype.itemsize
             result = replace(result, model_bytes=model_bytes, state_bytes=steps.state_bytes)
-    return asdict(result)
+    return result
 
 
 @dataclass(slots=True)

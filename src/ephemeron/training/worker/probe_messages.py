@@ -42,15 +42,6 @@ class ProbeRequest:
     transfer: TransferProbe | None = None
     fold: FoldProbe | None = None
 
-    @classmethod
-    def of(cls, request: Mapping[str, object]) -> ProbeRequest:
-        """The request of a call.
-
-        Raises:
-            JobError: an unknown measurement, or a value out of bounds.
-        """
-        return build(cls, request, where="request of a probe")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:

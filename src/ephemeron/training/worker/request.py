@@ -1,12 +1,11 @@
 """Arguments of a worker's call, and the message that a successor finds in place of a checkpoint's number.
 
-The driver and workers write a `WorkerRequest` into `Call.request`; the invocation reads it once, at its start.
+The driver and workers write a `WorkerRequest` into `Call.request`, with which the entries `worker` and `stage` are run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -45,15 +44,6 @@ class WorkerRequest:
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
-
-    @classmethod
-    def of(cls, request: Mapping[str, object]) -> WorkerRequest:
-        """The request of a call.
-
-        Raises:
-            JobError: an unknown argument, or one of another type.
-        """
-        return build(cls, request, where="request of a worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

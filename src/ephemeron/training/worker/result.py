@@ -33,8 +33,3 @@ class WorkerResult:
     """Channel operations of the invocation."""
     summary: RunResult | None = None
     """Result of the run, where this invocation has closed it."""
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON: the summary's fields are beside the others."""
-        own: dict[str, object] = {"outcome": self.outcome, "traffic": asdict(self.traffic)}
-        return own | ({} if self.summary is None else self.summary.to_json())

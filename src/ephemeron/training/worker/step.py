@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from ephemeron.errors import EphemeronError
+from ephemeron.errors import EphemeronError, JobError
 from ephemeron.training.collectives import Group, ReductionStatus
 from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
@@ -113,7 +113,19 @@ class IterationStep(ABC):
 
 
 class WholeModelStep(IterationStep):
-    """A rank that holds the whole model."""
+    """A rank that holds the whole model.
+
+    Args:
+        started: the worker at its start.
+
+    Raises:
+        JobError: the run divides its model.
+    """
+
+    def __init__(self, started: StartedWorker) -> None:
+        super().__init__(started)
+        if self.spec.stages is not None:
+            raise JobError("this run divides its model into stages", remedy="call the entry 'stage'")
 
     def group(self, policy: Policy) -> Group:
         return self.new_group(policy)

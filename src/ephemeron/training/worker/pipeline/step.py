@@ -23,6 +23,7 @@ import torch
 
 from ephemeron.communication.keys import Keys
 from ephemeron.data.batch_source import EVALUATION_BATCH
+from ephemeron.errors import JobError
 from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundaries
 from ephemeron.partition.runtime.device import StageMessage
 from ephemeron.partition.runtime.micro_batches import sizes
@@ -55,11 +56,15 @@ class PipelineStep(IterationStep):
 
     Args:
         started: the worker at its start.
+
+    Raises:
+        JobError: the run does not divide its model.
     """
 
     def __init__(self, started: StartedWorker) -> None:
         super().__init__(started)
-        assert self.spec.stages is not None
+        if self.spec.stages is None:
+            raise JobError("this run does not divide its model into stages", remedy="call the entry 'worker'")
         assert isinstance(started.trainer, StageTrainer)
         self.stages, self.stage_trainer = self.spec.stages, started.trainer
         self.stage, self.replica = self.stages.place(self.invocation.rank)
