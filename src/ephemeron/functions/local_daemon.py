@@ -35,6 +35,7 @@ from ephemeron.communication.rpc import Server
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, InvocationRefused, PlatformError
 from ephemeron.events import Invoked, to_json
+from ephemeron.functions import entries
 from ephemeron.functions.base import Call, Limits, Outcome, Reason, ended_event
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
 from ephemeron.functions.daemon_files import (
@@ -55,7 +56,6 @@ from ephemeron.functions.daemon_messages import (
     OpenParams,
     RunParams,
 )
-from ephemeron.functions.entries import check_entry, known
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess, ProcessOutcome, WarmPool
 from ephemeron.functions.hosted_run import HostedRun
@@ -166,7 +166,7 @@ class LocalDaemon:
         Raises:
             InvocationRefused: memory, lifetime, payload or concurrency is beyond the limits, or there is no such entry.
         """
-        check_entry(call.entry, known(self._runs.get(call.run, self._own).env))
+        entries.check_entry(call.entry, entries.known(self._runs.get(call.run, self._own).env))
         check_call(call, self._limits)
         twice, call = call.duplicate, dataclasses.replace(call, duplicate=False)
         first = self._begin(call, call.reason)
