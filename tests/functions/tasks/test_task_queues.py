@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from ephemeron.communication.channels import MemoryChannel, open_channel
+from ephemeron.communication.channels.cache import CacheChannel
 from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.signing import SigningKey
 from ephemeron.functions.simulation import virtual_time
-from ephemeron.functions.tasks import ObjectQueue
+from ephemeron.functions.tasks import ObjectQueue, RedisQueue
 from ephemeron.testing.task_queue_contract import Open, TaskQueueContract
 
 numbers = itertools.count()
@@ -63,3 +65,24 @@ class TestInACache(TaskQueueContract):
         async with open_channel(self.address) as channel:
             yield lambda owner: ObjectQueue(channel, name, owner=owner, lease_s=self.lease_s)
             assert await channel.list(f"{name}.") == []
+
+
+class TestInRedis(TaskQueueContract):
+    lease_s = 1.0
+    signing: SigningKey | None = None
+
+    @pytest.fixture(autouse=True)
+    def _where(self, valkey_server: Any) -> None:
+        self.address = valkey_server.address
+
+    @asynccontextmanager
+    async def world(self) -> AsyncIterator[Open]:
+        name = f"r{next(numbers)}"
+        async with CacheChannel(self.address) as channel:
+            yield lambda owner: RedisQueue(channel, name, owner=owner, lease_s=self.lease_s, signing=self.signing)
+            assert await channel.list(f"{name}.") == []
+
+
+@pytest.mark.slow
+class TestInRedisSigned(TestInRedis):
+    signing = SigningKey.new()

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec
     from ephemeron.functions.tasks.object_queue import ObjectQueue
     from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
+    from ephemeron.functions.tasks.redis_queue import RedisQueue
 
 _LAZY = {
     "ObjectQueue": "object_queue",
     "QueueDepth": "model",
+    "RedisQueue": "redis_queue",
     "ResultReader": "queue",
     "TaskEdge": "model",
     "TaskLease": "model",
@@ -40,6 +42,7 @@ _LAZY = {
 __all__ = [
     "ObjectQueue",
     "QueueDepth",
+    "RedisQueue",
     "ResultReader",
     "TaskEdge",
     "TaskLease",

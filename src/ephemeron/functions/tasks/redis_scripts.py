@@ -1,0 +1,221 @@
+"""Lua scripts of `redis_queue`. Each is one atomic step of the server; `KEYS[1]` is the prefix of the queue's keys.
+
+PREFIX ready             sorted set of batches by order
+PREFIX leases            sorted set of leased batches by expiry, in ms of the server's clock
+PREFIX done              set of complete batches
+PREFIX batch/BATCH       tasks, order, left (tasks without a final result), owner, attempt
+PREFIX state/BATCH       final:TASK -> status, tries:TASK -> failed tries, nonce:TASK -> of the latest failed try
+PREFIX results           list of final results
+PREFIX cancelled         set of tasks
+PREFIX edge/EDGE         document, inputs, batch, order, tasks, released
+PREFIX inputs/EDGE       set of tasks that are done
+PREFIX lost              hash of edges with a dead input -> error
+PREFIX abandoned         set of edges whose tasks have yet to be recorded as dead
+PREFIX live              sorted set of executors by the end of their announcement, in ms
+PREFIX count/COUNTER     hash of members -> amount
+PREFIX closed            there, if no task will be published any more
+"""
+
+_COMMON = """
+local p = KEYS[1]
+local function now()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+local function publish(batch, tasks, order)
+  if redis.call('SISMEMBER', p .. 'done', batch) == 1 or redis.call('EXISTS', p .. 'batch/' .. batch) == 1 then
+    return
+  end
+  redis.call('HSET', p .. 'batch/' .. batch, 'tasks', tasks, 'order', order, 'left', string.match(batch, '%d+$'), 'attempt', 0)
+  redis.call('ZADD', p .. 'ready', order, batch)
+end
+local function fire(edge)
+  local key = p .. 'edge/' .. edge
+  local e = redis.call('HMGET', key, 'inputs', 'batch', 'order', 'tasks', 'released')
+  if not e[1] then
+    return
+  end
+  if redis.call('HEXISTS', p .. 'lost', edge) == 1 then
+    if redis.call('HSETNX', key, 'released', 'lost') == 1 then
+      redis.call('SADD', p .. 'abandoned', edge)
+    end
+  elseif redis.call('SCARD', p .. 'inputs/' .. edge) >= tonumber(e[1]) and redis.call('HSETNX', key, 'released', 'yes') == 1 then
+    publish(e[2], e[4], e[3])
+  end
+end
+"""
+
+PUBLISH = _COMMON + "publish(ARGV[1], ARGV[2], ARGV[3])"
+"""BATCH TASKS ORDER."""
+
+CONNECT = (
+    _COMMON
+    + """
+local key = p .. 'edge/' .. ARGV[1]
+local there = redis.call('HGET', key, 'document')
+if there then
+  return there == ARGV[2] and 1 or 0
+end
+redis.call('HSET', key, 'document', ARGV[2], 'inputs', ARGV[3], 'batch', ARGV[4], 'order', ARGV[5], 'tasks', ARGV[6])
+fire(ARGV[1])
+return 1
+"""
+)
+"""EDGE DOCUMENT INPUTS BATCH ORDER TASKS -> whether the edge is this one."""
+
+TAKE = (
+    _COMMON
+    + """
+local missing, lease_ms, at = tonumber(ARGV[1]), tonumber(ARGV[2]), now()
+for _, batch in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', at, 'LIMIT', 0, 1000)) do
+  redis.call('ZREM', p .. 'leases', batch)
+  redis.call('ZADD', p .. 'ready', redis.call('HGET', p .. 'batch/' .. batch, 'order'), batch)
+end
+local taken = {}
+while missing > 0 do
+  local batch = redis.call('ZRANGE', p .. 'ready', 0, 0)[1]
+  if not batch then
+    break
+  end
+  local key = p .. 'batch/' .. batch
+  redis.call('ZREM', p .. 'ready', batch)
+  redis.call('ZADD', p .. 'leases', at + lease_ms, batch)
+  redis.call('HSET', key, 'owner', ARGV[3])
+  local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+  taken[#taken + 1] = {batch, attempt, redis.call('HGET', key, 'tasks'), redis.call('HGETALL', p .. 'state/' .. batch)}
+  missing = missing - tonumber(redis.call('HGET', key, 'left'))
+end
+return {taken, redis.call('SMEMBERS', p .. 'abandoned')}
+"""
+)
+"""N LEASE_MS OWNER -> leases, edges to abandon."""
+
+RENEW = (
+    _COMMON
+    + """
+local until_ms, alive = now() + tonumber(ARGV[1]), {}
+for n = 3, #ARGV, 2 do
+  local b = redis.call('HMGET', p .. 'batch/' .. ARGV[n], 'owner', 'attempt')
+  local mine = b[1] == ARGV[2] and b[2] == ARGV[n + 1] and redis.call('ZSCORE', p .. 'leases', ARGV[n])
+  if mine then
+    redis.call('ZADD', p .. 'leases', until_ms, ARGV[n])
+  end
+  alive[#alive + 1] = mine and 1 or 0
+end
+return alive
+"""
+)
+"""LEASE_MS OWNER (BATCH ATTEMPT)... -> for each whether it is still this owner's."""
+
+RELEASE = (
+    _COMMON
+    + """
+local key = p .. 'batch/' .. ARGV[2]
+local b = redis.call('HMGET', key, 'owner', 'attempt', 'order')
+if b[1] == ARGV[1] and b[2] == ARGV[3] and redis.call('ZREM', p .. 'leases', ARGV[2]) == 1 then
+  redis.call('HSET', key, 'attempt', 0)
+  redis.call('ZADD', p .. 'ready', b[3], ARGV[2])
+end
+"""
+)
+"""OWNER BATCH ATTEMPT."""
+
+COMPLETE = (
+    _COMMON
+    + """
+local batch, n, recorded, conflicts = ARGV[1], 2, {}, {}
+local key, state = p .. 'batch/' .. batch, p .. 'state/' .. batch
+if redis.call('EXISTS', key) == 0 then
+  return {recorded, conflicts}
+end
+local left = tonumber(redis.call('HGET', key, 'left'))
+while n <= #ARGV do
+  local task, status, tries, nonce, data, error, edges = unpack(ARGV, n, n + 6)
+  n = n + 7
+  local before = tonumber(redis.call('HGET', state, 'tries:' .. task) or '0')
+  if redis.call('HEXISTS', state, 'final:' .. task) == 0 then
+    if redis.call('HGET', state, 'nonce:' .. task) == nonce then
+      recorded[#recorded + 1] = task
+    elseif before + 1 ~= tonumber(tries) then
+      conflicts[#conflicts + 1] = {task, before}
+    elseif status == 'failed' then
+      redis.call('HSET', state, 'tries:' .. task, tries, 'nonce:' .. task, nonce)
+      recorded[#recorded + 1] = task
+    else
+      redis.call('HSET', state, 'final:' .. task, status)
+      redis.call('RPUSH', p .. 'results', data)
+      if status == 'cancelled' then
+        redis.call('SADD', p .. 'cancelled', task)
+      end
+      left = left - 1
+      recorded[#recorded + 1] = task
+      for e = n, n + tonumber(edges) - 1 do
+        if status == 'ok' then
+          redis.call('SADD', p .. 'inputs/' .. ARGV[e], task)
+        else
+          redis.call('HSETNX', p .. 'lost', ARGV[e], error)
+        end
+        fire(ARGV[e])
+      end
+    end
+  end
+  n = n + tonumber(edges)
+end
+if left > 0 then
+  redis.call('HSET', key, 'left', left)
+else
+  redis.call('UNLINK', key, state)
+  redis.call('ZREM', p .. 'ready', batch)
+  redis.call('ZREM', p .. 'leases', batch)
+  redis.call('SADD', p .. 'done', batch)
+end
+return {recorded, conflicts}
+"""
+)
+"""BATCH (TASK STATUS TRIES NONCE DATA ERROR N EDGE...)... -> recorded tasks, and tasks with another number of failed tries."""
+
+ABANDON = (
+    _COMMON
+    + """
+publish(ARGV[2], ARGV[3], ARGV[4])
+redis.call('ZREM', p .. 'ready', ARGV[2])
+return redis.call('EXISTS', p .. 'batch/' .. ARGV[2])
+"""
+)
+"""EDGE BATCH TASKS ORDER: publishes tasks so that nobody takes them -> whether they are without results."""
+
+DEPTH = (
+    _COMMON
+    + """
+local function tasks(batches)
+  local sum = 0
+  for _, batch in ipairs(batches) do
+    sum = sum + tonumber(string.match(batch, '%d+$'))
+  end
+  return sum
+end
+local at = now()
+redis.call('ZREMRANGEBYSCORE', p .. 'live', '-inf', at)
+local ready = tasks(redis.call('ZRANGE', p .. 'ready', 0, -1))
+local expired = tasks(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', at))
+local leased = tasks(redis.call('ZRANGE', p .. 'leases', 0, -1))
+return {ready + expired, leased - expired, redis.call('ZRANGE', p .. 'live', 0, -1), redis.call('EXISTS', p .. 'closed')}
+"""
+)
+"""-> ready tasks, leased tasks, executors, whether closed."""
+
+ANNOUNCE = _COMMON + "redis.call('ZADD', p .. 'live', now() + tonumber(ARGV[2]), ARGV[1])"
+"""EXECUTOR LEASE_MS."""
+
+COUNT = (
+    _COMMON
+    + """
+redis.call('HSETNX', p .. 'count/' .. ARGV[1], ARGV[2], ARGV[3])
+local sum = 0
+for _, amount in ipairs(redis.call('HVALS', p .. 'count/' .. ARGV[1])) do
+  sum = sum + tonumber(amount)
+end
+return sum
+"""
+)
+"""COUNTER MEMBER AMOUNT -> sum."""
