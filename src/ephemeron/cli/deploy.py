@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,10 +58,10 @@ def _where(command: Any) -> Any:
 )
 @click.option(
     "--memory-mb",
-    type=click.IntRange(128, 10_240),
-    default=1769,
+    metavar="MB[,MB…]",
+    default="1769",
     show_default=True,
-    help="Memory of the function; 1,769 MB bring one vCPU.",
+    help="Memory sizes, one function for each; the first is for runs that name none. 1,769 MB bring one vCPU.",
 )
 @click.option(
     "--function-timeout-s",
@@ -90,7 +91,7 @@ def _where(command: Any) -> Any:
     metavar="ID",
     help="Security group of the function in that VPC (repeatable).",
 )
-def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: int, function_timeout_s: int,
+def deploy_aws(function: str, region: str | None, endpoint: str | None, channel: str, out: Path, memory_mb: str, function_timeout_s: int,
                role: str | None, image: str | None, as_zip: bool, no_dependencies: bool, layers: tuple[str, ...],
                subnets: tuple[str, ...], groups: tuple[str, ...]) -> None:  # fmt: skip
     """Write what AWS Lambda needs into a folder, for review; with --role, also create or update the function.
@@ -102,6 +103,7 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     """
     from ephemeron.communication.channels import public_address
     from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
     from ephemeron.functions.aws.deploy import function as functions
     from ephemeron.functions.aws.deploy import package, policy
     from ephemeron.functions.aws.settings import AwsSettings, client
@@ -110,9 +112,10 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
     public, secrets = public_address(channel)
     if secrets:
         raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+    sizes = parse_sizes(memory_mb, low_mb=128, high_mb=10_240)
     settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()
     account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
-    place = policy.place_of(settings, account=account, channel=public, vpc=bool(subnets))
+    place = policy.place_of(settings, account=account, channel=public, vpc=bool(subnets), sizes_mb=sizes)
     written = [*policy.write(out, place), *package.write_image_recipe(out / "image")]
     for path in written:
         click.echo(f"wrote {path}")
@@ -125,14 +128,17 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
         (out / "function.zip").write_bytes(data)
         click.echo(f"wrote {out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
     wanted = functions.LambdaSpec(
-        role=role, memory_mb=memory_mb, timeout_s=function_timeout_s, image=image or "", zipped=data, layers=layers,
+        role=role, memory_mb=sizes[0], timeout_s=function_timeout_s, image=image or "", zipped=data, layers=layers,
         subnets=subnets, security_groups=groups, digest=digest(),
         variables={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **for_functions()},
     )  # fmt: skip
-    done = functions.deploy(client(settings, "lambda", tries=5), settings, wanted)
-    click.echo(f"{done} function {function} in {settings.region}: {memory_mb} MB, {function_timeout_s} s, no retries")
-    click.echo("it costs nothing while it does not run" + (
-        "; its image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")  # fmt: skip
+    for name, done in functions.deploy_sizes(client(settings, "lambda", tries=5), settings, wanted, sizes).items():
+        size = next((mb for mb in sizes if function_of(function, sizes, mb) == name), 0)
+        what = f": {size} MB, {function_timeout_s} s, no retries" if done != "deleted" else ", whose size is not wanted"
+        click.echo(f"{done} function {name} in {settings.region}{what}")
+    costs = "they cost nothing while they do not" if len(sizes) > 1 else "it costs nothing while it does not"
+    click.echo(f"{costs} run" + (
+        "; the image costs $0.10 per GB and month in ECR" if image else "") + ", and nothing else was made")  # fmt: skip
     click.echo(f"train with: ephemeron train JOB --platform aws --channel {public} --workers 4")
 
 
@@ -140,16 +146,17 @@ def deploy_aws(function: str, region: str | None, endpoint: str | None, channel:
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_aws(function: str, region: str | None, endpoint: str | None, yes: bool) -> None:
-    """Delete the function and its log, and list what is not deleted."""
+    """Delete the functions of all sizes and their log, and list what is not deleted."""
+    from ephemeron.functions.aws.deploy.function import delete, functions_of
     from ephemeron.functions.aws.settings import AwsSettings, client
 
     settings = AwsSettings(function=function, region=region, endpoint=endpoint).located()
     if not yes:
-        click.confirm(f"delete function {function} in {settings.region}, and its log?", abort=True)
-    _delete(
-        f"function {function}", settings, "lambda:DeleteFunction",
-        lambda: client(settings, "lambda", tries=5).delete_function(FunctionName=function),
-    )  # fmt: skip
+        click.confirm(f"delete function {function} in {settings.region}, in all its sizes, and its log?", abort=True)
+    api = client(settings, "lambda", tries=5)
+    for name in functions_of(api, settings) or [function]:
+        there = delete(api, dataclasses.replace(settings, function=name))
+        click.echo(f"deleted function {name}" if there else f"there is no function {name}")
     _delete(
         f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
         lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group),

@@ -24,6 +24,10 @@ class Limits:
     memory_min_mb: int = 128
     memory_max_mb: int = 10240
     memory_step_mb: int = 1
+    sizes_mb: tuple[int, ...] = ()
+    """The only memory quotas that there are, the default of runs first; empty: all within the bounds."""
+    deploy: str = ""
+    """Command that deploys further sizes."""
     mb_per_vcpu: float = 1769.0
     """Memory quota that comes with one whole vCPU (AWS Lambda: 1,769 MB)."""
     lifetime_s: float = 900.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ephemeron.errors import InvocationRefused
+from ephemeron.functions.async_invoke.sizes import not_deployed, sizes_text
 from ephemeron.functions.base import Call, Limits
 
 
@@ -15,9 +16,12 @@ def check_call(call: Call, limits: Limits) -> None:
         InvocationRefused: names the value and the limit.
     """
     low, high, step = limits.memory_min_mb, limits.memory_max_mb, limits.memory_step_mb
-    if not low <= call.memory_mb <= high:
+    if not limits.sizes_mb and not low <= call.memory_mb <= high:
         raise InvocationRefused(f"memory of {call.memory_mb} MB is outside {low} to {high} MB", binding="memory")
-    if (call.memory_mb - low) % step:
+    if limits.sizes_mb and call.memory_mb not in limits.sizes_mb:
+        raise InvocationRefused(f"no function of {call.memory_mb} MB is deployed, only of {sizes_text(limits.sizes_mb)}; "
+                                f"{not_deployed(limits.sizes_mb, call.memory_mb, limits.deploy)}", binding="memory")  # fmt: skip
+    if not limits.sizes_mb and (call.memory_mb - low) % step:
         raise InvocationRefused(
             f"memory of {call.memory_mb} MB is not on a step of {step} MB from {low} MB", binding="memory"
         )

@@ -33,6 +33,8 @@ class EntryRequest:
     attempts: int = 1
     next: str = ""
     """Entry that the function calls."""
+    next_memory_mb: int = 0
+    """Memory of that call; 0: the function's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +147,9 @@ async def succeed(context: Context, request: EntryRequest) -> Mapping[str, objec
 
 async def call_next(context: Context, request: EntryRequest) -> Mapping[str, object]:
     """Calls another entry, and returns why it was refused; empty: it was not."""
+    call, memory_mb = context.call, request.next_memory_mb or context.call.memory_mb
     try:
-        await context.invoke(replace(context.call, attempt=1, entry=request.next, request={}))
+        await context.invoke(replace(call, attempt=1, entry=request.next, memory_mb=memory_mb, request={}))
     except InvocationRefused as e:
         return {"refused": str(e)}
     return {"refused": ""}

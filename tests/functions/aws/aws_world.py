@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kit_entry import ENTRIES
 
-from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
+from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy_sizes
 from ephemeron.functions.aws.deploy.package import build_zip
 from ephemeron.functions.aws.platform import LIMITS, AwsPlatform
 from ephemeron.functions.aws.settings import AwsSettings, client
@@ -42,7 +42,7 @@ def settings_of(service: LambdaService, **more: Any) -> AwsSettings:
 
 
 def deployed(
-    service: LambdaService, *, entries: str = "", memory_mb: int = 256, timeout_s: int = 60, folder: Path | None = None,
+    service: LambdaService, *, entries: str = "", memory_mb: int = 256, timeout_s: int = 60, sizes: tuple[int, ...] = (), folder: Path | None = None,
     preload: str = "", **more: Any,
 ) -> AwsSettings:  # fmt: skip
     """Deploys this working tree's package as function `ephemeron`, with the kit's functions beside it."""
@@ -53,7 +53,7 @@ def deployed(
     wanted = LambdaSpec(
         role=ROLE, memory_mb=memory_mb, timeout_s=timeout_s, zipped=build_zip(), variables=variables, digest=digest()
     )
-    deploy(client(settings, "lambda"), settings, wanted)
+    deploy_sizes(client(settings, "lambda"), settings, wanted, sizes or (memory_mb,))
     return settings
 
 

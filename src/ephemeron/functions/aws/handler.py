@@ -118,6 +118,7 @@ async def _run(
     call: Call, envelope: InvokeRequest, reporter: InvocationReporter, lambda_context: Any, deadline: float, scratch: Path,
     vcpus: float, cold: bool,
 ) -> Mapping[str, object]:  # fmt: skip
+    from ephemeron.functions.async_invoke.sizes import FUNCTION, sizes_in
     from ephemeron.functions.aws.invoker import Sender
     from ephemeron.functions.aws.settings import AwsSettings
     from ephemeron.functions.context import Context, ThreadCompute
@@ -125,8 +126,9 @@ async def _run(
 
     loop = asyncio.get_running_loop()
     settings = AwsSettings(
-        function=lambda_context.function_name, region=os.environ.get("AWS_REGION"), every_s=envelope.every_s
-    )
+        function=os.environ.get(FUNCTION) or lambda_context.function_name, sizes_mb=sizes_in(os.environ),
+        region=os.environ.get("AWS_REGION"), every_s=envelope.every_s,
+    )  # fmt: skip
     delivery = reporter.delivery
 
     def emit(event: Event) -> None:

@@ -40,12 +40,12 @@ class Sender(RecordedSender):
         self._first = asyncio.Lock()
 
     async def request(self, event: bytes, call: Call) -> str:
-        waits = pauses(self._rng)
+        waits, name = pauses(self._rng), self._settings.function_of(call.memory_mb)
         client = await self._known_client()
         while True:
             try:
                 answer = await asyncio.to_thread(
-                    client.invoke, FunctionName=self._settings.function, InvocationType="Event", Payload=event
+                    client.invoke, FunctionName=name, InvocationType="Event", Payload=event
                 )
                 return str(answer["ResponseMetadata"]["RequestId"])
             except Exception as e:

@@ -10,35 +10,40 @@ from urllib.parse import urlsplit
 
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
+from ephemeron.functions.async_invoke.sizes import function_of, not_deployed, sizes_in, sizes_text, text_of
 from ephemeron.functions.aws.platform import LIMITS
 from ephemeron.functions.aws.settings import AwsSettings, client, code_of, refused
 from ephemeron.functions.base import Limits
 
+COMMAND = "ephemeron deploy aws"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedLambda:
-    """The deployed function."""
+    """The deployed function, or several that differ in their memory."""
 
     memory_mb: int
+    """Memory of runs that name none."""
     timeout_s: int
     concurrency: int
-    """Concurrent invocations: reserved for the function, or else unreserved in the account."""
+    """Concurrent invocations: reserved for each function, or else unreserved in the account."""
     digest: str
     """Digest of its code; empty: unknown."""
+    sizes_mb: tuple[int, ...]
+    """All memory sizes, the default first."""
 
     @property
     def limits(self) -> Limits:
         """Limits of calls."""
         return dataclasses.replace(
-            LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, lifetime_s=float(self.timeout_s),
-            concurrency=self.concurrency,
+            LIMITS, memory_min_mb=min(self.sizes_mb), memory_max_mb=max(self.sizes_mb), sizes_mb=self.sizes_mb,
+            lifetime_s=float(self.timeout_s), concurrency=self.concurrency, deploy=COMMAND,
         )  # fmt: skip
 
 
 def inspect(settings: AwsSettings) -> DeployedLambda:
-    """Asks AWS; starts no function.
+    """Asks AWS about the functions of all sizes; starts none.
 
     Args:
         settings: located.
@@ -47,6 +52,29 @@ def inspect(settings: AwsSettings) -> DeployedLambda:
         JobError: no credentials, expired or unknown ones, a missing permission, no such function, or one
             configured so that runs would break. Names the problem and the remedy.
     """
+    first, sizes = _inspect_one(settings)
+    found = [first]
+    for size in sizes[1:]:
+        other, _ = _inspect_one(dataclasses.replace(settings, function=function_of(settings.function, sizes, size)))
+        if (other.memory_mb, other.digest) != (size, first.digest):
+            raise JobError(
+                f"function {settings.function!r} and that of {size} MB are not of one deployment",
+                remedy=f"run: {COMMAND} --memory-mb {text_of((first.memory_mb, *sizes[1:]))}",
+            )
+        found.append(other)
+    return dataclasses.replace(
+        first, sizes_mb=tuple(f.memory_mb for f in found), timeout_s=min(f.timeout_s for f in found),
+        concurrency=min(f.concurrency for f in found),
+    )  # fmt: skip
+
+
+def located_sizes(settings: AwsSettings, deployed: DeployedLambda) -> AwsSettings:
+    """The settings with the sizes that are deployed."""
+    return dataclasses.replace(settings, sizes_mb=deployed.sizes_mb)
+
+
+def _inspect_one(settings: AwsSettings) -> tuple[DeployedLambda, tuple[int, ...]]:
+    """One function, and the sizes that its deployment has by its variables."""
     api = client(settings, "lambda", tries=6)
     name = settings.function
 
@@ -63,26 +91,29 @@ def inspect(settings: AwsSettings) -> DeployedLambda:
     account = ask("GetAccountSettings", api.get_account_settings)["AccountLimit"]
     ask("InvokeFunction", lambda: api.invoke(FunctionName=name, InvocationType="DryRun", Payload=b"{}"))
     _check_settings(settings, function, events, recursion)
-    return DeployedLambda(
-        memory_mb=int(function["MemorySize"]), timeout_s=int(function["Timeout"]),
+    variables = function.get("Environment", {}).get("Variables", {})
+    memory_mb = int(function["MemorySize"])
+    deployed = DeployedLambda(
+        memory_mb=memory_mb, sizes_mb=(memory_mb,), timeout_s=int(function["Timeout"]),
         concurrency=int(reserved.get("ReservedConcurrentExecutions", account["UnreservedConcurrentExecutions"])),
-        digest=str(function.get("Environment", {}).get("Variables", {}).get("EPHEMERON_CODE", "")),
+        digest=str(variables.get("EPHEMERON_CODE", "")),
     )  # fmt: skip
+    return deployed, sizes_in(variables)
 
 
 def check_fit(
     deployed: DeployedLambda, settings: AwsSettings, *, workers: int, memory_mb: int, lifetime_s: float
 ) -> None:
-    """Whether a run fits the function: memory and time limit are the function's, not a call's.
+    """Whether a run fits the functions: memory and time limit are theirs, not a call's.
 
     Raises:
         JobError: other memory, or a longer life.
         PlanInfeasible: binding is `concurrency`.
     """
-    if memory_mb != deployed.memory_mb:
+    if memory_mb not in deployed.sizes_mb:
         raise JobError(
-            f"function {settings.function!r} has {deployed.memory_mb} MB, the run wants {memory_mb} MB",
-            remedy=f"run: ephemeron deploy aws --memory-mb {memory_mb}, or leave --memory-mb out",
+            f"function {settings.function!r} has {sizes_text(deployed.sizes_mb)}, the run wants {memory_mb} MB",
+            remedy=f"{not_deployed(deployed.sizes_mb, memory_mb, COMMAND)}; or leave --memory-mb out",
         )
     if lifetime_s > deployed.timeout_s:
         raise JobError(

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle
+from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.aws import preflight
 from ephemeron.functions.aws.platform import LIMITS, AwsPlatform
 from ephemeron.functions.aws.settings import AwsSettings, identity
@@ -33,7 +34,7 @@ class AwsLambda(Provider[AwsSettings]):
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (
-            f"function {settings.function}: {found.memory_mb} MB, {found.timeout_s} s, no retries, recursion allowed; "
+            f"function {settings.function}: {sizes_text(found.sizes_mb)}, {found.timeout_s} s, no retries, recursion allowed; "
             "it may be asked about and invoked"
         )
         preflight.check_code(found, settings, digest())
@@ -60,5 +61,10 @@ class AwsLambda(Provider[AwsSettings]):
         if hold.starting:
             preflight.check_code(deployed, settings, digest())
         return await AwsPlatform.open(
-            hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=deployed.limits, logs_since=hold.since
+            hold.run_dir,
+            preflight.located_sizes(settings, deployed),
+            channel=hold.channel,
+            run=hold.run,
+            limits=deployed.limits,
+            logs_since=hold.since,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ephemeron.errors import EphemeronError, JobError, MissingExtra
+from ephemeron.functions.async_invoke.sizes import function_of
 
 FUNCTION = "ephemeron"
 THROTTLED = frozenset({
@@ -25,6 +26,9 @@ class AwsSettings:
     """Location of the function. Without secrets: those come from the usual chain of AWS clients."""
 
     function: str = FUNCTION
+    """Name of the deployment: of its first function."""
+    sizes_mb: tuple[int, ...] = ()
+    """Memory sizes that are deployed, the first is that of `function`; empty: not asked, or that one alone."""
     region: str | None = None
     """None: AWS_REGION, AWS_DEFAULT_REGION, or that of `~/.aws/config`."""
     endpoint: str | None = None
@@ -51,9 +55,13 @@ class AwsSettings:
             raise JobError(f"AWS region {region!r} has no Lambda", remedy=hint)
         return dataclasses.replace(self, region=region)
 
+    def function_of(self, memory_mb: int) -> str:
+        """Name of the function of a memory size."""
+        return function_of(self.function, self.sizes_mb, memory_mb)
+
     @property
     def log_group(self) -> str:
-        """Log group of the function."""
+        """Log group of all functions of the deployment."""
         return f"/aws/lambda/{self.function}"
 
 

@@ -76,7 +76,9 @@ class LambdaFunction:
 
     @property
     def log_group(self) -> str:
-        return f"/aws/lambda/{self.name}"
+        logging = self.extras.get("LoggingConfig")
+        group = logging.get("LogGroup") if isinstance(logging, Mapping) else None
+        return str(group) if group else f"/aws/lambda/{self.name}"
 
     def describe(self, *, state: str = "Active", update: str = "Successful") -> dict[str, object]:
         """A FunctionConfiguration."""

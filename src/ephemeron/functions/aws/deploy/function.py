@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
+from ephemeron.functions.async_invoke.sizes import FUNCTION, SIZES, function_of, sizes_in, text_of
 from ephemeron.functions.aws.deploy.package import HANDLER, PYTHON
 from ephemeron.functions.aws.settings import AwsSettings, code_of, refused
 
@@ -24,6 +25,8 @@ class LambdaSpec:
     role: str
     """ARN of the role that it runs as."""
     memory_mb: int
+    log_group: str = ""
+    """Instead of the function's own."""
     timeout_s: int = 900
     image: str = ""
     """URI in ECR; or"""
@@ -86,6 +89,70 @@ def deploy(client: Any, settings: AwsSettings, wanted: LambdaSpec) -> str:
     return "updated" if exists else "created"
 
 
+def deploy_sizes(client: Any, settings: AwsSettings, wanted: LambdaSpec, sizes_mb: Sequence[int]) -> dict[str, str]:
+    """Creates or updates one function per memory size, all of one image or ZIP, and deletes those of sizes that are not wanted.
+
+    Args:
+        client: of boto3, for `lambda`.
+        settings: names the first size's function; see `async_invoke.sizes`.
+        wanted: what they have in common; its memory is ignored.
+        sizes_mb: the first is the default of runs.
+
+    Returns:
+        Name of each function, and `created`, `updated` or `deleted`.
+
+    Raises:
+        JobError: AWS refuses, in one line.
+    """
+    before = functions_of(client, settings)
+    variables = (
+        {**wanted.variables, FUNCTION: settings.function, SIZES: text_of(sizes_mb)}
+        if len(sizes_mb) > 1
+        else wanted.variables
+    )
+    done: dict[str, str] = {}
+    for size in reversed(sizes_mb):  # the first size's function last: it tells clients of the others
+        one = replace(settings, function=function_of(settings.function, sizes_mb, size))
+        group = settings.log_group if one.function != settings.function else ""
+        done[one.function] = deploy(client, one, replace(wanted, memory_mb=size, variables=variables, log_group=group))
+    for name in before:
+        if name not in done:
+            delete(client, replace(settings, function=name))
+            done[name] = "deleted"
+    return done
+
+
+def functions_of(client: Any, settings: AwsSettings) -> list[str]:
+    """Names of the functions of a deployment, the first size's last; empty: there is none.
+
+    Raises:
+        JobError: AWS refuses, in one line.
+    """
+    try:
+        found = client.get_function_configuration(FunctionName=settings.function)
+    except Exception as e:
+        if code_of(e) == "ResourceNotFoundException":
+            return []
+        raise refused(e, settings, doing="lambda:GetFunctionConfiguration") from e
+    sizes = sizes_in(found.get("Environment", {}).get("Variables", {}))
+    return [*(function_of(settings.function, sizes, size) for size in sizes[1:]), settings.function]
+
+
+def delete(client: Any, settings: AwsSettings) -> bool:
+    """Deletes a function; False: there was none.
+
+    Raises:
+        JobError: AWS refuses, in one line.
+    """
+    try:
+        client.delete_function(FunctionName=settings.function)
+    except Exception as e:
+        if code_of(e) == "ResourceNotFoundException":
+            return False
+        raise refused(e, settings, doing="lambda:DeleteFunction") from e
+    return True
+
+
 def _exists(client: Any, name: str) -> bool:
     try:
         client.get_function_configuration(FunctionName=name)
@@ -110,6 +177,8 @@ def _configuration(wanted: LambdaSpec) -> dict[str, object]:
         "Environment": {"Variables": {**wanted.variables, DIGEST: wanted.digest}},
         "VpcConfig": {"SubnetIds": list(wanted.subnets), "SecurityGroupIds": list(wanted.security_groups)},
     }  # fmt: skip
+    if wanted.log_group:
+        out["LoggingConfig"] = {"LogGroup": wanted.log_group}
     if wanted.zipped:
         out |= {"Runtime": f"python{PYTHON}", "Handler": HANDLER, "Layers": list(wanted.layers)}
     return out

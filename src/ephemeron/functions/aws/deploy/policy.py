@@ -40,22 +40,25 @@ class Statement:
 
     sid: str
     actions: tuple[str, ...]
-    resource: str
+    resource: str | tuple[str, ...]
     condition: Mapping[str, Mapping[str, str]] | None = None
     substituted: bool = False
     """CloudFormation replaces its variables in the resource."""
 
     def to_json(self) -> dict[str, object]:
-        resource: object = self.resource
-        if self.substituted and "${" in self.resource:
-            resource = {"Fn::Sub": self.resource}
+        resource: object = self._located(self.resource) if isinstance(self.resource, str) else [
+            self._located(each) for each in self.resource
+        ]  # fmt: skip
         out = {"Sid": self.sid, "Effect": "Allow", "Action": list(self.actions), "Resource": resource}
         return out if self.condition is None else {**out, "Condition": self.condition}
+
+    def _located(self, resource: str) -> object:
+        return {"Fn::Sub": resource} if self.substituted and "${" in resource else resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Function, bucket and network of the policies. Account and region may be variables of CloudFormation."""
+    """Functions, bucket and network of the policies. Account and region may be variables of CloudFormation."""
 
     function: str
     region: str
@@ -63,20 +66,28 @@ class Place:
     bucket: str = ""
     prefix: str = ""
     vpc: bool = False
+    sizes_mb: tuple[int, ...] = ()
+    """Of the deployment; one size or none: `function` alone."""
 
     def arn(self, service: str, resource: str) -> str:
         return f"arn:aws:{service}:{self.region}:{self.account}:{resource}"
 
     @property
-    def function_arn(self) -> str:
-        return self.arn("lambda", f"function:{self.function}")
+    def functions(self) -> str | tuple[str, ...]:
+        """ARNs of the functions of all sizes."""
+        sizes = self.sizes_mb
+        found = [
+            self.arn("lambda", f"function:{name}")
+            for name in (self.function, *(f"{self.function}-{mb}" for mb in sizes[1:]))
+        ]
+        return tuple(found) if len(found) > 1 else found[0]
 
     @property
     def log_arn(self) -> str:
         return self.arn("logs", f"log-group:/aws/lambda/{self.function}")
 
 
-def place_of(settings: AwsSettings, *, account: str, channel: str, vpc: bool) -> Place:
+def place_of(settings: AwsSettings, *, account: str, channel: str, vpc: bool, sizes_mb: tuple[int, ...] = ()) -> Place:
     """From the function's settings and the channel's address.
 
     Raises:
@@ -90,14 +101,14 @@ def place_of(settings: AwsSettings, *, account: str, channel: str, vpc: bool) ->
     s3 = parts.scheme == "s3"
     return Place(
         function=settings.function, region=settings.region, account=account, bucket=parts.netloc if s3 else "",
-        prefix=parts.path.strip("/") if s3 else "", vpc=vpc,
+        prefix=parts.path.strip("/") if s3 else "", vpc=vpc, sizes_mb=sizes_mb,
     )  # fmt: skip
 
 
 def function_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
     """Permissions of the function's role."""
     statements = [
-        _allow("InvokeSuccessors", _INVOKE, place.function_arn),
+        _allow("InvokeSuccessors", _INVOKE, place.functions),
         _allow("WriteItsLog", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{place.log_arn}:*"),
         *_objects(place),
     ]
@@ -109,7 +120,7 @@ def function_policy(place: Place, *, substituted: bool = False) -> dict[str, obj
 def client_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
     """Permissions of the client."""
     statements = [
-        _allow("StartFunctions", [*_INVOKE, *_LOOK], place.function_arn),
+        _allow("StartFunctions", [*_INVOKE, *_LOOK], place.functions),
         _allow("ReadTheQuota", ["lambda:GetAccountSettings"], "*"),
         _allow("ReadTheLog", ["logs:FilterLogEvents"], f"{place.log_arn}:*"),
         *_objects(place),
@@ -124,7 +135,7 @@ def deployer_policy(place: Place) -> dict[str, object]:
         "GiveItsRole", ["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}}
     )
     removing = _allow("RemoveItsLog", ["logs:DeleteLogGroup"], f"{place.log_arn}:*")
-    return _document([_allow("MakeTheFunction", _MAKE, place.function_arn), passing, removing])
+    return _document([_allow("MakeTheFunction", _MAKE, place.functions), passing, removing])
 
 
 def trust() -> dict[str, object]:
@@ -137,7 +148,7 @@ def template(place: Place) -> dict[str, object]:
     """A CloudFormation template of role, client's policy and log group; costs nothing by itself."""
     inside = Place(
         function=place.function, region="${AWS::Region}", account="${AWS::AccountId}", bucket=place.bucket,
-        prefix=place.prefix, vpc=place.vpc,
+        prefix=place.prefix, vpc=place.vpc, sizes_mb=place.sizes_mb,
     )  # fmt: skip
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -199,7 +210,10 @@ def _objects(place: Place) -> list[Statement]:
 
 
 def _allow(
-    sid: str, actions: Sequence[str], resource: str, condition: Mapping[str, Mapping[str, str]] | None = None
+    sid: str,
+    actions: Sequence[str],
+    resource: str | tuple[str, ...],
+    condition: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Statement:
     return Statement(sid=sid, actions=tuple(actions), resource=resource, condition=condition)
 
