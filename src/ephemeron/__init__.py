@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
-    from ephemeron.training.driver import Result, attach, configure, resume, stop, train
+    from ephemeron.training.driver import Result, Session, attach, configure, resume, stop, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
     from ephemeron.training.planner import Plan, load_plan
     from ephemeron.training.planner.model.profile import Profile, load_profile
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
-    "training.driver": ("Result", "attach", "configure", "resume", "stop", "train"),
+    "training.driver": ("Result", "Session", "attach", "configure", "resume", "stop", "train", "train_async"),
     "training.task.task": ("Task",),
     "training.task.script": ("current",),
     "training.planning_workflow": ("plan_job",),
@@ -53,6 +53,7 @@ __all__ = [
     "Profile",
     "Result",
     "RunFailed",
+    "Session",
     "Simulation",
     "Target",
     "Task",
@@ -68,6 +69,7 @@ __all__ = [
     "resume",
     "stop",
     "train",
+    "train_async",
 ]
 
 

@@ -60,7 +60,7 @@ def start(slow: bool, **options: Any) -> Result:
         return Prepared(job=job, spec=spec, objects=objects, model_bytes=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ephemeron.training.driver.api.prepare", prepared)
+        patch.setattr("ephemeron.training.driver.launch.prepare", prepared)
         configuration = Configuration(
             platform="local", channel="folder", workers=2, aggregators=1, memory_mb=1769, function_timeout_s=60.0,
             batch_size=8, checkpoint_every=5,

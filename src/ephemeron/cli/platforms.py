@@ -40,7 +40,7 @@ class PlatformRow:
 
 def rows() -> list[PlatformRow]:
     """All platforms of this release."""
-    from ephemeron.training.driver.api import platform_limits
+    from ephemeron.training.driver.launch import platform_limits
     from ephemeron.training.job import PLATFORMS
     from ephemeron.training.planner.prices import load_prices
 

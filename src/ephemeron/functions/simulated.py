@@ -63,6 +63,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class SimulatedPool:
+    """Functions that run, and environments that are warm. Platforms of several runs may share one."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._warm: dict[int, int] = {}
+
+    def take_environment(self, memory_mb: int) -> bool:
+        """Whether a warm environment was free (and is taken now)."""
+        free = self._warm.get(memory_mb, 0)
+        self._warm[memory_mb] = max(0, free - 1)
+        return free > 0
+
+    def give_environment(self, memory_mb: int) -> None:
+        """Keeps an environment for another invocation."""
+        self._warm[memory_mb] = self._warm.get(memory_mb, 0) + 1
+
+
 class SimulatedPlatform(Platform):
     """A cloud made of tasks.
 
@@ -72,6 +90,7 @@ class SimulatedPlatform(Platform):
         limits: of the cloud.
         seed: of stragglers.
         log: file to which events are appended as JSON lines.
+        pool: of the cloud, which further runs may share; None: one of its own.
     """
 
     name = "simulated"
@@ -88,6 +107,7 @@ class SimulatedPlatform(Platform):
         limits: Limits | None = None,
         seed: int = 0,
         log: Path | None = None,
+        pool: SimulatedPool | None = None,
     ) -> None:
         self.world, self.entries, self.seed = world, entries or {}, seed
         self.limits = limits or simulated_limits(world)
@@ -99,7 +119,7 @@ class SimulatedPlatform(Platform):
         self._new = asyncio.Event()
         self._running: dict[str, SimulatedInvocation] = {}
         self._started = 0
-        self._warm: dict[int, int] = {}
+        self.pool = SimulatedPool() if pool is None else pool
 
     async def invoke(self, call: Call) -> SimulatedInvocation:
         self._refuse(call)
@@ -113,13 +133,14 @@ class SimulatedPlatform(Platform):
         limits = self.limits
         check_entry(call.entry, known().keys() | self.entries.keys())
         check_call(call, limits)
-        if len(self._running) >= limits.concurrency:
+        if self.pool.running >= limits.concurrency:
             raise InvocationRefused(f"{limits.concurrency} functions run already: the concurrency limit")
 
     def _start(self, call: Call, reason: Reason) -> SimulatedInvocation:
         self._started += 1
         invocation = SimulatedInvocation(self, f"i{self._started}", call)
         self._running[invocation.id] = invocation
+        self.pool.running += 1
         self.record(
             Invoked(
                 t=self.run_time(call), rank=call.rank, attempt=call.attempt, invocation=invocation.id, reason=reason
@@ -127,17 +148,12 @@ class SimulatedPlatform(Platform):
         )
         return invocation
 
-    def take_environment(self, memory_mb: int) -> bool:
-        """Whether a warm environment was free (and is taken now)."""
-        free = self._warm.get(memory_mb, 0)
-        self._warm[memory_mb] = max(0, free - 1)
-        return free > 0
-
     def ended(self, invocation: SimulatedInvocation, outcome: Outcome, *, reusable: bool) -> None:
         """An invocation is over: its bill is an event, its environment may be used again."""
         del self._running[invocation.id]
+        self.pool.running -= 1
         if reusable:
-            self._warm[invocation.call.memory_mb] = self._warm.get(invocation.call.memory_mb, 0) + 1
+            self.pool.give_environment(invocation.call.memory_mb)
         self.record(ended_event(invocation.call, invocation.id, outcome, t=self.run_time(invocation.call)))
 
     @staticmethod
@@ -201,7 +217,7 @@ class SimulatedInvocation(Invocation):
     async def _live(self) -> Outcome:
         platform, loop = self._platform, asyncio.get_running_loop()
         accepted = loop.time()
-        warm = platform.take_environment(self.call.memory_mb)
+        warm = platform.pool.take_environment(self.call.memory_mb)
         if self._why is None:
             self._body = loop.create_task(self._run(cold=not warm))
             await asyncio.wait([self._body])

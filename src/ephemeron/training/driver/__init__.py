@@ -2,5 +2,6 @@
 
 from ephemeron.training.driver.api import attach, configure, dry_run, resume, stop, train
 from ephemeron.training.driver.result import Result
+from ephemeron.training.driver.session import Session, train_async
 
-__all__ = ["Result", "attach", "configure", "dry_run", "resume", "stop", "train"]
+__all__ = ["Result", "Session", "attach", "configure", "dry_run", "resume", "stop", "train", "train_async"]

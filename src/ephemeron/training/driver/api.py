@@ -8,33 +8,32 @@ print(result.summary.metrics, result.summary.cost_usd)
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ephemeron import blocking
-from ephemeron.communication.channels import public_address
-from ephemeron.communication.channels.credentials import environment
-from ephemeron.config.typed import build, near, plain
+from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
-from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.functions.registry import cloud as cloud_of
-from ephemeron.functions.simulated import simulated_limits
 from ephemeron.training.driver import lifecycle, notebook, records, run_dir, run_logging, run_platform
 from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.training.driver.launch import (
+    LaunchRequest,
+    admitted,
+    begun,
+    platform_limits,
+    prepared_run,
+    service_of,
+)
 from ephemeron.training.driver.lifecycle import OnEvent
-from ephemeron.training.driver.prepare import prepare, refuse_contradictions
+from ephemeron.training.driver.prepare import refuse_contradictions
 from ephemeron.training.driver.programs import job_of
 from ephemeron.training.driver.result import Result, conclude, copy, open_run
-from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
 from ephemeron.training.driver.run_logging import LoggerChoice
-from ephemeron.training.driver.trained import store_program
-from ephemeron.training.job import Configuration, Fault, Job, Simulation
+from ephemeron.training.job import Configuration, Fault, Job
 from ephemeron.training.job.precedence import give_way
 from ephemeron.training.planner import Plan
 from ephemeron.training.planner.model.profile import Profile
@@ -42,14 +41,12 @@ from ephemeron.training.planner.prices import load_prices
 from ephemeron.training.task.task import Task
 
 if TYPE_CHECKING:
-    from ephemeron.functions.async_invoke.provider import Provider, Settings
+    from ephemeron.functions.async_invoke.provider import Settings
     from ephemeron.training.driver.dry_runs import DryRun
 
 Program: TypeAlias = str | Path | Task | type[Task]
 """Path of a job file or a script, `module:Class`, or a task."""
 SIMULATED_MEMORY_MB = 1769
-LOCAL_COLD_START_S = 3.0
-"""Seconds before its end at which a function on this machine starts its successor."""
 
 
 def _checked_configuration(c: Configuration) -> Configuration:
@@ -133,17 +130,6 @@ def _count_stages(values: dict[str, object]) -> None:
         values["workers"] = c.stages * (c.replicas or 1)
 
 
-def platform_limits(name: str, world: Simulation | None = None) -> Limits:
-    """Limits of a platform; those of the simulated one are from `world`."""
-    if name == "simulated":
-        return simulated_limits(world or Simulation())
-    if name in CLOUDS:
-        return cloud_of(name).limits
-    from ephemeron.functions.local import default_limits
-
-    return default_limits()
-
-
 def train(
     job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
     on_event: OnEvent | None = None, out: Path | None = None, peer_timeout_s: float = 20.0, plan: Plan | None = None,
@@ -174,91 +160,53 @@ def train(
         UserError: the job or an option is refused. Nothing was started or paid for.
         RunFailed: the run failed. Its `result` has the summary and the folder of the run.
     """
+    request = launch_request(
+        job, configuration, faults=faults, prices_file=prices_file, peer_timeout_s=peer_timeout_s, plan=plan,
+        profile=profile, cloud=cloud, loggers=loggers, **options,
+    )  # fmt: skip
+    ready = prepared_run(request)
+    prepared = ready.prepared
+    shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
+    with blocking.terminable(), begun(ready, shown) as run:
+        if ready.simulated:
+            from ephemeron.functions import simulation
+
+            ending, ledger = blocking.run(
+                lambda _: lifecycle.simulate(prepared, run.folder, request.job.simulation, run.log.on_event),
+                runner=simulation.run,
+            )
+        else:
+            ending, ledger = blocking.run(
+                lambda interrupts: lifecycle.drive(
+                    run.folder, run.record, prepared.spec, run.log.on_event, ready.secrets, interrupts,
+                    prepared=prepared,
+                )
+            )  # fmt: skip
+        return _checked(run.conclude(ending, ledger, out), check)
+
+
+def launch_request(
+    job: Job | Program, configuration: Configuration | None = None, *, faults: Sequence[Fault] = (), prices_file: Path | None = None,
+    peer_timeout_s: float = 20.0, plan: Plan | None = None, profile: Profile | None = None, cloud: Settings | None = None,
+    loggers: Sequence[LoggerChoice] | None = None, **options: object,
+) -> LaunchRequest:  # fmt: skip
+    """The arguments of `train`, with job and configuration as they hold.
+
+    Raises:
+        UserError: the job or an option is refused.
+    """
     job = job_of(job, options)
     if configuration is not None and (named := options.keys() & {f.name for f in dataclasses.fields(Configuration)}):
         raise JobError(f"{min(named)} is given beside a configuration", remedy="give it to configure(…) instead")
-    c = configure(job) if configuration is None else _checked_configuration(configuration)
-    chosen = run_logging.chosen(job.loggers if loggers is None else loggers)
-    run_id = run_dir.new_run_id(job.name)
-    world = job.simulation
-    simulated = c.platform == "simulated"
-    c, cloud, secrets, limits, cold_start_s = _admitted(job, c, cloud)
-    prepared = prepare(
-        job, c, run_id=run_id, limits=limits, prices=load_prices(_service(c.channel), prices_file),
-        faults=faults, peer_timeout_s=peer_timeout_s, cold_start_s=cold_start_s,
-        network=(world.latency_s, world.bandwidth_mb_s) if simulated else (0.0, None),
+    return LaunchRequest(
+        job=job, configuration=configure(job) if configuration is None else _checked_configuration(configuration),
+        faults=faults, prices_file=prices_file, peer_timeout_s=peer_timeout_s, plan=plan, profile=profile, cloud=cloud,
+        loggers=loggers,
     )  # fmt: skip
-    run_platform.sweep(run_dir.runs_folder())
-    with _new_run(run_id) as folder:
-        folder.create_key()
-        run = records.new_record(prepared.spec, folder, source=prepared.source, settings=plain(cloud) if cloud else {})
-        records.write(folder, run)
-        if prepared.code is not None:
-            store_program(folder, job, prepared.code)
-        if plan is not None:
-            plan.save(folder.path / PLAN_FILE)
-        if profile is not None:
-            profile.save(folder.path / PROFILE_FILE)
-        shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
-        with environment(secrets), run_logging.logged(folder, prepared.spec, chosen, shown) as log:
-            if simulated:
-                from ephemeron.functions import simulation
-
-                ending, ledger = blocking.run(
-                    lambda _: lifecycle.simulate(prepared, folder, world, log.on_event), runner=simulation.run
-                )
-            else:
-                ending, ledger = blocking.run(
-                    lambda interrupts: lifecycle.drive(
-                        folder, run, prepared.spec, log.on_event, secrets, interrupts, prepared=prepared
-                    )
-                )
-            result = log.conclude(conclude(folder, prepared.spec, ledger, ending, out))
-        return _checked(result, check)
-
-
-@contextmanager
-def _new_run(run_id: str) -> Iterator[RunFolder]:
-    """Folder of a new run that this process drives. It is deleted if the run does not begin."""
-    folder = run_dir.create(run_id)
-    try:
-        with blocking.terminable(), driving_lock(folder):
-            yield folder
-    except BaseException:
-        if not folder.events.exists():
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
 
 
 def _checked(result: Result, check: bool) -> Result:
     return result.raise_if_failed() if check else result
-
-
-def _settings(where: Provider[Any], given: Settings | None) -> Settings:
-    if given is None:
-        given = where.settings()
-    if not isinstance(given, where.settings):
-        raise JobError(f"{type(given).__name__} is not for platform {where.name}",
-                       remedy=f"give {where.settings.__name__}")  # fmt: skip
-    located: Settings = given.located()
-    return located
-
-
-def _admitted(
-    job: Job, c: Configuration, cloud: Settings | None
-) -> tuple[Configuration, Settings | None, dict[str, str], Limits, float]:
-    """Configuration as the platform admits it, the cloud's settings, secrets of the channel, limits, and seconds of a cold start."""
-    public, secrets = public_address(c.channel)
-    c = dataclasses.replace(c, channel=public)
-    if c.platform in CLOUDS:
-        where = cloud_of(c.platform)
-        cloud = _settings(where, cloud)
-        c, limits = run_platform.admit(where, c, cloud, secrets)
-        return c, cloud, secrets, limits, where.cold_start_s
-    if cloud is not None:
-        raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
-    cold_start_s = job.simulation.cold_start_s if c.platform == "simulated" else LOCAL_COLD_START_S
-    return c, cloud, secrets, platform_limits(c.platform, job.simulation), cold_start_s
 
 
 def dry_run(
@@ -278,8 +226,8 @@ def dry_run(
 
     job = job_of(job, options)
     c = configure(job) if configuration is None else _checked_configuration(configuration)
-    c, _, _, limits, _ = _admitted(job, c, cloud)
-    return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(_service(c.channel), prices_file))
+    c, _, _, limits, _ = admitted(job, c, cloud)
+    return dry_runs.dry_run(job, c, limits=limits, prices=load_prices(service_of(c.channel), prices_file))
 
 
 def attach(
@@ -386,9 +334,3 @@ def stop(run_id: str, *, now: bool = False) -> str:
     folder, run, _ = open_run(run_id)
     blocking.run(lambda _: lifecycle.stop(folder, run, now=now))
     return folder.run_id
-
-
-def _service(channel: str) -> str:
-    if channel.startswith(("redis://", "rediss://")):
-        return "cache"
-    return "server" if channel.startswith(("ps://", "parameter_server")) else "objects"

@@ -8,9 +8,10 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 from ephemeron import logs
-from ephemeron.blocking import Interrupts
 from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.credentials import environment
 from ephemeron.communication.channels.retry import BRIEF
@@ -19,6 +20,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.errors import UserError
 from ephemeron.events import Event, RunEnded, to_json
 from ephemeron.functions.jsonl import follow
+from ephemeron.functions.simulated import SimulatedPool
 from ephemeron.training.driver import parameter_server, records, run_platform
 from ephemeron.training.driver.cost import CostMeter
 from ephemeron.training.driver.driver_lock import is_driven
@@ -41,33 +43,50 @@ _END_S = 120.0
 """Seconds from the end of a run to its result, at most."""
 
 
+class StopRequests(Protocol):
+    """Tells the driver of a run to stop it: signals of the process, or a session of runs."""
+
+    def handled(self, callback: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Inside, each request calls `callback` on the loop."""
+
+
 async def simulate(
-    prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent
-) -> tuple[RunOutcome, CostMeter]:
-    """Runs everything in virtual time."""
+    prepared: Prepared, folder: RunFolder, world: Simulation, on_event: OnEvent, *,
+    stop: StopRequests | None = None, pool: SimulatedPool | None = None,
+) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
+    """Runs everything in virtual time.
+
+    Args:
+        prepared, folder, world: the run, its folder and its simulation.
+        on_event: called with every event.
+        stop: stops the run.
+        pool: functions of a session; None: of this run alone.
+    """
     from ephemeron.functions.simulated import SimulatedPlatform
 
-    platform = SimulatedPlatform(world, seed=prepared.spec.seed, log=folder.events)
+    platform = SimulatedPlatform(world, seed=prepared.spec.seed, log=folder.events, pool=pool)
     _log.info("simulating run %s in virtual time", prepared.spec.run_id)
     clock = asyncio.get_running_loop().time
     driver = RunDriver(
         platform, platform.store, prepared.spec, channel_address="memory", clock=clock, on_event=on_event,
         signing=folder.signing_key(),
     )  # fmt: skip
-    await driver.launch(prepared)
-    ending = await driver.watch()
+    with contextlib.nullcontext() if stop is None else stop.handled(driver.interrupt):
+        await driver.launch(prepared)
+        ending = await driver.watch()
     await platform.close()
     return ending, driver.ledger
 
 
 async def drive(
     folder: RunFolder, run: RunRecord, spec: RunSpec, on_event: OnEvent, secrets: dict[str, str],
-    interrupts: Interrupts, *, prepared: Prepared | None = None, attach: bool = False,
-    keep_code: bool = False,
+    interrupts: StopRequests, *, prepared: Prepared | None = None, attach: bool = False,
+    keep_code: bool = False, session: Path | None = None,
 ) -> tuple[RunOutcome, CostMeter]:  # fmt: skip
     """Launches (with `prepared`), attaches to, or resumes a run, and supervises it to its end. The caller holds its lock.
 
-    A run that is resumed while its functions are running is attached to instead.
+    A run that is resumed while its functions are running is attached to instead. Functions on this machine are hosted by the
+    daemon of `session`, where that is given.
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logs.context(run=folder.run_id))
@@ -95,7 +114,7 @@ async def drive(
             await _probe(channel, spec.run_id)
             if prepared is None and not keep_code and run.source is not None:
                 renewal = await renewed(RunChannel(channel, owner="resume", signing=signing), run.source, spec)
-            platform = await run_platform.start(folder, run, secrets)
+            platform = await run_platform.start(folder, run, secrets, session=session)
         stack.push_async_callback(platform.shutdown)
         driver = RunDriver(
             platform, channel, spec, channel_address=run.address, clock=time.time, on_event=on_event,

@@ -107,6 +107,7 @@ class RunDriver:
         self.session = session
         self.notes: tuple[str, ...] = ()
         self._current = False
+        self._stop_reason = ""
         self.stop_requested = asyncio.Event()
         self.kill_requested = asyncio.Event()
 
@@ -202,8 +203,9 @@ class RunDriver:
             request=WorkerRequest(channel_retry_s=c.channel_retry_s, not_after=not_after).to_json(),
         )
 
-    def interrupt(self) -> None:
-        """Requests a stop at a checkpoint; the second time, a kill."""
+    def interrupt(self, reason: str = "") -> None:
+        """Requests a stop at a checkpoint; the second time, a kill. A reason becomes an event of the run."""
+        self._stop_reason = self._stop_reason or reason
         (self.kill_requested if self.stop_requested.is_set() else self.stop_requested).set()
 
     def now(self) -> float:
@@ -350,6 +352,11 @@ class RunDriver:
         """Stops the run at a checkpoint at the first request; kills it at the second one or after a timeout. Both can be resumed."""
         await self.stop_requested.wait()
         _log.info("stopping at a checkpoint")
+        if self._stop_reason:
+            await self.platform.emit(
+                self.spec.run_id,
+                Note(t=self.now(), level="warning", text=f"stops at a checkpoint: {self._stop_reason}"),
+            )
         telling = asyncio.ensure_future(self.channel.put(self.keys.control, [b"stop"]))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):

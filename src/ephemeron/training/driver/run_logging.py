@@ -40,6 +40,9 @@ _MOST_UNSAVED = 1000
 LOGGERS_FILE = "loggers.json"
 ARTIFACTS = (PLAN_FILE, RESULT_FILE, "report.html", "report.png")
 
+_IN_USE: set[int] = set()
+"""Identities of the loggers of all runs that this process drives."""
+
 OnEvent: TypeAlias = Callable[[Event], None]
 LoggerChoice: TypeAlias = str | LoggerSpec | Logger
 
@@ -127,12 +130,24 @@ def _records_of(folder: RunFolder) -> tuple[LoggerRecord, ...]:
 def logged(
     folder: RunFolder, spec: RunSpec, loggers: Sequence[tuple[Logger, LoggerRecord]], on_event: OnEvent
 ) -> Iterator[RunLogging]:
-    """Logs a run inside. Its end is logged as failed unless `conclude` is called."""
-    run = RunLogging(folder, spec, loggers, on_event)
+    """Logs a run inside. Its end is logged as failed unless `conclude` is called.
+
+    Raises:
+        JobError: one of the loggers logs another run of this process.
+    """
+    used = {id(logger) for logger, _ in loggers}
+    for logger, record in loggers:
+        if id(logger) in _IN_USE:
+            raise JobError(f"logger {record.name} logs another run of this process", remedy="give each run its own")
+    _IN_USE.update(used)
     try:
-        yield run
+        run = RunLogging(folder, spec, loggers, on_event)
+        try:
+            yield run
+        finally:
+            run.close("failed")
     finally:
-        run.close("failed")
+        _IN_USE.difference_update(used)
 
 
 class RunLogging:

@@ -49,8 +49,10 @@ class NotRunning(Exception):
     """All functions of the run have ended."""
 
 
-async def start(folder: RunFolder, run: RunRecord, secrets: dict[str, str]) -> LocalPlatform | AsyncInvokePlatform:
-    """A platform to launch or resume the run on.
+async def start(
+    folder: RunFolder, run: RunRecord, secrets: dict[str, str], *, session: Path | None = None
+) -> LocalPlatform | AsyncInvokePlatform:
+    """A platform to launch or resume the run on. On this machine, the daemon of `session` hosts the functions, if that is given.
 
     Raises:
         PlatformError: it cannot be opened.
@@ -60,7 +62,7 @@ async def start(folder: RunFolder, run: RunRecord, secrets: dict[str, str]) -> L
         return await _open(folder, run, starting=True)
     from ephemeron.functions.local import LocalPlatform
 
-    return await LocalPlatform.start(folder.path, env=secrets, restart=True)
+    return await LocalPlatform.start(folder.path, env=secrets, restart=True, session=session)
 
 
 def sweep(runs: Path) -> None:

@@ -13,7 +13,7 @@ from ephemeron import blocking
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
 from ephemeron.functions.base import Limits
-from ephemeron.training.driver.api import platform_limits
+from ephemeron.training.driver.launch import platform_limits
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.builtin import priced

@@ -1,0 +1,196 @@
+"""Launch of a new run in three steps, for the blocking and the asynchronous interface: `prepared_run`, `begun`, `BegunRun.conclude`.
+
+The first refuses what cannot work and stores nothing. The second makes the folder of the run, which is deleted if the run does
+not begin. Between the second and the third the run is driven (`lifecycle`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.config.typed import plain
+from ephemeron.errors import JobError
+from ephemeron.functions.base import Limits
+from ephemeron.functions.registry import CLOUDS
+from ephemeron.functions.registry import cloud as cloud_of
+from ephemeron.functions.simulated import simulated_limits
+from ephemeron.training.driver import records, run_dir, run_logging, run_platform
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.driver.driver_lock import driving as driving_lock
+from ephemeron.training.driver.lifecycle import OnEvent
+from ephemeron.training.driver.prepare import Prepared, prepare
+from ephemeron.training.driver.records import RunRecord
+from ephemeron.training.driver.result import Result, conclude
+from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE, RunFolder
+from ephemeron.training.driver.run_driver import RunOutcome
+from ephemeron.training.driver.run_logging import LoggerChoice, RunLogging
+from ephemeron.training.driver.trained import store_program
+from ephemeron.training.job import Configuration, Fault, Job, Simulation
+from ephemeron.training.planner import Plan
+from ephemeron.training.planner.model.profile import Profile
+from ephemeron.training.planner.prices import load_prices
+
+if TYPE_CHECKING:
+    from ephemeron.functions.async_invoke.provider import Provider, Settings
+
+LOCAL_COLD_START_S = 3.0
+"""Seconds before its end at which a function on this machine starts its successor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What `train` is asked for; see its arguments."""
+
+    job: Job
+    configuration: Configuration
+    faults: Sequence[Fault] = ()
+    prices_file: Path | None = None
+    peer_timeout_s: float = 20.0
+    plan: Plan | None = None
+    profile: Profile | None = None
+    cloud: Settings | None = None
+    loggers: Sequence[LoggerChoice] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run that was checked, and has no folder yet."""
+
+    request: LaunchRequest
+    prepared: Prepared
+    loggers: Sequence[tuple[Any, run_logging.LoggerRecord]]
+    cloud: Settings | None
+    secrets: dict[str, str] = field(repr=False)
+    """Variables of the channel."""
+
+    @property
+    def simulated(self) -> bool:
+        return self.prepared.spec.configuration.platform == "simulated"
+
+    def with_note(self, text: str) -> PreparedRun:
+        """The same with a remark for the reader of the run's output."""
+        notes = (*self.prepared.notes, text)
+        return dataclasses.replace(self, prepared=dataclasses.replace(self.prepared, notes=notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunRun:
+    """A run with a folder, which this process drives."""
+
+    ready: PreparedRun
+    folder: RunFolder
+    record: RunRecord
+    log: RunLogging
+
+    def conclude(self, ending: RunOutcome, meter: CostMeter, out: Path | None = None) -> Result:
+        """Writes and logs the end of the run; `out` gets a copy."""
+        return self.log.conclude(conclude(self.folder, self.ready.prepared.spec, meter, ending, out))
+
+
+def platform_limits(name: str, world: Simulation | None = None) -> Limits:
+    """Limits of a platform; those of the simulated one are from `world`."""
+    if name == "simulated":
+        return simulated_limits(world or Simulation())
+    if name in CLOUDS:
+        return cloud_of(name).limits
+    from ephemeron.functions.local import default_limits
+
+    return default_limits()
+
+
+def prepared_run(request: LaunchRequest) -> PreparedRun:
+    """Checks a run and makes its objects. Nothing is stored or started.
+
+    Raises:
+        UserError: the run is refused.
+    """
+    job, world = request.job, request.job.simulation
+    chosen = run_logging.chosen(job.loggers if request.loggers is None else request.loggers)
+    c, cloud, secrets, limits, cold_start_s = admitted(job, request.configuration, request.cloud)
+    prepared = prepare(
+        job, c, run_id=run_dir.new_run_id(job.name), limits=limits,
+        prices=load_prices(service_of(c.channel), request.prices_file), faults=request.faults,
+        peer_timeout_s=request.peer_timeout_s, cold_start_s=cold_start_s,
+        network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
+    )  # fmt: skip
+    return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
+
+
+@contextmanager
+def begun(ready: PreparedRun, on_event: OnEvent) -> Iterator[BegunRun]:
+    """Makes the folder of a run and starts its loggers. Inside, this process drives the run.
+
+    Args:
+        ready: the run.
+        on_event: called with every event of the run.
+    """
+    prepared, request = ready.prepared, ready.request
+    run_platform.sweep(run_dir.runs_folder())
+    with _new_run(prepared.spec.run_id) as folder:
+        folder.create_key()
+        settings: Mapping[str, object] = plain(ready.cloud) if ready.cloud else {}
+        record = records.new_record(prepared.spec, folder, source=prepared.source, settings=settings)
+        records.write(folder, record)
+        if prepared.code is not None:
+            store_program(folder, request.job, prepared.code)
+        if request.plan is not None:
+            request.plan.save(folder.path / PLAN_FILE)
+        if request.profile is not None:
+            request.profile.save(folder.path / PROFILE_FILE)
+        with environment(ready.secrets), run_logging.logged(folder, prepared.spec, ready.loggers, on_event) as log:
+            yield BegunRun(ready=ready, folder=folder, record=record, log=log)
+
+
+@contextmanager
+def _new_run(run_id: str) -> Iterator[RunFolder]:
+    """Folder of a new run that this process drives. It is deleted if the run does not begin."""
+    folder = run_dir.create(run_id)
+    try:
+        with driving_lock(folder):
+            yield folder
+    except BaseException:
+        if not folder.events.exists():
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _settings(where: Provider[Any], given: Settings | None) -> Settings:
+    if given is None:
+        given = where.settings()
+    if not isinstance(given, where.settings):
+        raise JobError(f"{type(given).__name__} is not for platform {where.name}",
+                       remedy=f"give {where.settings.__name__}")  # fmt: skip
+    located: Settings = given.located()
+    return located
+
+
+def admitted(
+    job: Job, c: Configuration, cloud: Settings | None
+) -> tuple[Configuration, Settings | None, dict[str, str], Limits, float]:
+    """Configuration as the platform admits it, the cloud's settings, secrets of the channel, limits, and seconds of a cold start."""
+    public, secrets = public_address(c.channel)
+    c = dataclasses.replace(c, channel=public)
+    if c.platform in CLOUDS:
+        where = cloud_of(c.platform)
+        cloud = _settings(where, cloud)
+        c, limits = run_platform.admit(where, c, cloud, secrets)
+        return c, cloud, secrets, limits, where.cold_start_s
+    if cloud is not None:
+        raise JobError(f"{type(cloud).__name__} is not for platform {c.platform}")
+    cold_start_s = job.simulation.cold_start_s if c.platform == "simulated" else LOCAL_COLD_START_S
+    return c, cloud, secrets, platform_limits(c.platform, job.simulation), cold_start_s
+
+
+def service_of(channel: str) -> str:
+    """Kind of service at a channel's address, as price files name it."""
+    if channel.startswith(("redis://", "rediss://")):
+        return "cache"
+    return "server" if channel.startswith(("ps://", "parameter_server")) else "objects"

@@ -1,0 +1,45 @@
+"""Requests to stop one of several runs of a process: by the task that awaits it, or by its session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+
+class RunStop:
+    """Stops one run: at a checkpoint while it is driven, at once before that. Satisfies `lifecycle.StopRequests`."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Of the first request that has one."""
+        self._requested = False
+        self._phase: Literal["before", "driven", "over"] = "before"
+        self._task: asyncio.Task[object] | None = None
+        self._callback: Callable[..., None] = lambda reason="": None
+
+    def belongs_to(self, task: asyncio.Task[object] | None) -> None:
+        """Names the task that prepares and drives the run."""
+        self._task = task
+        if self._requested and task is not None:
+            task.cancel()
+
+    @contextlib.contextmanager
+    def handled(self, callback: Callable[..., None]) -> Iterator[None]:
+        """Inside, requests call `callback`, with their reason."""
+        self._phase, self._callback = "driven", callback
+        try:
+            yield
+        finally:
+            self._phase = "over"
+
+    def request(self, reason: str = "") -> None:
+        """Requests the end of the run, in the loop of its task. A second request without a reason kills its functions."""
+        if self._requested and reason:
+            return
+        self._requested, self.reason = True, self.reason or reason
+        if self._phase == "driven":
+            self._callback(reason)
+        elif self._phase == "before" and self._task is not None:
+            self._task.cancel()
