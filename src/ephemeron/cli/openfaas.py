@@ -48,10 +48,10 @@ def _where(command: Any) -> Any:
 )
 @click.option(
     "--memory-mb",
-    type=int,
-    default=1769,
+    metavar="MB[,MB…]",
+    default="1769",
     show_default=True,
-    help="Memory limit of a replica, including 60 MB for the handler.",
+    help="Memory limits of replicas, one function for each; the first is for runs that name none. 60 MB are the handler's.",
 )
 @click.option("--cpus", type=float, default=0.0, help="CPU limit of a replica.  [default: one for 1,769 MB]")
 @click.option(
@@ -72,7 +72,7 @@ def _where(command: Any) -> Any:
 )
 @click.option("--contract-kit", is_flag=True, help="Include the entries of the platform contract in the recipe.")
 def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str, channel: str, out: Path, image: str | None,
-                    memory_mb: int, cpus: float, function_timeout_s: float, replicas: int, inside: str | None, s3_keys: bool,
+                    memory_mb: str, cpus: float, function_timeout_s: float, replicas: int, inside: str | None, s3_keys: bool,
                     contract_kit: bool) -> None:  # fmt: skip
     """Write the function's image as a recipe, for review; with --image, also create or update the function.
 
@@ -82,26 +82,33 @@ def deploy_openfaas(openfaas_gateway: str | None, namespace: str, function: str,
     from ephemeron.communication.channels import public_address
     from ephemeron.communication.channels.tls import for_functions
     from ephemeron.errors import GatewayError
+    from ephemeron.functions.async_invoke.sizes import parse_sizes
     from ephemeron.functions.openfaas import preflight
     from ephemeron.functions.openfaas.deploy import function as functions
     from ephemeron.functions.openfaas.deploy import recipe
     from ephemeron.functions.openfaas.gateway import refused
+    from ephemeron.functions.openfaas.platform import LIMITS
+    from ephemeron.functions.openfaas.preflight import functions_of, gateway_of_one
     from ephemeron.functions.openfaas.settings import INSIDE, check_url
     from ephemeron.functions.source_bundle import digest
 
     public, hidden = public_address(channel)
     if hidden:
         raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
-    settings = _settings(openfaas_gateway, function, namespace)
+    settings, sizes = (
+        _settings(openfaas_gateway, function, namespace),
+        parse_sizes(memory_mb, low_mb=128, high_mb=LIMITS.memory_max_mb),
+    )
     check_url(inside or INSIDE, "--inside")
     preflight.check_channel(public, settings, {})
     wanted = functions.DeploymentSpec(
-        image=image or "not yet built", memory_mb=memory_mb, lifetime_s=function_timeout_s, replicas=replicas, cpus=cpus,
+        image=image or "not yet built", memory_mb=sizes[0], lifetime_s=function_timeout_s, replicas=replicas, cpus=cpus,
         inside=(inside or INSIDE).rstrip("/"), secrets=tuple(secrets := _secrets(s3_keys)), digest=digest(),
         variables={n: os.environ[n] for n in _STORE_VARIABLES if n in os.environ}
         if public.startswith("s3:")
         else for_functions(),
     )  # fmt: skip
+    specs = functions.specs_of(wanted, settings, sizes)
     for path in recipe.write_recipe(out, kit=contract_kit):
         click.echo(f"wrote {path}")
     values = out / "openfaas-values.yaml"
@@ -118,19 +125,27 @@ nothing was sent to {settings.gateway}. Read these files, then:
     try:
         for name, value in secrets.items():
             api.set_secret(name, value)
-        done = api.deploy(functions.spec_of(wanted, settings))
+        before = functions_of(settings)
+        done = {spec.service: gateway_of_one(settings, spec.service).deploy(spec) for spec in specs}
+        for name in before:
+            if name not in done:
+                gateway_of_one(settings, name).delete()
+                click.echo(f"deleted function {name} at {settings.gateway}, whose size is not wanted")
     except GatewayError as e:
         if e.status in (400, 404):  # about the deployment, not about what is deployed
             text = f"the gateway at {settings.gateway} refuses this function: {e.text or e.status}"
             raise JobError(text, remedy="see the message") from e
         raise refused(e, settings, doing="deploying") from e
-    click.echo(
-        f"{done} function {function} at {settings.gateway}: {memory_mb} MB, {wanted.vcpus:g} CPUs, calls of up to "
-        f"{function_timeout_s:g} s, up to {replicas} replicas"
-    )
+    for spec in specs:
+        click.echo(
+            f"{done[spec.service]} function {spec.service} at {settings.gateway}: {spec.memory_mb} MB, {spec.cpus:g} CPUs, "
+            f"calls of up to {function_timeout_s:g} s, up to {replicas} replicas"
+        )
     if secrets:
         click.echo(f"with secrets {', '.join(secrets)}")
-    click.echo("one replica stays up and holds its memory; `ephemeron clean openfaas` removes everything")
+    click.echo(
+        f"one replica {'of each ' if len(sizes) > 1 else ''}stays up and holds its memory; `ephemeron clean openfaas` removes everything"
+    )
     click.echo(
         f"train with: ephemeron train JOB --platform openfaas --openfaas-gateway {settings.gateway} --channel {public} --workers "
         f"{max(1, min(4, replicas - 1))}"
@@ -141,15 +156,25 @@ nothing was sent to {settings.gateway}. Read these files, then:
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_openfaas(openfaas_gateway: str | None, namespace: str, function: str, yes: bool) -> None:
-    """Delete the function and its secrets, and list what is not deleted."""
+    """Delete the functions of all sizes and their secrets, and list what is not deleted."""
+    from ephemeron.errors import GatewayError
     from ephemeron.functions.openfaas import preflight
+    from ephemeron.functions.openfaas.gateway import refused
     from ephemeron.functions.openfaas.handler import SECRETS
+    from ephemeron.functions.openfaas.preflight import functions_of, gateway_of_one
 
     settings = _settings(openfaas_gateway, function, namespace)
     if not yes:
-        click.confirm(f"delete function {function} at {settings.gateway}, and its secrets?", abort=True)
+        click.confirm(
+            f"delete function {function} at {settings.gateway}, in all its sizes, and its secrets?", abort=True
+        )
     api = preflight.gateway_of(settings)
-    _delete(f"function {function}", settings, api.delete)
+    try:
+        names = functions_of(settings) or [function]
+    except GatewayError as e:
+        raise refused(e, settings, doing="asking about") from e
+    for name in names:
+        _delete(f"function {name}", settings, gateway_of_one(settings, name).delete)
     for name in SECRETS:
         _delete(f"secret {name}", settings, partial(api.delete_secret, name), silent=True)
     click.echo("not touched: the image in its registry, objects of runs in the store (ephemeron runs clean --all)")

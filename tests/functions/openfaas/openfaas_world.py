@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ephemeron.functions.base import Limits
-from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
+from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, specs_of
 from ephemeron.functions.openfaas.deploy.recipe import write_recipe
 from ephemeron.functions.openfaas.gateway import Gateway
 from ephemeron.functions.openfaas.platform import LIMITS, OpenFaasPlatform
@@ -34,7 +35,7 @@ def client(settings: OpenFaasSettings) -> Gateway:
 
 
 def deployed(
-    gateway: OpenFaasGateway, folder: Path, *, entries: str = "", memory_mb: int = 256, lifetime_s: float = 60.0, replicas: int = 5,
+    gateway: OpenFaasGateway, folder: Path, *, entries: str = "", memory_mb: int = 256, lifetime_s: float = 60.0, replicas: int = 5, sizes: tuple[int, ...] = (),
     preload: str = "", python_path: Path | None = None, variables: dict[str, str] | None = None, **more: Any,
 ) -> OpenFaasSettings:  # fmt: skip
     """Deploys this working tree's recipe as function `ephemeron`, and waits until all replicas are ready."""
@@ -45,13 +46,14 @@ def deployed(
     if python_path is not None:
         told["PYTHONPATH"] = f"{folder}:{python_path}"
     wanted = DeploymentSpec(
-        image=IMAGE, memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=1.0, inside=gateway.url,
+        image=IMAGE, memory_mb=memory_mb, lifetime_s=lifetime_s, replicas=replicas, cpus=0.0 if sizes else 1.0, inside=gateway.url,
         digest=digest(), variables=told,
     )  # fmt: skip
-    api = client(settings)
-    api.deploy(spec_of(wanted, settings))
-    api.scale(replicas)
-    wait(lambda: api.function().available >= replicas)
+    for spec in specs_of(wanted, settings, sizes or (memory_mb,)):
+        api = client(replace(settings, function=spec.service))
+        api.deploy(spec)
+        api.scale(replicas)
+        wait(lambda api=api: api.function().available >= replicas)
     return settings
 
 

@@ -163,7 +163,7 @@ def test_what_does_not_fit_the_function(gateway: OpenFaasGateway, tmp_path: Path
     assert done.exit_code == 0, done.output
     assert "256 MB, 1 CPUs, calls of up to 60 s, up to 3 replicas" in done.output
     for how, said in (
-        ({"memory_mb": 512}, "has 256 MB, the run wants 512 MB; run: ephemeron deploy openfaas --memory-mb 512"),
+        ({"memory_mb": 512}, "has 256 MB, the run wants 512 MB; run: ephemeron deploy openfaas --memory-mb 256,512"),
         ({"function_timeout_s": 90.0}, "ends after 60 s, the run wants 90 s"),
         ({"channel": "folder"}, "'folder' has no address"),
         ({"channel": "redis://:secret@127.0.0.1:6379"}, "functions do not get credentials from an address"),

@@ -179,18 +179,19 @@ class Gateway:
         """
         return self.request(method, f"/function/{self.settings.path_name}{path}", body, headers or {})
 
-    def invoke_async(self, body: bytes, *, callback: str = "") -> str:
+    def invoke_async(self, body: bytes, *, callback: str = "", memory_mb: int = 0) -> str:
         """/async-function/NAME: queues a call and returns its X-Call-Id.
 
         Args:
             body: for the function.
             callback: URL to which the queue-worker posts how it ended.
+            memory_mb: size of the function; 0: the deployment's first.
 
         Raises:
             GatewayError: it was not accepted.
         """
         headers = {"Content-Type": "application/json", **({"X-Callback-Url": callback} if callback else {})}
-        reply = self.request("POST", f"/async-function/{self.settings.path_name}", body, headers)
+        reply = self.request("POST", f"/async-function/{self.settings.of_size(memory_mb).path_name}", body, headers)
         if reply.status != 202:
             raise GatewayError(reply.status, reply.text())
         return reply.call_id

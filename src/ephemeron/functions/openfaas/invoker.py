@@ -19,7 +19,7 @@ INLINE_BYTES = 128_000
 
 
 class GatewaySender(RecordedSender):
-    """Sends to one function.
+    """Sends to the functions of one deployment.
 
     Args:
         gateway: as this sender reaches it.
@@ -38,7 +38,9 @@ class GatewaySender(RecordedSender):
         waits = pauses(self._rng)
         while True:
             try:
-                return await asyncio.to_thread(self._gateway.invoke_async, event, callback=self._callback)
+                return await asyncio.to_thread(
+                    self._gateway.invoke_async, event, callback=self._callback, memory_mb=call.memory_mb
+                )
             except GatewayError as e:
                 # A request that was served although its answer was lost starts the call twice, which is harmless.
                 pause = next(waits, None) if e.status in THROTTLED or e.status == UNREACHABLE else None

@@ -5,30 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ephemeron.errors import GatewayError, JobError, PlanInfeasible
+from ephemeron.functions.async_invoke.sizes import function_of, not_deployed, sizes_text, text_of
 from ephemeron.functions.base import Limits
 from ephemeron.functions.openfaas.gateway import Gateway, refused
 from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
 
-MEMORY, LIFETIME, REPLICAS, CODE, VCPUS = (
+MEMORY, LIFETIME, REPLICAS, CODE, VCPUS, SIZES = (
     "ephemeron.memory-mb", "ephemeron.lifetime-s", "ephemeron.replicas", "ephemeron.code", "ephemeron.vcpus",
+    "ephemeron.sizes",
 )  # fmt: skip
 """Annotations in which `deploy` describes the function."""
+COMMAND = "ephemeron deploy openfaas"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SETTLE_S, _POLL_S = 180.0, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedFunction:
-    """The deployed function."""
+    """The deployed function, or several that differ in their memory."""
 
     image: str
     memory_mb: int
+    """Memory of runs that name none."""
     vcpus: float
     lifetime_s: float
     replicas: int
@@ -37,13 +41,15 @@ class DeployedFunction:
     """Replicas wanted at this moment."""
     available: int
     digest: str
+    sizes_mb: tuple[int, ...]
+    """All memory sizes, the default first."""
 
     @property
     def limits(self) -> Limits:
         """Limits of calls."""
         return dataclasses.replace(
-            LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, lifetime_s=self.lifetime_s,
-            mb_per_vcpu=self.memory_mb / self.vcpus, concurrency=self.replicas,
+            LIMITS, memory_min_mb=min(self.sizes_mb), memory_max_mb=max(self.sizes_mb), sizes_mb=self.sizes_mb,
+            lifetime_s=self.lifetime_s, mb_per_vcpu=self.memory_mb / self.vcpus, concurrency=self.replicas, deploy=COMMAND,
         )  # fmt: skip
 
 
@@ -52,8 +58,29 @@ def gateway_of(settings: OpenFaasSettings) -> Gateway:
     return Gateway(settings, credentials())
 
 
+def gateway_of_one(settings: OpenFaasSettings, function: str) -> Gateway:
+    """The same, for a function of that name."""
+    return gateway_of(dataclasses.replace(settings, function=function, sizes_mb=()))
+
+
+def functions_of(settings: OpenFaasSettings) -> list[str]:
+    """Names of the functions of a deployment, the first size's last; empty: there is none.
+
+    Raises:
+        GatewayError: the gateway does not answer, or refuses.
+    """
+    try:
+        notes = gateway_of(settings).function().annotations
+    except GatewayError as e:
+        if e.status == 404:
+            return []
+        raise
+    sizes = _sizes(notes, 0)
+    return [*(function_of(settings.function, sizes, size) for size in sizes[1:]), settings.function]
+
+
 def inspect(settings: OpenFaasSettings) -> DeployedFunction:
-    """Asks the gateway; starts no function.
+    """Asks the gateway about the functions of all sizes; starts none.
 
     Args:
         settings: located.
@@ -61,6 +88,31 @@ def inspect(settings: OpenFaasSettings) -> DeployedFunction:
     Raises:
         JobError: the gateway cannot be reached, refuses the password, does not know the function, or the function is not
             of this package. Names the problem and the remedy.
+    """
+    first = inspect_one(settings)
+    settings = located_sizes(settings, first)
+    found = [first, *(inspect_one(settings.of_size(size)) for size in first.sizes_mb[1:])]
+    for size, other in zip(first.sizes_mb, found, strict=True):
+        if (other.memory_mb, other.digest) != (size, first.digest):
+            raise JobError(
+                f"function {settings.function!r} and that of {size} MB are not of one deployment",
+                remedy=f"run: {COMMAND} --memory-mb {text_of(first.sizes_mb)}",
+            )
+    return dataclasses.replace(
+        first, lifetime_s=min(f.lifetime_s for f in found), replicas=min(f.replicas for f in found)
+    )
+
+
+def located_sizes(settings: OpenFaasSettings, deployed: DeployedFunction) -> OpenFaasSettings:
+    """The settings with the sizes that are deployed."""
+    return dataclasses.replace(settings, sizes_mb=deployed.sizes_mb)
+
+
+def inspect_one(settings: OpenFaasSettings) -> DeployedFunction:
+    """One function, with the sizes of its deployment.
+
+    Raises:
+        JobError: as `inspect`.
     """
     gateway = gateway_of(settings)
     try:
@@ -70,8 +122,9 @@ def inspect(settings: OpenFaasSettings) -> DeployedFunction:
         raise refused(e, settings, doing="asking about") from e
     notes = status.annotations
     try:
+        memory_mb = int(notes[MEMORY])
         return DeployedFunction(
-            image=status.image, memory_mb=int(notes[MEMORY]), vcpus=float(notes[VCPUS]), lifetime_s=float(notes[LIFETIME]),
+            image=status.image, memory_mb=memory_mb, sizes_mb=_sizes(notes, memory_mb), vcpus=float(notes[VCPUS]), lifetime_s=float(notes[LIFETIME]),
             replicas=int(notes[REPLICAS]), running=status.replicas, available=status.available, digest=notes.get(CODE, ""),
         )  # fmt: skip
     except (KeyError, ValueError):
@@ -79,6 +132,11 @@ def inspect(settings: OpenFaasSettings) -> DeployedFunction:
             f"function {settings.function!r} (image {status.image}) was not deployed by ephemeron",
             remedy="give another --openfaas-function, or run: ephemeron deploy openfaas",
         ) from None
+
+
+def _sizes(notes: Mapping[str, str], memory_mb: int) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in notes.get(SIZES, "").split(",") if size)
+    return sizes or (memory_mb,)
 
 
 def check_fit(
@@ -97,10 +155,10 @@ def check_fit(
         PlanInfeasible: binding is `concurrency`.
     """
     name = settings.function
-    if memory_mb != deployed.memory_mb:
+    if memory_mb not in deployed.sizes_mb:
         raise JobError(
-            f"function {name!r} has {deployed.memory_mb} MB, the run wants {memory_mb} MB",
-            remedy=f"run: ephemeron deploy openfaas --memory-mb {memory_mb}, or leave --memory-mb out",
+            f"function {name!r} has {sizes_text(deployed.sizes_mb)}, the run wants {memory_mb} MB",
+            remedy=f"{not_deployed(deployed.sizes_mb, memory_mb, COMMAND)}; or leave --memory-mb out",
         )
     if lifetime_s > deployed.lifetime_s:
         raise JobError(

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle
+from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.base import Limits
 from ephemeron.functions.openfaas import preflight
 from ephemeron.functions.openfaas.platform import LIMITS, OpenFaasPlatform
@@ -35,7 +36,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (
-            f"function {settings.function}: {found.memory_mb} MB, {found.lifetime_s:g} s, image {found.image}; "
+            f"function {settings.function}: {sizes_text(found.sizes_mb)}, {found.lifetime_s:g} s, image {found.image}; "
             f"{found.available} of at most {found.replicas} replicas run"
         )
         preflight.check_fit(
@@ -61,8 +62,10 @@ class OpenFaas(Provider[OpenFaasSettings]):
         deployed = await asyncio.to_thread(preflight.inspect, settings)
         if hold.starting:
             _check_fit(deployed, settings, hold.capacity)
-            replicas = hold.capacity.workers + SPARE
-            await asyncio.to_thread(preflight.make_ready, settings, deployed, replicas=replicas)
+            one = preflight.located_sizes(settings, deployed).of_size(hold.capacity.memory_mb)
+            found = await asyncio.to_thread(preflight.inspect_one, one)
+            await asyncio.to_thread(preflight.make_ready, one, found, replicas=hold.capacity.workers + SPARE)
+        settings = preflight.located_sizes(settings, deployed)
         return await OpenFaasPlatform.open(
             hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=deployed.limits
         )

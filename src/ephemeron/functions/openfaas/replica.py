@@ -16,6 +16,7 @@ from typing import Any
 
 from ephemeron.functions.async_invoke.process_supervisor import ProcessSupervisor
 from ephemeron.functions.async_invoke.records import HandlerOutcome
+from ephemeron.functions.async_invoke.sizes import FUNCTION, sizes_in
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.functions.function_process import FunctionProcess
 from ephemeron.functions.openfaas.gateway import Gateway
@@ -41,7 +42,7 @@ class ReplicaSettings:
     vcpus: float
     lifetime_s: float
     gateway: OpenFaasSettings
-    """Address of the gateway for functions, and this function's name."""
+    """Address of the gateway for functions, and the deployment's name and sizes."""
     digest: str = ""
 
 
@@ -116,8 +117,8 @@ def told_by(environ: Mapping[str, str]) -> ReplicaSettings:
         memory_mb=int(environ["EPHEMERON_MEMORY_MB"]), vcpus=float(environ["EPHEMERON_VCPUS"]),
         lifetime_s=float(environ["EPHEMERON_LIFETIME_S"]), digest=environ.get("EPHEMERON_CODE", ""),
         gateway=OpenFaasSettings(
-            gateway=environ["EPHEMERON_GATEWAY"], function=environ["EPHEMERON_FUNCTION"],
-            namespace=environ.get("EPHEMERON_NAMESPACE", ""),
+            gateway=environ["EPHEMERON_GATEWAY"], function=environ[FUNCTION],
+            namespace=environ.get("EPHEMERON_NAMESPACE", ""), sizes_mb=sizes_in(environ),
         ).located(),
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ephemeron.errors import JobError
+from ephemeron.functions.async_invoke.sizes import function_of
 
 FUNCTION = "ephemeron"
 GATEWAY = "http://127.0.0.1:8080"
@@ -26,6 +27,9 @@ class OpenFaasSettings:
     gateway: str = ""
     """URL; empty: OPENFAAS_URL, or the usual port of this machine."""
     function: str = FUNCTION
+    """Name of the deployment: of its first function."""
+    sizes_mb: tuple[int, ...] = ()
+    """Memory sizes that are deployed, the first is that of `function`; empty: not asked, or that one alone."""
     namespace: str = ""
     """Empty: the gateway's default."""
     every_s: float = 5.0
@@ -47,6 +51,10 @@ class OpenFaasSettings:
             if urlsplit(self.callback).port is None:
                 raise JobError(f"--openfaas-callback {self.callback!r} has no port", remedy="give http://HOST:PORT")
         return dataclasses.replace(self, gateway=gateway, callback=self.callback.rstrip("/"))
+
+    def of_size(self, memory_mb: int) -> OpenFaasSettings:
+        """The settings with the function of a memory size as the only one."""
+        return dataclasses.replace(self, function=function_of(self.function, self.sizes_mb, memory_mb), sizes_mb=())
 
     @property
     def path_name(self) -> str:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ephemeron.errors import JobError
+from ephemeron.functions.async_invoke.sizes import FUNCTION, text_of
+from ephemeron.functions.async_invoke.sizes import SIZES as SIZES_VARIABLE
 from ephemeron.functions.openfaas.gateway import FunctionSpec
 from ephemeron.functions.openfaas.platform import LIMITS
-from ephemeron.functions.openfaas.preflight import CODE, LIFETIME, MEMORY, REPLICAS, VCPUS
+from ephemeron.functions.openfaas.preflight import CODE, LIFETIME, MEMORY, REPLICAS, SIZES, VCPUS
 from ephemeron.functions.openfaas.settings import INSIDE, OpenFaasSettings
 
 LAST_WORD_S = 30.0
@@ -76,19 +78,35 @@ class DeploymentSpec:
         return self.lifetime_s + LAST_WORD_S
 
 
+def specs_of(wanted: DeploymentSpec, settings: OpenFaasSettings, sizes_mb: Sequence[int]) -> list[FunctionSpec]:
+    """Requests to the gateway: one function per memory size, that of the first size last, since it tells clients of the others.
+
+    Raises:
+        JobError: a size is out of bounds, or CPUs are given for several sizes.
+    """
+    if wanted.cpus and len(sizes_mb) > 1:
+        raise JobError(
+            "--cpus does not fit several memory sizes", remedy="leave it out: CPUs are in proportion to memory"
+        )
+    settings = replace(settings, sizes_mb=tuple(sizes_mb))
+    return [spec_of(replace(wanted, memory_mb=size), settings) for size in reversed(sizes_mb)]
+
+
 def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
-    """Request to the gateway."""
+    """Request to the gateway for the function of one memory size; the settings name all sizes."""
     exec_s = wanted.exec_timeout_s
     told = {
         "EPHEMERON_MEMORY_MB": str(wanted.memory_mb), "EPHEMERON_VCPUS": f"{wanted.vcpus:g}",
         "EPHEMERON_LIFETIME_S": f"{wanted.lifetime_s:g}", "EPHEMERON_CODE": wanted.digest,
-        "EPHEMERON_GATEWAY": wanted.inside, "EPHEMERON_FUNCTION": settings.function,
+        "EPHEMERON_GATEWAY": wanted.inside, FUNCTION: settings.function,
         "EPHEMERON_NAMESPACE": settings.namespace, "exec_timeout": duration(exec_s),
         "write_timeout": duration(exec_s + _THEN_S), "read_timeout": duration(exec_s + _THEN_S),
         "healthcheck_interval": "5s",
     }  # fmt: skip
+    if len(settings.sizes_mb) > 1:
+        told[SIZES_VARIABLE] = text_of(settings.sizes_mb)
     notes = {
-        MEMORY: str(wanted.memory_mb), VCPUS: f"{wanted.vcpus:g}", LIFETIME: f"{wanted.lifetime_s:g}",
+        SIZES: text_of(settings.sizes_mb or (wanted.memory_mb,)), MEMORY: str(wanted.memory_mb), VCPUS: f"{wanted.vcpus:g}", LIFETIME: f"{wanted.lifetime_s:g}",
         REPLICAS: str(wanted.replicas), CODE: wanted.digest, **_RETRY, **_READY,
     }  # fmt: skip
     labels = {
@@ -96,7 +114,7 @@ def spec_of(wanted: DeploymentSpec, settings: OpenFaasSettings) -> FunctionSpec:
         "com.openfaas.scale.type": "capacity", "com.openfaas.scale.target": "1",
     }  # fmt: skip
     return FunctionSpec(
-        service=settings.function, image=wanted.image, namespace=settings.namespace, labels=labels, annotations=notes,
+        service=settings.of_size(wanted.memory_mb).function, image=wanted.image, namespace=settings.namespace, labels=labels, annotations=notes,
         variables={**wanted.variables, **told}, secrets=tuple(wanted.secrets), memory_mb=wanted.memory_mb, cpus=wanted.vcpus,
     )  # fmt: skip
 
