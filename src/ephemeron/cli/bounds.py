@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ephemeron.config.typed import convert
+from ephemeron.errors import JobError
 
 
 def bounded(hint: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -20,3 +22,26 @@ def bounded(hint: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
         return None if value is None else convert(hint, value, param.opts[0])
 
     return check
+
+
+def target(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, object] | None:
+    """A callback for an option of the form `NAME:OPTION=VALUE,…`: a `Target` as in a job file. Values are JSON, or text.
+
+    Raises:
+        JobError: an option without a value.
+    """
+    if value is None:
+        return None
+    name, _, rest = value.partition(":")
+    options: dict[str, object] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, text = part.partition("=")
+        if not equals:
+            raise JobError(
+                f"{param.opts[0]} {value}: {key} has no value", remedy="write NAME:option=value,option=value"
+            )
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return {"target": name, "options": options}

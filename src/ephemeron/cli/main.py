@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.bounds import bounded
+from ephemeron.cli.bounds import bounded, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.data import data as data_group
 from ephemeron.cli.deploy import clean as clean_group
@@ -150,7 +150,18 @@ def _output_options(command: F) -> F:
     "--nonaggregator-batch-size", type=int, help="Samples per iteration of the others.  [default: as --batch-size]"
 )
 @click.option(
-    "--exchange", type=click.Choice(EXCHANGES), help="Quantity that functions exchange.  [default: gradients]"
+    "--exchange",
+    type=click.Choice(EXCHANGES),
+    help="Quantity that functions exchange.  [default: gradients; with --local-steps deltas]",
+)
+@click.option(
+    "--local-steps", type=int, help="Batches, with an optimiser step each, between two exchanges.  [default: 1]"
+)
+@click.option(
+    "--outer-optimizer",
+    metavar="NAME[:OPTION=VALUE,…]",
+    callback=target,
+    help="Optimiser of merged deltas: average, or one of torch.optim, such as SGD:lr=0.7,momentum=0.9,nesterov=true.  [default: average]",
 )
 @click.option(
     "--compression",

@@ -271,7 +271,7 @@ def test_parameters_of_other_dtypes_are_exchanged_too(build):
 
 
 def test_exchanging_changes_the_vector_is_what_the_step_changed():
-    t = trainer(exchange="delta")
+    t = trainer(exchange="changes")
     before = t.parameters()
     delta = t.compute(0).vector.copy()
     assert delta.any()

@@ -19,13 +19,15 @@ from typing import Any
 from ephemeron.data.batch_source import EVALUATION_BATCH
 from ephemeron.training.collectives.kreduce import PREFETCHED
 from ephemeron.training.collectives.sync_policy import policy_for
-from ephemeron.training.job import Configuration
+from ephemeron.training.job import AVERAGE, Configuration
 from ephemeron.training.job.convergence import MOST_PROVISIONAL
 from ephemeron.units import MIB
 
 BASE_MB = 250
 """Peak of a function that has imported PyTorch and trained a small model."""
 STEP_MB = 64
+OUTER_COPIES = {AVERAGE: 0, "SGD": 1}
+"""Vectors in the state of an outer optimiser; others have 2. One more holds the parameters before local steps."""
 _MARGIN = 1.1
 _SAVED = 3
 """Copies of a checkpoint: arrays, their bytes one by one, and one object."""
@@ -98,10 +100,11 @@ def estimate(
     largest = max(phases, key=lambda name: phases[name])
     lacks = min(policy_for(c.sync).other_staleness, MOST_PROVISIONAL) if stale and c.workers > 1 else 0
     provisional = lacks + 1 + optimizer_copies if lacks else 0  # own gradients; copies of parameters and optimiser
+    local = 1 + OUTER_COPIES.get(c.outer_optimizer.target, 2) if c.exchanged == "deltas" else 0
     shard = vector_bytes / max(1, c.aggregators)
     gathered = 0 if c.workers == 1 else min(PREFETCHED, c.workers - 1) + 2
     return MemoryEstimate(
-        base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies + provisional)) / MIB,
+        base=BASE_MB, model=(state_bytes + vector_bytes * (1 + optimizer_copies + provisional + local)) / MIB,
         # Merged versions as they came, put together and applied; what is sent in its frame.
         exchange=(vector_bytes * (4 if c.workers > 1 else 1) + shard * gathered) / MIB, data=data_bytes / MIB,
         largest=(largest, phases[largest] / MIB),

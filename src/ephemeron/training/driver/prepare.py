@@ -26,7 +26,7 @@ from ephemeron.training.driver.renewal import source_of
 from ephemeron.training.driver.script_trial import refuse_with_script, script_trial
 from ephemeron.training.driver.training_data import TrainingData, training_data
 from ephemeron.training.driver.trial import Trial, trial_of
-from ephemeron.training.job import Configuration, Fault, Job, TrainingOptions, check_limits, sync_name
+from ephemeron.training.job import AVERAGE, Configuration, Fault, Job, Target, TrainingOptions, check_limits, sync_name
 from ephemeron.training.job.convergence import outside_region
 from ephemeron.training.planner.prices import Prices
 from ephemeron.training.worker.spec import RunSpec
@@ -79,6 +79,7 @@ def refuse_contradictions(c: Configuration) -> None:
             "an asynchronous parameter server adds changes; exchange 'parameters' does not apply",
             remedy="use gradients",
         )
+    _refuse_local_steps(c, sync)
     if c.stages > 1:
         _refuse_with_stages(c, sync)
     if c.pattern == "pipelined" and sync in ("asp", "hsp"):
@@ -97,6 +98,27 @@ def refuse_contradictions(c: Configuration) -> None:
     if server != c.channel.startswith(("ps://", "parameter_server")) and server:
         raise JobError(f"pattern 'parameter-server' needs a parameter server, channel is '{c.channel}'",
                        remedy="use --channel parameter_server or ps://host:port")  # fmt: skip
+
+
+def _refuse_local_steps(c: Configuration, sync: str) -> None:
+    if c.stages > 1 and c.local_steps > 1:
+        raise JobError("local_steps are not for a model on several functions", remedy="use local_steps = 1")
+    if c.local_steps > 1 and c.exchanged == "gradients":
+        raise JobError(
+            f"local_steps = {c.local_steps} with exchange 'gradients': after a step of its own a rank's parameters differ",
+            remedy="use exchange 'deltas' or 'parameters'; for one step with more samples, a larger batch_size",
+        )
+    if c.outer_optimizer != Target(target=AVERAGE) and c.exchanged != "deltas":
+        raise JobError(
+            f"outer_optimizer '{c.outer_optimizer.target}' steps with merged deltas, and exchange is '{c.exchanged}'",
+            remedy="use exchange 'deltas'",
+        )
+    if c.pattern == "parameter-server" and sync == "asp" and (c.local_steps > 1 or c.exchanged == "deltas"):
+        raise JobError(
+            "an asynchronous parameter server adds the change by one step of each rank; local_steps and exchange 'deltas' "
+            "do not apply",
+            remedy="use sync bsp, or pattern k-reduce",
+        )
 
 
 def _refuse_with_stages(c: Configuration, sync: str) -> None:
@@ -198,7 +220,9 @@ def prepare(
     )
     check_call(call, workers=configuration.workers, limits=limits)
     if tried is None:
-        tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations)
+        tried = trial_of(
+            job, data, smallest_batch(spec), epoch_length=spec.split.iterations * configuration.local_steps
+        )
     spec = dataclasses.replace(spec, shares_evaluations=tried.shares_evaluations)
     _refuse_decisions(spec)
     if tried.takes_turns and configuration.sync in ("asp", "hsp"):
@@ -206,6 +230,7 @@ def prepare(
             f"optimisers that take turns need versions of one iteration each, which sync '{configuration.sync}' does not have",
             remedy="use --sync bsp",
         )
+    _check_outer_optimizer(configuration)
     model_bytes, copies = tried.model_bytes, tried.optimizer_copies
     code = bundled(job)
     if job.script is None:
@@ -231,7 +256,7 @@ def prepare(
             spec.configuration.memory_mb,
             model_bytes=model_bytes,
             optimizer_copies=copies,
-            data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size),
+            data_bytes=data.held_bytes(max(spec.split.counts), configuration.batch_size * configuration.local_steps),
             most_mb=limits.memory_max_mb,
         )
     check_time(
@@ -258,11 +283,21 @@ def prepare(
     )  # fmt: skip
 
 
+def _check_outer_optimizer(c: Configuration) -> None:
+    """Refuses an outer optimiser that cannot be made."""
+    if c.exchanged == "deltas":
+        import torch
+
+        from ephemeron.training.task.outer_optimizer import OuterOptimizer
+
+        OuterOptimizer(c.outer_optimizer, [torch.nn.Parameter(torch.zeros(1))])
+
+
 def _outside(job: Job, c: Configuration, tried: Trial) -> str:
     """Warning where the convergence of the protocol was not tested."""
     found = (
         outside_region(
-            each, sync=c.sync, workers=c.group, exchange=c.exchange, pattern=c.pattern, staleness=job.staleness
+            each, sync=c.sync, workers=c.group, exchange=c.exchanged, pattern=c.pattern, staleness=job.staleness
         )
         for each in tried.optimizers
     )
@@ -277,7 +312,7 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
     tested = -(-data.test_samples // c.workers)
     found = estimate(
         c, activations=tried.activations, state_bytes=tried.state_bytes, vector_bytes=tried.model_bytes,
-        optimizer_copies=tried.optimizer_copies, stale=spec.options.staleness == "auto", data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size),
+        optimizer_copies=tried.optimizer_copies, stale=spec.options.staleness == "auto", data_bytes=data.held_bytes(max(spec.split.counts) + tested, c.batch_size * c.local_steps),
         test_samples=tested,
     )  # fmt: skip
     quota_mb, note = quota_for(found, c, most_mb=most_mb)
@@ -287,8 +322,9 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
 def smallest_batch(spec: RunSpec) -> tuple[int, str]:
     """The smallest batch of any function, and which function has it."""
     c, split = spec.configuration, spec.split
+    parts = c.micro_batches * c.local_steps
     found = [
-        (n // c.micro_batches if n >= c.micro_batches else 1, r, i)
+        (n // parts if n >= parts else 1, r, i)
         for i in sorted({0, split.iterations - 1})
         for r in range(c.group)
         if (n := split.batch_at(r, i)) > 0

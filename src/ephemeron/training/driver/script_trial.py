@@ -140,8 +140,12 @@ def refuse_with_script(job: Job, c: Configuration, *, calibrates: bool) -> None:
         raise JobError(f"script {name} cannot be profiled", remedy="choose --workers yourself")
     if c.stages > 1:
         raise JobError(f"script {name} cannot be divided into stages", remedy="use stages = 1")
-    if c.exchange != "gradients" or c.pattern == "parameter-server":
-        option = "pattern 'parameter-server'" if c.exchange == "gradients" else f"exchange '{c.exchange}'"
+    if c.local_steps > 1:
+        raise JobError(
+            f"local_steps are not for scripts, whose run.step merges gradients: {name}", remedy="use local_steps = 1"
+        )
+    if c.exchanged != "gradients" or c.pattern == "parameter-server":
+        option = "pattern 'parameter-server'" if c.exchanged == "gradients" else f"exchange '{c.exchanged}'"
         raise JobError(f"{option} is not for scripts, whose run.step merges gradients", remedy="use pattern k-reduce")
     usual = TrainingOptions()
     given = [f.name for f in dataclasses.fields(usual) if getattr(job, f.name) != getattr(usual, f.name)]

@@ -6,6 +6,7 @@ from ephemeron.training.job.faults import Fault, parse_fault
 from ephemeron.training.job.job_file import load_job, parse_job
 from ephemeron.training.job.logger_spec import LOGGERS, LoggerName, LoggerSpec
 from ephemeron.training.job.spec import (
+    AVERAGE,
     COMPRESSIONS,
     EXCHANGES,
     ON_NON_FINITE,
@@ -32,6 +33,7 @@ from ephemeron.training.job.spec import (
 )
 
 __all__ = [
+    "AVERAGE",
     "COMPRESSIONS",
     "EXCHANGES",
     "LOGGERS",

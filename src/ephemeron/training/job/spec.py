@@ -20,7 +20,7 @@ from ephemeron.training.job.logger_spec import LoggerSpec
 
 PlatformName = Literal["local", "simulated", "aws", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
-Exchange = Literal["gradients", "parameters"]
+Exchange = Literal["gradients", "parameters", "deltas"]
 Compression = Literal["none", "bf16", "int8"]
 OnNonFinite = Literal["stop", "continue"]
 ScheduleName = Literal["plain", "gpipe", "1f1b"]
@@ -37,6 +37,8 @@ COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 ON_NON_FINITE: tuple[str, ...] = get_args(OnNonFinite)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
+AVERAGE = "average"
+"""Outer optimiser that adds the mean of the ranks' changes to the parameters."""
 OF_TASK = "(of the task)"
 """Target of the model of a job that names a task."""
 PROGRAMS = ("model", "task", "script")
@@ -118,11 +120,15 @@ class Configuration(Typed):
     memory_is_default: bool = False
     """`memory_mb` is a default: it is raised for a model that needs more."""
     batch_size: Count = 16
-    """Samples per iteration of an aggregator (FasDL: B^a)."""
+    """Samples per optimiser step of an aggregator (FasDL: B^a)."""
     nonaggregator_batch_size: _OrDefault = 0
-    """Samples per iteration of a non-aggregator (B^n); 0: as `batch_size`."""
-    exchange: Exchange = "gradients"
-    """Quantity that workers exchange in each iteration."""
+    """Samples per optimiser step of a non-aggregator (B^n); 0: as `batch_size`."""
+    local_steps: Count = 1
+    """H: batches that a function trains on, with an optimiser step each, in every iteration, which ends with one exchange."""
+    exchange: Exchange | None = None
+    """Quantity that workers exchange in each iteration; None: gradients, or with several local steps deltas."""
+    outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE))
+    """Optimiser that is given the merged deltas as gradients: `average`, or a name in `torch.optim` and its options."""
     compression: Compression = "none"
     """Compression of the exchange; int8 has error feedback."""
     function_timeout_s: NonNegative = 0.0
@@ -180,6 +186,7 @@ class Configuration(Typed):
             )
         return dataclasses.replace(
             self, aggregators=k, nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
+            exchange=self.exchanged,
             schedule=schedule if self.stages > 1 else None, replicas=members if self.stages > 1 else 0,
         )  # fmt: skip
 
@@ -210,8 +217,13 @@ class Configuration(Typed):
         return members
 
     @property
+    def exchanged(self) -> Exchange:
+        """`exchange`, or its default."""
+        return self.exchange or ("gradients" if self.local_steps == 1 else "deltas")
+
+    @property
     def global_batch(self) -> int:
-        """FasDL, equation 3-14: B^g = B^a·K + B^n·(W−K). Needs a resolved configuration."""
+        """FasDL, equation 3-14: B^g = B^a·K + B^n·(W−K), samples of one optimiser step. Needs a resolved configuration."""
         k, w = self.aggregators, self.group
         return self.batch_size * k + self.nonaggregator_batch_size * (w - k)
 
@@ -273,7 +285,7 @@ class TrainingOptions(Typed):
     clip_value: Positive | None = None
     """Largest absolute value of an element of the merged gradient."""
     accumulate: Count = 1
-    """Parts into which a function's batch is divided; their gradients are added up before the exchange. Needs less memory."""
+    """Parts into which a function's batch, that of one optimiser step, is divided; their gradients are added up before the exchange. Needs less memory."""
     precision: Precision = "32-true"
     """`32-true`, or `bf16-mixed`: forward passes under `torch.autocast` in bfloat16."""
     ema_decay: Annotated[float, Within(0, 1, open_maximum=True)] = 0.0

@@ -74,10 +74,13 @@ def as_tensors(value: Any, dtype: torch.dtype | None, device: torch.device | Non
     return value
 
 
-def parts_of(batch: Any, samples: int, parts: int) -> list[tuple[Any, int]]:
+def parts_of(batch: Any, samples: int, parts: int, *, option: str = "accumulate") -> list[tuple[Any, int]]:
     """A batch cut along its first axis into parts whose sizes differ by at most one, each with its number of samples.
 
     Tensors and lists of which the first axis is not the sample are in every part.
+
+    Args:
+        option: that asks for the parts, for messages.
 
     Raises:
         JobError: no tensor or list of the batch has one element per sample.
@@ -92,7 +95,7 @@ def parts_of(batch: Any, samples: int, parts: int) -> list[tuple[Any, int]]:
         (_cut(batch, samples, start, end, found), end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
     if not found[0]:
-        remedy = "leave accumulate out, or let the collate function make tensors whose first axis is the sample"
+        remedy = f"leave {option} out, or let the collate function make tensors whose first axis is the sample"
         raise _undivided(batch, samples, remedy)
     return cut
 

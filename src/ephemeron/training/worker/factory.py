@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def exchanged(spec: RunSpec) -> str:
-    """Kind of the exchanged vector: `gradients`, `parameters`, or `delta` for an asynchronous parameter server."""
+    """Kind of the exchanged vector: `gradients`, `parameters`, `deltas`, or `changes` for an asynchronous parameter server."""
     c = spec.configuration
-    return "delta" if c.pattern == "parameter-server" and c.sync == "asp" else c.exchange
+    return "changes" if c.pattern == "parameter-server" and c.sync == "asp" else c.exchanged
 
 
 def steps_provisionally(spec: RunSpec, rank: int) -> bool:
-    """Whether a rank computes after provisional steps: its parameters may be stale, and it exchanges gradients."""
+    """Whether a rank computes after provisional steps: its parameters may be stale, and it exchanges what is merged into a step."""
     c = spec.configuration
     staleness = policy_for(c.sync).staleness(aggregator=rank < c.aggregators) if c.workers > 1 else 0
-    return staleness > 0 and exchanged(spec) == "gradients" and spec.options.staleness == "auto"
+    return staleness > 0 and exchanged(spec) in ("gradients", "deltas") and spec.options.staleness == "auto"
 
 
 def rank_seed(seed: int, rank: int) -> int:
@@ -108,11 +108,13 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
     from ephemeron.training.task.program import program_of
     from ephemeron.training.worker.torch_trainer import TorchTrainer
 
+    c = spec.configuration
     program = program_of(
-        spec, folders=folders, epoch_length=spec.split.iterations, epochs=spec.epochs,
+        spec, folders=folders, epoch_length=spec.split.iterations * c.local_steps, epochs=spec.epochs,
         learning_rate_factor=spec.learning_rate_factor,
     )  # fmt: skip
     return TorchTrainer(
         program, feed=feed, sampler=Sampler(spec.split, rank, spec.seed), exchange=exchanged(spec),
-        seed=rank_seed(spec.seed, rank), alone=spec.configuration.workers == 1, provisional=steps_provisionally(spec, rank),
+        seed=rank_seed(spec.seed, rank), alone=c.workers == 1, provisional=steps_provisionally(spec, rank), local_steps=c.local_steps,
+        outer=c.outer_optimizer,
     )  # fmt: skip

@@ -78,7 +78,7 @@ class FiniteCheck:
 
     @property
     def _exchanged(self) -> str:
-        return self.spec.configuration.exchange
+        return self.spec.configuration.exchanged
 
     def _fail(self, what: str, iteration: int) -> None:
         raise NonFiniteValue(what, rank=self.rank, iteration=iteration, batch=self.batch_text(iteration))

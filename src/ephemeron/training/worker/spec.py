@@ -120,9 +120,9 @@ class RunSpec:
 
     @property
     def proportions(self) -> tuple[int, ...]:
-        """Batch sizes of the configuration by rank. Ranks share the batches of a script in proportion to them."""
+        """Samples of an iteration by rank: a batch for each local step. Ranks share the batches of a script in proportion to them."""
         c = self.configuration
-        return tuple(c.batch_of(r) for r in range(c.group))
+        return tuple(c.batch_of(r) * c.local_steps for r in range(c.group))
 
     @property
     def program(self) -> str:

@@ -20,9 +20,11 @@ from torch import nn
 from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import BatchSource, Positions
 from ephemeron.errors import JobError
+from ephemeron.training.job import Target
 from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import Evaluator, metrics_of, number_of, report_of
+from ephemeron.training.task.outer_optimizer import OuterOptimizer
 from ephemeron.training.task.program import Program, trainable
 from ephemeron.training.task.staleness import OwnGradient, ProvisionalSteps
 from ephemeron.training.task.state_codec import pack, unpack
@@ -41,15 +43,18 @@ class TorchTrainer:
         program: task, model in its final dtype, optimisers and schedulers.
         feed: this rank's samples.
         sampler: which samples belong to an iteration.
-        exchange: `gradients`; `parameters` (local step first, then the average); `delta` (change by the local step).
+        exchange: `gradients`; `parameters` (local steps first, then the average); `deltas` (parameters before the local steps less
+            those after them, for the outer optimiser); `changes` (the contrary, added by a server).
         seed: of this rank's random numbers.
         alone: whether no other rank contributes, so that gradients need no weight and stay as PyTorch has computed them.
         provisional: whether gradients are computed after provisional steps for versions that are not applied yet.
+        local_steps: optimiser steps of an iteration, each with its part of the batch, where `exchange` is not `gradients`.
+        outer: optimiser of `deltas`.
     """
 
     def __init__(
         self, program: Program, *, feed: BatchSource, sampler: Positions, exchange: str, seed: int, alone: bool = False,
-        provisional: bool = False,
+        provisional: bool = False, local_steps: int = 1, outer: Target | None = None,
     ) -> None:  # fmt: skip
         self.program, self.model = program, program.model
         self.feed, self.sampler, self.exchange, self._alone = feed, sampler, exchange, alone
@@ -74,11 +79,16 @@ class TorchTrainer:
             p.register_post_accumulate_grad_hook(partial(_add, self._took_part, i))  # type: ignore[no-untyped-call]
         self._groups = _owned(self.named, program.optimizers) if program.takes_turns else []
         self._call: nn.Module = torch.compile(self.model) if program.options.compile else self.model  # type: ignore[assignment]
-        self._steps = 0
-        """Optimiser steps so far."""
+        self._local_steps = local_steps
+        self._steps = self._versions = 0
+        """Optimiser steps, and merged versions that were applied, so far."""
         self._random = RandomState(seed)
         parameters = [p for _, p in self.named]
-        self._own = ProvisionalSteps(parameters, program.optimizers, self._step_optimizers) if provisional else None
+        self._outer = OuterOptimizer(outer, parameters) if exchange == "deltas" else None
+        self._own: ProvisionalSteps | None = None
+        if provisional:
+            stepped = (program.optimizers, self._step_optimizers) if self._outer is None else self._outer.stepped
+            self._own = ProvisionalSteps(parameters, *stepped)
         decay = program.options.ema_decay
         self._averages = {n: p.detach().clone() for n, p in self.named} if decay else {}
         self._metrics: Mapping[str, Any] = {}
@@ -92,29 +102,25 @@ class TorchTrainer:
 
     def compute(self, iteration: int) -> TrainingStep:
         batch = self.feed.batch(self.sampler, iteration)
-        n = batch.samples
-        turn = self._turn(iteration)
+        n, first = batch.samples, iteration * self._local_steps
         if n == 0:
-            self._record(iteration, turn, took_part=False)
+            if self.exchange != "gradients":
+                self._advance_schedulers(self._local_steps)
+            self._record(iteration, took_part=False)
             self._host.fill_(ABSENT)
             return TrainingStep(self._host.numpy(), 0, 0.0, batch.skipped, batch.failure)
-        self.program.task.global_step = iteration
-        with self._random.in_use(), self._only(turn), self._own.taken() if self._own is not None else nullcontext():
+        self.program.task.global_step = first
+        with self._random.in_use(), self._own.taken() if self._own is not None else nullcontext():
             self.model.train()
-            self._zero(turn)
-            reports = [
-                self._backward(part, samples, n, turn)
-                for part, samples in parts_of(self._tensors(batch.data), n, self.program.options.accumulate)
-            ]
-            weight = sum(report.weight for report in reports)
-            if len(reports) > 1 and reports[0].given:
-                self._divide_gradients(weight)
+            data = self._tensors(batch.data)
             if self.exchange == "gradients":
+                reports = self._gradients(data, n, self._turn(first))
                 self._gather_gradients()
             else:
-                self._step_locally(turn, delta=self.exchange == "delta")
-        self._record(iteration, turn)
-        if self.exchange != "delta" and not self._alone:
+                reports = self._train_locally(data, n, first)
+        weight = sum(report.weight for report in reports)
+        self._record(iteration)
+        if self.exchange != "changes" and not self._alone:
             self.flat.mul_(weight)
         metrics = _averaged(reports, weight)
         if self._host is not self.flat:
@@ -123,6 +129,54 @@ class TorchTrainer:
             self._host.numpy(), n, metrics.pop("loss"), batch.skipped, batch.failure,
             weight=1.0 if self._alone else weight, metrics=metrics,
         )  # fmt: skip
+
+    def _gradients(self, batch: Any, n: int, turn: int | None) -> list[_PartReport]:
+        """Gradients of one optimiser step's batch, in the parameters."""
+        with self._only(turn):
+            self._zero(turn)
+            parts = parts_of(batch, n, self.program.options.accumulate)
+            reports = [self._backward(part, samples, n, turn) for part, samples in parts]
+            if len(reports) > 1 and reports[0].given:
+                self._divide_gradients(sum(report.weight for report in reports))
+        return reports
+
+    def _train_locally(self, batch: Any, n: int, first: int) -> list[_PartReport]:
+        """Optimiser steps with this rank's own gradients, as many as there are samples for; then the exchanged vector.
+
+        Args:
+            batch, n: samples of the whole iteration.
+            first: number of the first of its steps.
+        """
+        task, before = self.program.task, None
+        if self.exchange != "parameters":
+            before = torch.from_numpy(self.parameters()).to(self.device)
+        took_part: set[int] = set()
+        reports: list[_PartReport] = []
+        parts = parts_of(batch, n, self._local_steps, option="local_steps")
+        for step, (part, samples) in enumerate(parts, start=first):
+            if step > first:
+                task.global_step = step
+                task.on_step_end(self.model)
+            turn = self._turn(step)
+            reports += self._gradients(part, samples, turn)
+            for i, (_, p) in enumerate(self.named):
+                if self._has_gradient(i):
+                    took_part.add(i)
+                else:
+                    p.grad = None
+            self._step(turn)
+        self._advance_schedulers(self._local_steps - len(parts))
+        self._took_part = took_part
+        self._read()
+        if before is not None and self._outer is None:
+            self.flat.sub_(before)
+        elif before is not None:
+            torch.sub(before, self.flat, out=self.flat).add_(0.0)  # minus zero becomes zero
+            self._write(before)
+            for i, view in enumerate(self.views):
+                if i not in took_part:
+                    view.fill_(ABSENT)
+        return reports
 
     def _backward(self, part: Any, samples: int, whole: int, turn: int | None) -> _PartReport:
         """Forward and backward pass over a part of the batch.
@@ -153,7 +207,7 @@ class TorchTrainer:
 
     def apply(self, mean: np.ndarray) -> None:
         with self._random.in_use():
-            if self.exchange == "gradients":
+            if self.exchange in ("gradients", "deltas"):
                 self._host.copy_(torch.from_numpy(mean) if mean.flags.writeable else torch.from_numpy(mean.copy()))
                 if self._host is not self.flat:
                     self.flat.copy_(self._host)
@@ -161,18 +215,27 @@ class TorchTrainer:
                 for i, ((_, p), view) in enumerate(zip(self.named, self.views, strict=True)):
                     p.grad = None if i in none else view if p.dtype == view.dtype else view.to(p.dtype)
                 if self._own is not None:
-                    self._own.applied(self._steps)
-                self._step(self._turn(self._steps))
+                    self._own.applied(self._versions)
+                if self._outer is not None:
+                    self._outer.step()
+                else:
+                    self._step(self._turn(self._steps))
             else:
-                self._write(np.asarray(mean))
+                self._write(torch.from_numpy(np.array(mean)))
+            self._versions += 1
             self.program.task.global_step = self._steps
             self.program.task.on_step_end(self.model)
             self._average()
 
     def _step(self, turn: int | None) -> None:
         """Clips the gradients, and steps optimisers and schedulers."""
-        with eager_optimizers():
-            self._step_optimizers(turn)
+        self._step_optimizers(turn)
+        self._advance_schedulers(1)
+
+    def _advance_schedulers(self, steps: int) -> None:
+        """Counts optimiser steps, also those for which this rank had no samples."""
+        for _ in range(steps):
+            turn = self._turn(self._steps)
             self._steps += 1
             length = self.program.epoch_length
             for each in self.program.schedulers:
@@ -188,7 +251,8 @@ class TorchTrainer:
                 else:
                     due = length > 0 and self._steps % (length * each.frequency) == 0
                 if due:
-                    each.scheduler.step()
+                    with eager_optimizers():
+                        each.scheduler.step()
 
     def _step_optimizers(self, turn: int | None) -> None:
         """Clips the gradients, and steps the optimiser whose turn it is, or all."""
@@ -203,19 +267,21 @@ class TorchTrainer:
                 if turn is None or i == turn:
                     optimizer.step()
 
-    def _record(self, iteration: int, turn: int | None, *, took_part: bool = True) -> None:
-        """Keeps this rank's gradient, a mean over its batch, until its version is applied. Without a batch it is zero."""
+    def _record(self, iteration: int, *, took_part: bool = True) -> None:
+        """Keeps this rank's gradient, a mean over its batch, or delta until its version is applied. Without a batch it is zero."""
         if self._own is None:
             return
         own = self.flat.clone() if took_part else torch.zeros_like(self.flat)
         parts = [own[a:b].view(p.shape) for (a, b), (_, p) in zip(self._bounds, self.named, strict=True)]
-        none = {i for i in range(len(parts)) if took_part and not self._has_gradient(i)}
+        has = self._has_gradient if self._outer is None else self._took_part.__contains__
+        turn = self._turn(iteration) if self._outer is None else None
+        none = {i for i in range(len(parts)) if took_part and not has(i)}
         taken = tuple(None if i in none else part for i, part in enumerate(parts))
         self._own.computed(OwnGradient(iteration, turn, taken))
 
-    def _turn(self, iteration: int) -> int | None:
+    def _turn(self, step: int) -> int | None:
         """Number of the optimiser whose turn it is; None: all step together."""
-        return iteration % len(self.program.optimizers) if self._groups else None
+        return step % len(self.program.optimizers) if self._groups else None
 
     @contextmanager
     def _only(self, turn: int | None) -> Iterator[None]:
@@ -250,16 +316,6 @@ class TorchTrainer:
             elif p.grad is not None and p.grad.data_ptr() != view.data_ptr():
                 view.copy_(p.grad).add_(0.0)  # minus zero becomes zero
 
-    def _step_locally(self, turn: int | None, *, delta: bool) -> None:
-        before = self.parameters() if delta else None
-        for i, (_, p) in enumerate(self.named):
-            if not self._has_gradient(i):
-                p.grad = None
-        self._step(turn)
-        self._read()
-        if before is not None:
-            self.flat.sub_(torch.from_numpy(before).to(self.device))
-
     def _average(self) -> None:
         decay = self.program.options.ema_decay
         with torch.no_grad():
@@ -271,8 +327,7 @@ class TorchTrainer:
             for (_, p), view in zip(self.named, self.views, strict=True):
                 view.copy_(p)
 
-    def _write(self, vector: np.ndarray) -> None:
-        flat = torch.from_numpy(np.array(vector))
+    def _write(self, flat: torch.Tensor) -> None:
         start = 0
         with torch.no_grad():
             for _, p in self.named:
@@ -360,10 +415,12 @@ class TorchTrainer:
         tensors = {f"w/{n}": t for n, t in named_tensors(self.model) if n not in frozen}
         tensors |= {f"e/{n}": t for n, t in self._averages.items()}
         arrays, bf16 = to_arrays(tensors)
-        held: dict[str, object] = {"steps": self._steps, "optimizers": [], "schedulers": []}
+        held: dict[str, object] = {"steps": self._steps, "versions": self._versions, "optimizers": [], "schedulers": []}
         with eager_optimizers():
             held["optimizers"] = [o.state_dict() for o in self.program.optimizers]
         held["schedulers"] = [s.scheduler.state_dict() for s in self.program.schedulers]
+        if self._outer is not None:
+            held["outer"] = self._outer.state()
         if self._own is not None:
             held["own"] = self._own.state()
         if isinstance(self.program.task, StatefulTask):
@@ -387,12 +444,14 @@ class TorchTrainer:
         if state.random is None:
             return
         held = unpack(state.program, arrays)
-        self._steps = held["steps"]
+        self._steps, self._versions = held["steps"], held["versions"]
         with eager_optimizers():
             for optimizer, own in zip(self.program.optimizers, held["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
         for each, own in zip(self.program.schedulers, held["schedulers"], strict=True):
             each.scheduler.load_state_dict(own)
+        if self._outer is not None:
+            self._outer.load(held["outer"])
         if self._own is not None:
             self._own.load(held.get("own", ()))
         if isinstance(self.program.task, StatefulTask):
