@@ -252,7 +252,7 @@ def train(job: str, arguments: tuple[str, ...], faults: tuple[str, ...], prices_
     wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
-    plan, profile, chosen = (None, None, {}) if dry_run else _planned(wanted, flags, plan_file, prices_file)
+    plan, profile, chosen = (None, None, {}) if dry_run else _planned(wanted, flags, plan_file, prices_file, where)
     configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
     settings = cloud_settings(configuration.platform, where)
     if dry_run:
@@ -285,7 +285,7 @@ def _with_options(names: Sequence[str], job: Job) -> list[LoggerSpec | str]:
 
 
 def _planned(
-    job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None
+    job: Job, flags: Mapping[str, object], plan_file: Path | None, prices_file: Path | None, where: dict[str, str]
 ) -> tuple[Plan | None, Profile | None, Mapping[str, object]]:
     """The plan to run, its profile, and the options that it chooses; nothing where the user has chosen."""
     from ephemeron.training.planner import EXPLICIT, PlanRequest, load_plan, make_plan, overrides
@@ -307,14 +307,15 @@ def _planned(
     flagged = {name: value for name, value in flags.items() if value is not None}
     c = build(Configuration, {**job.run, **flagged}, where="configuration")
     platform = c.platform
-    if platform == "aws":
-        raise UserError("jobs are not profiled on aws: give --workers, or --plan FILE "
-                        "from `ephemeron plan JOB --platform aws --out FOLDER`")  # fmt: skip
     if platform in CLOUDS:
-        raise UserError(f"jobs are not profiled on {platform}: give --workers")
-    profile = planning_workflow.known_or_measured(
-        job, platform=platform, channel=c.channel, on_progress=lambda text: click.echo(text, err=True)
-    )
+        measured = planning_workflow.measured_on(job, platform, c.channel)
+        if measured is None:
+            raise planning_workflow.not_measured(job, platform)
+        profile = measured
+    else:
+        profile = planning_workflow.known_or_measured(
+            job, platform=platform, channel=c.channel, on_progress=lambda text: click.echo(text, err=True)
+        )
     wish = PlanRequest(
         epochs=job.epochs,
         hap_epochs_factor=job.limits.hap_epochs_factor,
@@ -322,9 +323,9 @@ def _planned(
         limits=planning_workflow.limits_of(job),
         lifetime_s=c.function_timeout_s or None,
     )
-    plan = make_plan(
-        profile, wish, platforms=planning_workflow.platforms_for(platform, profile.platform), prices_file=prices_file
-    )
+    sizes, _ = planning_workflow.deployed_sizes(platform, cloud_settings(platform, where))
+    platforms = planning_workflow.platforms_for(platform, profile.platform, sizes)
+    plan = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
     show(plan)
     return plan, profile, overrides(plan.choice)
 

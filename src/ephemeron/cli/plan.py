@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import bounded
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.terminal import make_console, text_of
 from ephemeron.config.typed import Count, Positive
 from ephemeron.training.job import PATTERNS
@@ -32,8 +33,10 @@ WIDTH = 110
 @click.option(
     "--platform",
     metavar="NAME",
-    help="local, simulated, aws (any channel), aws-lambda-s3, aws-lambda-cache or aws-lambda-server.  [default: the profile's own, else local]",
+    help="local, simulated, aws, openfaas, ray, lithops, or published figures: aws-lambda-s3, aws-lambda-cache or aws-lambda-server.  [default: the profile's own, else local]",
 )
+@cloud_options
+@click.option("--any-size", is_flag=True, help="Also memory sizes that are not deployed.")
 @click.option(
     "--search",
     type=click.Choice(["exact", "two-stage", "brute-force"]),
@@ -107,13 +110,13 @@ def plan(
     job: Path | None, profile_file: Path | None, platform: str | None, search: str, objective: str, channel: str | None,
     prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool,
     deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, hap_epochs_factor: float | None, pattern: str | None,
-    sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None,
+    sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None, any_size: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Find the cheapest configuration of JOB within its limits, and predict its time and cost.
 
     \b
     ephemeron plan job.toml                              profile on this machine (once), plan for it
-    ephemeron plan job.toml --platform aws               the same job on AWS Lambda
+    ephemeron plan job.toml --platform aws               the same job on AWS Lambda, in the sizes that are deployed
     ephemeron plan job.toml --objective time --budget-usd 0.5
     ephemeron plan --profile profile.json --epochs 10    from a profile without measuring
 
@@ -149,13 +152,20 @@ def plan(
         profile = load_profile(profile_file)
     else:
         assert wanted is not None
-        probed = platform if platform in ("local", "simulated") else "local"
-        profile = planning_workflow.known_or_measured(
-            wanted, platform=probed, channel=channel or "folder", use_cache=not no_cache, on_progress=_say
+        profile = planning_workflow.profile_for(
+            wanted, platform or "local", channel=channel, use_cache=not no_cache, on_progress=_say
         )
     measured = profile_file is None and from_run is None
     where = platform or ("local" if measured else None)
-    platforms = (profile.platform,) if where is None else planning_workflow.platforms_for(where, profile.platform)
+    sizes: tuple[int, ...] = ()
+    settings = cloud_settings(where or "local", taken(flags))
+    if where is not None and not any_size:
+        sizes, unknown = planning_workflow.deployed_sizes(where, settings)
+        if unknown:
+            _say(f"any memory size is planned for, since those that are deployed are not known: {unknown}")
+    platforms = (
+        (profile.platform,) if where is None else planning_workflow.platforms_for(where, profile.platform, sizes)
+    )
     made = make_plan(profile, wish, platforms=platforms, prices_file=prices_file)
     show(made)
     if out is not None:
@@ -212,6 +222,15 @@ def show(plan: Plan) -> None:
             f", {p.iterations:,} iterations, at least {p.memory_mb:,.0f} MB needed\n",
         )
     )
+    if plan.profile.source:
+        console.print(
+            textwrap.fill(
+                f"figures of {plan.profile.platform}: {plan.profile.source}",
+                WIDTH,
+                initial_indent="  ",
+                subsequent_indent="  ",
+            )
+        )
     table = Table("phase", "seconds", "share", "", "cost", "USD", box=None, pad_edge=False)
     costs = [*p.cost.items(), ("together", p.cost_usd)]
     for i, (name, seconds) in enumerate([*p.phases_s.items()]):

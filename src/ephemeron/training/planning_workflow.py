@@ -12,11 +12,13 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, from_json
+from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.training.driver import run_dir
 from ephemeron.training.driver.run_dir import PLAN_FILE, PROFILE_FILE
 from ephemeron.training.job import Job
@@ -24,11 +26,14 @@ from ephemeron.training.planner import Plan, PlanLimits, PlanRequest, make_plan
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, load_profile
 
+if TYPE_CHECKING:
+    from ephemeron.functions.async_invoke.provider import Settings
+
 _log = logging.getLogger(__name__)
 
 AWS = "aws"
-"""All of Lambda's profiles: the channel is left open."""
-PLATFORMS = ("local", "simulated", AWS, *BUILTIN)
+"""Without a measured profile, all of Lambda's published ones: the channel is left open."""
+PLATFORMS = ("local", "simulated", *CLOUDS, *BUILTIN)
 CPU_PART = 0.8
 """Share of this machine's cores that the quotas of functions may have together."""
 
@@ -88,16 +93,92 @@ def keep(job: Job, profile: Profile, *, platform: str, channel: str) -> Path:
     return path
 
 
-def platforms_for(name: str, measured: PlatformProfile) -> tuple[PlatformProfile, ...]:
+def measured_on(job: Job, platform: str, channel: str | None = None) -> Profile | None:
+    """The profile that `ephemeron profile` has measured of a job on a cloud; None: none, or of another release.
+
+    Args:
+        job: with its code as it is now.
+        platform: one of `registry.CLOUDS`.
+        channel: address; None: the latest, over any channel.
+    """
+    name = f"{platform}-*" if channel is None else f"{platform}-{_service(channel)}"
+    path = profile_path(job, name)
+    found = sorted(path.parent.glob(path.name), key=lambda p: p.stat().st_mtime) if path.parent.is_dir() else []
+    for file in reversed(found):
+        try:
+            return load_profile(file)
+        except JobError as e:
+            _log.info("not using the profile in %s, which is of another release: %s", file, e)
+    return None
+
+
+def profile_for(
+    job: Job,
+    platform: str,
+    *,
+    channel: str | None = None,
+    use_cache: bool = True,
+    on_progress: Callable[[str], None] = print,
+) -> Profile:
+    """The profile to plan from: what was measured on the platform, else on this machine.
+
+    Raises:
+        JobError: a cloud without published figures, on which the job was not measured.
+        UserError: the job or an argument is refused.
+    """
+    if platform in CLOUDS:
+        found = measured_on(job, platform, channel)
+        if found is not None:
+            return found
+        if platform != AWS:
+            raise not_measured(job, platform)
+    probed = platform if platform in ("local", "simulated") else "local"
+    return known_or_measured(
+        job, platform=probed, channel=channel or "folder", use_cache=use_cache, on_progress=on_progress
+    )
+
+
+def not_measured(job: Job, platform: str) -> JobError:
+    """The error where a plan needs a profile of a cloud."""
+    return JobError(
+        f"job {job.name!r}, as it is now, was not measured on {platform}",
+        remedy=f"run: ephemeron profile JOB --platform {platform} --channel ADDRESS; or choose yourself: --workers",
+    )
+
+
+def deployed_sizes(platform: str, settings: Settings | None = None) -> tuple[tuple[int, ...], str]:
+    """Memory sizes that exist on a cloud's deployment, and why they are not known; none: any size.
+
+    Args:
+        platform: one of `PLATFORMS`.
+        settings: where; None: the cloud's defaults.
+    """
+    if platform not in CLOUDS:
+        return (), ""
+    where = cloud(platform)
+    try:
+        return where.sizes((settings or where.settings()).located()), ""
+    except (UserError, PlatformError) as e:
+        return (), " ".join(str(e).split())
+
+
+def platforms_for(name: str, measured: PlatformProfile, sizes_mb: Sequence[int] = ()) -> tuple[PlatformProfile, ...]:
     """Platforms to plan for: the measured one, or built-in ones.
+
+    Args:
+        name: one of `PLATFORMS`.
+        measured: of the profile.
+        sizes_mb: memory sizes that are deployed; none: any.
 
     Raises:
         JobError: no such platform.
     """
     if name in ("local", "simulated"):
         return (on_this_machine(measured) if name == "local" else measured,)
+    if name == measured.name:
+        return (measured.of_sizes(sizes_mb),)
     if name == AWS:
-        return tuple(builtin_platform(n) for n in BUILTIN)
+        return tuple(builtin_platform(n).of_sizes(sizes_mb) for n in BUILTIN)
     return (builtin_platform(name),)
 
 
@@ -117,20 +198,22 @@ def limits_of(job: Job | None) -> PlanLimits:
 
 
 def plan_job(
-    job: Job, wish: PlanRequest | None = None, *, platform: str = "local", channel: str = "folder", profile: Profile | None = None,
-    prices_file: Path | None = None, use_cache: bool = True, on_progress: Callable[[str], None] = lambda text: None,
+    job: Job, wish: PlanRequest | None = None, *, platform: str = "local", channel: str | None = None, profile: Profile | None = None,
+    prices_file: Path | None = None, use_cache: bool = True, on_progress: Callable[[str], None] = lambda text: None, settings: Settings | None = None,
 ) -> Plan:  # fmt: skip
     """Finds the best configuration of a job.
 
     Args:
         job: what to train, with its limits.
         wish: limits, objective and fixed options; None: the job's limits, at least cost.
-        platform: `local`, `simulated`, `aws`, or one built-in profile.
+        platform: `local`, `simulated`, a cloud, or one built-in profile. On a cloud, what was measured there counts before what
+            is published, and the sizes that are deployed are searched.
         channel: address, for platforms that are probed.
         profile: instead of measuring.
         prices_file: instead of the profile's prices.
         use_cache: reuse the profile of an earlier measurement; False: measure again.
         on_progress: called with what is being measured.
+        settings: where on a cloud; None: its defaults.
 
     Raises:
         PlanInfeasible: nothing meets the limits.
@@ -139,15 +222,15 @@ def plan_job(
     if platform not in PLATFORMS:
         raise JobError(f"platform = {platform!r} is not known", remedy=f"use one of {', '.join(PLATFORMS)}")
     if profile is None:
-        probed = platform if platform in ("local", "simulated") else "local"
-        profile = known_or_measured(job, platform=probed, channel=channel, use_cache=use_cache, on_progress=on_progress)
+        profile = profile_for(job, platform, channel=channel, use_cache=use_cache, on_progress=on_progress)
+    sizes, _ = deployed_sizes(platform, settings)
     wish = wish or PlanRequest(
         epochs=job.epochs,
         hap_epochs_factor=job.limits.hap_epochs_factor,
         optimizer=job.optimizer if job.task is None else None,
         limits=limits_of(job),
     )
-    return make_plan(profile, wish, platforms=platforms_for(platform, profile.platform), prices_file=prices_file)
+    return make_plan(profile, wish, platforms=platforms_for(platform, profile.platform, sizes), prices_file=prices_file)
 
 
 def profile_of_run(run_id: str) -> Profile:

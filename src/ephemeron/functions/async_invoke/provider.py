@@ -92,6 +92,17 @@ class Provider(ABC, Generic[S]):
             JobError, MissingExtra: a step has failed; names the problem and the remedy.
         """
 
+    def sizes(self, settings: S) -> tuple[int, ...]:
+        """Memory sizes of the deployed functions, MB, the default of runs first; empty: a call may have any size.
+
+        Args:
+            settings: located.
+
+        Raises:
+            JobError, MissingExtra: the cloud cannot be asked, or nothing is deployed.
+        """
+        return ()
+
     @abstractmethod
     def logs(self, settings: S) -> str:
         """Command that prints the output of functions."""

@@ -42,20 +42,23 @@ class DeployedLambda:
         )  # fmt: skip
 
 
-def inspect(settings: AwsSettings) -> DeployedLambda:
+def inspect(settings: AwsSettings, *, tries: int = 6) -> DeployedLambda:
     """Asks AWS about the functions of all sizes; starts none.
 
     Args:
         settings: located.
+        tries: of each request.
 
     Raises:
         JobError: no credentials, expired or unknown ones, a missing permission, no such function, or one
             configured so that runs would break. Names the problem and the remedy.
     """
-    first, sizes = _inspect_one(settings)
+    first, sizes = _inspect_one(settings, tries)
     found = [first]
     for size in sizes[1:]:
-        other, _ = _inspect_one(dataclasses.replace(settings, function=function_of(settings.function, sizes, size)))
+        other, _ = _inspect_one(
+            dataclasses.replace(settings, function=function_of(settings.function, sizes, size)), tries
+        )
         if (other.memory_mb, other.digest) != (size, first.digest):
             raise JobError(
                 f"function {settings.function!r} and that of {size} MB are not of one deployment",
@@ -73,9 +76,9 @@ def located_sizes(settings: AwsSettings, deployed: DeployedLambda) -> AwsSetting
     return dataclasses.replace(settings, sizes_mb=deployed.sizes_mb)
 
 
-def _inspect_one(settings: AwsSettings) -> tuple[DeployedLambda, tuple[int, ...]]:
+def _inspect_one(settings: AwsSettings, tries: int) -> tuple[DeployedLambda, tuple[int, ...]]:
     """One function, and the sizes that its deployment has by its variables."""
-    api = client(settings, "lambda", tries=6)
+    api = client(settings, "lambda", tries=tries)
     name = settings.function
 
     def ask(action: str, request: Callable[[], Any]) -> Any:

@@ -41,6 +41,9 @@ class AwsLambda(Provider[AwsSettings]):
         yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
         yield f"quota: {found.concurrency} functions at once"
 
+    def sizes(self, settings: AwsSettings) -> tuple[int, ...]:
+        return preflight.inspect(settings, tries=1).sizes_mb
+
     def logs(self, settings: AwsSettings) -> str:
         return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"
 

@@ -44,6 +44,9 @@ class OpenFaas(Provider[OpenFaasSettings]):
         )
         yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
 
+    def sizes(self, settings: OpenFaasSettings) -> tuple[int, ...]:
+        return preflight.inspect(settings).sizes_mb
+
     def logs(self, settings: OpenFaasSettings) -> str:
         return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
 

@@ -151,7 +151,12 @@ def test_an_unknown_platform_is_named_with_those_there_are():
 
 
 def test_the_file_of_a_profile_is_plain_json():
-    assert json.loads(parse_profile(RAW).to_json())["platform"]["memory_mb"] == {"min": 128, "max": 10240, "step": 128}
+    assert json.loads(parse_profile(RAW).to_json())["platform"]["memory_mb"] == {
+        "min": 128,
+        "max": 10240,
+        "step": 128,
+        "sizes": [],
+    }
 
 
 def test_larger_objects_than_were_measured_move_at_the_bandwidth_of_the_largest():

@@ -17,7 +17,7 @@ sell them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -92,6 +92,8 @@ class QuotaRange:
     min: Count = 128
     max: Count = 10240
     step: Count = 128
+    sizes: tuple[Count, ...] = ()
+    """The only quotas that there are, those of deployed functions; empty: all within the bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,13 @@ class PlatformProfile:
     """ISO date of the prices."""
     notes: tuple[str, ...] = ()
 
+    def of_sizes(self, sizes_mb: Sequence[int]) -> PlatformProfile:
+        """The platform with functions of these memory sizes only; none: as it is."""
+        if not sizes_mb:
+            return self
+        range_mb = replace(self.memory_mb, min=min(sizes_mb), max=max(sizes_mb), sizes=tuple(sizes_mb))
+        return replace(self, memory_mb=range_mb)
+
     def start_s(self, workers: Array | float) -> Array:
         """Seconds from the launch until the last of so many functions begins: cold start, and its turn in the burst."""
         w = np.asarray(workers, dtype=float)
@@ -154,8 +163,10 @@ class PlatformProfile:
         return np.asarray(start + np.maximum(w - self.burst, 0.0) * self.burst_s / self.burst if self.burst else start)
 
     def quotas(self, step_mb: int | None = None) -> Array:
-        """All memory quotas, ascending."""
+        """All memory quotas, ascending; every `step_mb`, where they are not those of deployed functions."""
         quota = self.memory_mb
+        if quota.sizes:
+            return np.unique(np.array(quota.sizes))
         step = step_mb or quota.step
         first = -(-quota.min // step) * step
         return np.unique(np.append(np.arange(first, quota.max + 1, step), quota.max))
