@@ -23,6 +23,7 @@ from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
 from ephemeron.cli.log_options import add_log_options
 from ephemeron.cli.logs import logs as logs_command
+from ephemeron.cli.microvm import clean_microvm, deploy_microvm
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.partition import partition as partition_group
 from ephemeron.cli.plan import plan as plan_command
@@ -76,6 +77,7 @@ def main() -> None:
     ephemeron train examples/digits/job.toml            train on this machine: functions are processes with quotas
     ephemeron train job.toml --platform simulated       train in virtual time, with a cloud's latencies and prices
     ephemeron train job.toml --platform aws             train on AWS Lambda, after `ephemeron deploy aws`
+    ephemeron train job.toml --platform aws-microvm     train on AWS Lambda MicroVMs, after `ephemeron deploy aws-microvm`
     ephemeron train job.toml --platform openfaas        train on your cluster, after `ephemeron deploy openfaas`
     ephemeron train job.toml --platform ray             train on your Ray cluster, through a channel that its nodes share
     ephemeron platforms                                 list platforms, and what has to be installed for each
@@ -403,6 +405,8 @@ main.add_command(logs_command)
 main.add_command(schema_command)
 main.add_command(deploy_group)
 main.add_command(clean_group)
+deploy_group.add_command(deploy_microvm)
+clean_group.add_command(clean_microvm)
 deploy_group.add_command(deploy_openfaas)
 clean_group.add_command(clean_openfaas)
 add_log_options(main)

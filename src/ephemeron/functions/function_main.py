@@ -51,7 +51,7 @@ from ephemeron.functions.process_messages import (
     encode,
     host_message,
 )
-from ephemeron.functions.process_reset import ProcessSnapshot
+from ephemeron.functions.process_reset import ProcessSnapshot, renew_randomness
 
 _Accepted: TypeAlias = "asyncio.Future[None]"
 
@@ -194,6 +194,9 @@ def _prepare() -> None:
 def _serve(line: HostLine, message: InvokeMessage) -> None:
     scratch = Path(message.scratch).resolve()
     before = ProcessSnapshot(scratch)
+    os.environ.update(message.variables)
+    if message.cold:
+        renew_randomness()
     line.send(Running())
     value: Mapping[str, object] = {}
     raised: tuple[str, str] | None = None

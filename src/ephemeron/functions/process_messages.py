@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TypeAlias, TypeVar
 
 from ephemeron.config.typed import build
@@ -42,6 +42,8 @@ class InvokeMessage:
     """Folder that the channel address `folder` means."""
     cold: bool
     """No invocation has run in the process."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables of this invocation only: secrets that did not exist when the process was started."""
     log: str | None = None
     """File for what the code prints; None: the log of the process."""
 

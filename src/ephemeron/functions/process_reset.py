@@ -17,8 +17,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_ENTROPY_BYTES = 32
 _THREADS_S = 0.2
 """Time in which threads have to end after their invocation."""
+
+
+def renew_randomness() -> None:
+    """Draws the state of all random generators of this process anew: it may be one of many copies of a snapshot.
+
+    PyTorch's generator begins with the same seed in every process, so it needs no new one.
+    """
+    ssl: Any = sys.modules.get("ssl")
+    if ssl is not None:
+        ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
+    random.seed()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
 
 
 class ProcessSnapshot:
@@ -61,10 +76,7 @@ class ProcessSnapshot:
         return self._threads_ended()
 
     def _forget_randomness(self) -> None:
-        random.seed()
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed()
+        renew_randomness()
         if self._torch is not None:
             # Only what differs, and not `torch.manual_seed`: each may import the compiler, 0.8 s of CPU time.
             torch = self._torch

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _CLOUDS = {
     "aws": "ephemeron.functions.aws.provider:AwsLambda",
+    "aws-microvm": "ephemeron.functions.aws_microvm.provider:AwsMicrovm",
     "openfaas": "ephemeron.functions.openfaas.provider:OpenFaas",
     "ray": "ephemeron.functions.ray.provider:Ray",
     "lithops": "ephemeron.functions.lithops.provider:Lithops",

@@ -62,6 +62,8 @@ class ProcessSupervisor(ABC):
         self.idle = asyncio.Event()
         self.idle.set()
         self._numbers = 0
+        self.variables: Mapping[str, str] = {}
+        """Secrets, for the next call's own environment."""
         self._environment: FunctionProcess | None = None
         self._starting: asyncio.Task[Ready | StartFailed | None] | None = None
 
@@ -72,6 +74,10 @@ class ProcessSupervisor(ABC):
     @abstractmethod
     def sender(self, callback: str, **sender: Any) -> RecordedSender:
         """Sender for the successors of a call; `sender` goes to `RecordedSender`."""
+
+    def billed_s(self, took_s: float) -> float:
+        """Seconds that the platform bills for a call of so many; a supervisor's calls have no other bill."""
+        return took_s
 
     @property
     def busy(self) -> bool:
@@ -157,7 +163,7 @@ class ProcessSupervisor(ABC):
             fit = environment.fit(reply)
             ended = environment.outcome(reply)
             return HandlerOutcome(
-                status=ended.status, error=ended.error, value=ended.value, took_s=reporter.took_s,
+                status=ended.status, error=ended.error, value=ended.value, took_s=self.billed_s(reporter.took_s),
                 peak_mb=round(environment.peak_mb, 1),
             )  # fmt: skip
         except BaseException:
@@ -179,7 +185,7 @@ class ProcessSupervisor(ABC):
         lifetime_s = max(0.0, deadline - asyncio.get_running_loop().time())
         message = InvokeMessage(
             call=call, invocation=reporter.name, origin=call.origin, lifetime_s=lifetime_s, vcpus=self._vcpus,
-            scratch=str(scratch), base=str(scratch), cold=environment.cold,
+            scratch=str(scratch), base=str(scratch), cold=environment.cold, variables=self.variables,
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(open_channel(envelope.channel))
@@ -232,6 +238,13 @@ class OneShotSupervisor(ProcessSupervisor):
 
     def between(self) -> None:
         """No call follows."""
+
+
+def pass_output_on(folder: Path, n: int) -> None:
+    """Sends the output of a process to the supervisor's own output, which the cloud keeps."""
+    log = folder / "logs" / f"{n}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.symlink_to("/dev/stdout")
 
 
 async def _send_successor(sender: RecordedSender, environment: FunctionProcess, asked: InvokeSuccessor) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ephemeron.functions.async_invoke.process_supervisor import ProcessSupervisor
+from ephemeron.functions.async_invoke.process_supervisor import ProcessSupervisor, pass_output_on
 from ephemeron.functions.async_invoke.records import HandlerOutcome
 from ephemeron.functions.async_invoke.sizes import FUNCTION, sizes_in
 from ephemeron.functions.cgroups import Enforcement
@@ -75,7 +75,7 @@ class FunctionReplica(ProcessSupervisor):
         self._told = told
 
     def make(self, n: int) -> Resident:
-        _pass_output_on(self._folder, n)
+        pass_output_on(self._folder, n)
         return Resident(n, memory_mb=self._told.memory_mb, vcpus=self._told.vcpus, folder=self._folder)
 
     def sender(self, callback: str, **sender: Any) -> GatewaySender:
@@ -98,13 +98,6 @@ def out_of_memory_kills(own: Path = Path("/proc/self/cgroup")) -> int:
             counts = dict(line.split(None, 1) for line in text.splitlines())
             return int(counts.get("oom_kill", 0))
     return 0
-
-
-def _pass_output_on(folder: Path, n: int) -> None:
-    """Sends the output of user code to the handler's own output, the function's log."""
-    log = folder / "logs" / f"{n}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.symlink_to("/dev/stdout")
 
 
 def told_by(environ: Mapping[str, str]) -> ReplicaSettings:

@@ -18,7 +18,7 @@ from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.world import Simulation
 from ephemeron.training.job.logger_spec import LoggerSpec
 
-PlatformName = Literal["local", "simulated", "aws", "openfaas", "ray", "lithops"]
+PlatformName = Literal["local", "simulated", "aws", "aws-microvm", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
 Exchange = Literal["gradients", "parameters", "deltas"]
 Compression = Literal["none", "bf16", "int8"]

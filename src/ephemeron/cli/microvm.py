@@ -1,0 +1,178 @@
+"""`ephemeron deploy aws-microvm` and `ephemeron clean aws-microvm`: creation and removal of the image on AWS Lambda MicroVMs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from ephemeron.errors import JobError
+
+if TYPE_CHECKING:
+    from ephemeron.functions.aws_microvm.deploy.policy import MicrovmPlace
+    from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
+
+_ACCOUNT = "ACCOUNT"
+_BASELINES = ("512", "1024", "2048", "4096", "8192")
+
+
+def _where(command: Any) -> Any:
+    for option in (
+        click.option("--endpoint", metavar="URL", help="Another service of MicroVMs, such as the local one."),
+        click.option("--region", metavar="REGION", help="Region of the image.  [default: as for all AWS clients]"),
+        click.option("--image", default="ephemeron", show_default=True, metavar="NAME", help="Name of the image."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("aws-microvm")
+@_where
+@click.option(
+    "--channel",
+    required=True,
+    metavar="ADDRESS",
+    help="Channel that functions may use: s3://bucket/prefix or rediss://…",
+)
+@click.option(
+    "--artifact", required=True, metavar="S3_URI", help="Where the image's code is uploaded: s3://bucket/key.zip."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("aws-microvm"), show_default=True,
+    help="Folder for the code, the policies and the template.",
+)  # fmt: skip
+@click.option(
+    "--memory-mb", type=click.Choice(_BASELINES), default="2048", show_default=True,
+    help="Baseline of a MicroVM; 2,048 MB bring one vCPU.",
+)  # fmt: skip
+@click.option(
+    "--role", metavar="ARN", help="Role of MicroVMs, which template.json creates. Without it nothing is uploaded."
+)
+@click.option("--build-role", metavar="ARN", help="Role of the image's build.  [default: that of template.json]")
+def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel: str, artifact: str, out: Path,
+                   memory_mb: str, role: str | None, build_role: str | None) -> None:  # fmt: skip
+    """Write what AWS Lambda MicroVMs need into a folder, for review; with --role, also build the image.
+
+    The image is a snapshot in which PyTorch is imported. It holds no secrets: a cache's password is taken from
+    EPHEMERON_CHANNEL_PASSWORD when a run starts. A cache's certificate authority is no secret, and is taken from
+    EPHEMERON_CHANNEL_CA into the image. A build takes minutes.
+    """
+    from ephemeron.communication.channels import public_address
+    from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.functions.aws_microvm.deploy import image as images
+    from ephemeron.functions.aws_microvm.deploy import package, policy
+    from ephemeron.functions.aws_microvm.preflight import check_channel
+    from ephemeron.functions.aws_microvm.settings import client, refused
+    from ephemeron.functions.source_bundle import digest
+
+    public, secrets = public_address(channel)
+    if secrets:
+        raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+    settings = _settings(image, region, endpoint)
+    check_channel(public, settings)
+    account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
+    place = policy.place_of(settings, account=account, channel=public, artifact=artifact)
+    for path in policy.write(out, place):
+        click.echo(f"wrote {path}")
+    data = package.write_artifact(out / "image.zip")
+    click.echo(f"wrote {out / 'image.zip'} ({len(data) / 2**20:.1f} MB)")
+    if role is None:
+        _next_steps(out, place, public, artifact)
+        return
+    wanted = images.ImageSpec(
+        artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=int(memory_mb),
+        variables={} if public.startswith("s3:") else for_functions(), digest=digest(),
+    )  # fmt: skip
+    bucket = urlsplit(artifact)
+    try:
+        # Without the endpoint of the MicroVM service: S3 has its own, AWS_ENDPOINT_URL_S3.
+        store = client(_settings(image, region, None), "s3", tries=5)
+        store.put_object(Bucket=bucket.netloc, Key=bucket.path[1:], Body=data)
+    except Exception as e:
+        raise refused(e, settings, doing=f"s3:PutObject to {artifact}") from e
+    click.echo(f"uploaded {artifact}")
+    done = images.deploy(client(settings, tries=5), settings, wanted, told=click.echo)
+    click.echo(f"{done} image {image} in {settings.region}: baseline {memory_mb} MB, up to eight hours a function")
+    click.echo(
+        "while nothing runs, its snapshots cost $0.08 per GB and month, for a week at least; nothing else was made"
+    )
+    click.echo(f"train with: ephemeron train JOB --platform aws-microvm --channel {public} --workers 4")
+
+
+@click.command("aws-microvm")
+@_where
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def clean_microvm(image: str, region: str | None, endpoint: str | None, yes: bool) -> None:
+    """Terminate the MicroVMs of the image, delete it and its log, and list what is not deleted."""
+    from ephemeron.functions.aws_microvm.preflight import find_image
+    from ephemeron.functions.aws_microvm.settings import client, refused
+
+    settings = _settings(image, region, endpoint)
+    if not yes:
+        click.confirm(f"delete image {image} in {settings.region}, its MicroVMs and its log?", abort=True)
+    api = client(settings, tries=5)
+    try:
+        known = find_image(api, image)
+    except Exception as e:
+        raise refused(e, settings, doing="lambda:ListMicrovmImages") from e
+    if known is None:
+        click.echo(f"there is no image {image}")
+    else:
+        _terminate_all(api, known["imageArn"], settings)
+        _delete(f"image {image}", settings, "lambda:DeleteMicrovmImage",
+                lambda: api.delete_microvm_image(imageIdentifier=known["imageArn"]))  # fmt: skip
+    _delete(f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
+            lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group))  # fmt: skip
+    click.echo("not touched: the stack of template.json, the image's code in S3, objects of runs in the bucket "
+               "(ephemeron runs clean --all)")  # fmt: skip
+
+
+def _terminate_all(api: Any, image_arn: str, settings: AwsMicrovmSettings) -> None:
+    import time
+
+    from ephemeron.functions.aws_microvm.settings import refused
+
+    def left() -> list[str]:
+        pages = api.get_paginator("list_microvms").paginate(imageIdentifier=image_arn)
+        return [i["microvmId"] for page in pages for i in page["items"] if i["state"] != "TERMINATED"]
+
+    try:
+        for id in (found := left()):
+            api.terminate_microvm(microvmIdentifier=id)
+        if found:
+            click.echo(f"terminated {len(found)} MicroVMs")
+        end = time.monotonic() + 120.0
+        while found and left() and time.monotonic() < end:
+            time.sleep(0.5)
+    except Exception as e:
+        raise refused(e, settings, doing="lambda:TerminateMicrovm") from e
+
+
+def _delete(what: str, settings: AwsMicrovmSettings, action: str, request: Callable[[], Any]) -> None:
+    from ephemeron.functions.aws.settings import code_of
+    from ephemeron.functions.aws_microvm.settings import refused
+
+    try:
+        request()
+        click.echo(f"deleted {what}")
+    except Exception as e:
+        if code_of(e) != "ResourceNotFoundException":
+            raise refused(e, settings, doing=action) from e
+        click.echo(f"there is no {what}")
+
+
+def _settings(image: str, region: str | None, endpoint: str | None) -> AwsMicrovmSettings:
+    from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
+
+    return AwsMicrovmSettings(image=image, region=region, endpoint=endpoint).located()
+
+
+def _next_steps(out: Path, place: MicrovmPlace, channel: str, artifact: str) -> None:
+    click.echo(f"""
+nothing was sent to AWS. Read these files, then:
+  aws cloudformation deploy --region {place.region} --stack-name {place.image}-microvm --template-file {out}/template.json \\
+      --capabilities CAPABILITY_NAMED_IAM
+  ephemeron deploy aws-microvm --channel {channel} --artifact {artifact} --role {place.role_arn("run")}""")

@@ -1,0 +1,136 @@
+"""Platform of AWS Lambda MicroVMs: one client's access to the calls of one run. See the package for how it works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ephemeron.communication.channels.address import open_channel
+from ephemeron.communication.channels.base import Channel
+from ephemeron.functions.async_invoke.invoker import pauses
+from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
+from ephemeron.functions.async_invoke.records import RecordKeys, calls_prefix
+from ephemeron.functions.aws.settings import code_of
+from ephemeron.functions.aws_microvm.api import ENDED, LONGEST_S, LaunchSpec, MicrovmApi
+from ephemeron.functions.aws_microvm.invoker import AGAIN, MicrovmSender
+from ephemeron.functions.aws_microvm.log_source import MicrovmStates
+from ephemeron.functions.aws_microvm.payload import own_secrets
+from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client
+from ephemeron.functions.base import Limits
+
+MARGIN_S = 60
+"""Seconds of a MicroVM's longest life that calls do not get: for its start, its last report and its end."""
+LIMITS = Limits(
+    memory_min_mb=512, memory_max_mb=8192, memory_step_mb=512, mb_per_vcpu=2048.0, lifetime_s=float(LONGEST_S - MARGIN_S),
+    payload_bytes=16_000_000, concurrency=1_000,
+)  # fmt: skip
+"""Baselines of 512 to 8,192 MB with one vCPU for 2 GB, eight hours. Calls of more than 4 kB go through the store."""
+
+
+class AwsMicrovmPlatform(AsyncInvokePlatform):
+    """Functions of one run on AWS Lambda MicroVMs. Made by `open`.
+
+    Args:
+        run_dir: folder of the run, for `events.jsonl` and `calls.jsonl`.
+        settings: of the image; located.
+        launch: what MicroVMs are started with.
+        limits: of the image; every call has its memory.
+        channel: of the run, by a connection of the platform's own, which the platform closes.
+        names: of the records.
+        api: of the service.
+    """
+
+    name = "aws-microvm"
+
+    def __init__(
+        self, run_dir: Path, settings: AwsMicrovmSettings, launch: LaunchSpec, limits: Limits, channel: Channel,
+        names: RecordKeys, api: MicrovmApi,
+    ) -> None:  # fmt: skip
+        self.settings, self.launch, self.api = settings, launch, api
+        self.unenforced = (
+            f"A cancelled function ends when its supervisor looks, every {settings.every_s:g} s.",
+            "CPU time above the baseline is not prevented, and is billed.",
+        )
+        super().__init__(run_dir, limits, channel, names, every_s=settings.every_s)
+
+    def sender(self) -> MicrovmSender:
+        async def api() -> MicrovmApi:
+            return self.api
+
+        return MicrovmSender(
+            self.settings, api, self.launch, own_secrets(), channel=self._channel, names=self._names,
+            announce=self._announce, every_s=self._every_s,
+        )  # fmt: skip
+
+    @classmethod
+    async def open(
+        cls,
+        run_dir: Path,
+        settings: AwsMicrovmSettings,
+        launch: LaunchSpec,
+        *,
+        channel: str,
+        run: str,
+        limits: Limits = LIMITS,
+    ) -> AwsMicrovmPlatform:
+        """Opens the calls of a run, earlier ones included.
+
+        Args:
+            run_dir: made when missing.
+            settings: which image; `located` fills in the region.
+            launch: see `preflight.inspect`.
+            channel: address of the run's channel.
+            run: its name, which the names of the records begin with.
+            limits: see `preflight.inspect`.
+
+        Raises:
+            JobError: no region, or no channel at that address.
+            MissingExtra: boto3 or a library of the channel is absent.
+        """
+        settings = settings.located()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        api = MicrovmApi(await asyncio.to_thread(client, settings))
+        self = cls(run_dir, settings, launch, limits, open_channel(channel), RecordKeys(calls_prefix(run)), api)
+        states = MicrovmStates(api, settings, launch.image_arn, open=self.open_requests, ended=self.ended_requests)
+        try:
+            await self.hold(channel, states)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    def open_requests(self) -> list[str]:
+        """MicroVMs whose call has not ended."""
+        known = self._known.sent
+        return [request for id in self._known.open for request in sorted(known[id].requests)]
+
+    def ended_requests(self) -> list[str]:
+        """MicroVMs whose call has ended."""
+        return [request for sent in self._known.sent.values() if not sent.open for request in sorted(sent.requests)]
+
+    async def shutdown(self) -> None:
+        """As for every platform; also terminates MicroVMs that are left."""
+        if self._closed:
+            return
+        await self._read_on()
+        everything = [*self.open_requests(), *self.ended_requests()]
+        await super().shutdown()
+        with contextlib.suppress(Exception):  # they terminate themselves; this is for those that cannot
+            states = await self.api.states(self.launch.image_arn, everything)
+            left = [id for id, state in states.items() if state not in ENDED]
+            await asyncio.gather(*(self._repeated(self.api.terminate, id) for id in left))
+
+    async def _repeated(self, act: Callable[[str], Awaitable[None]], id: str) -> None:
+        """Does something to a MicroVM, again while requests are throttled."""
+        waits = pauses(random.Random(id))
+        while True:
+            try:
+                return await act(id)
+            except Exception as e:
+                pause = next(waits, None) if code_of(e) in AGAIN else None
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)

@@ -1,0 +1,177 @@
+"""What the platform of MicroVMs does beyond the contract, on the local service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; pip install 'ephemeron[aws]'")
+
+from microvm_entries import ENTRIES
+from microvm_world import artifact, deployed, keys, opened
+
+from ephemeron.events import Ended
+from ephemeron.functions.aws_microvm import log_source
+from ephemeron.functions.aws_microvm.handler import HOOKS
+from ephemeron.functions.aws_microvm.platform import AwsMicrovmPlatform
+from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
+from ephemeron.functions.base import Call, Limits
+from ephemeron.testing.microvm_service import MicrovmService
+
+LIMITS = Limits(memory_max_mb=2048, lifetime_s=60.0, concurrency=8, payload_bytes=16_000_000)
+Scenario: TypeAlias = Callable[[AwsMicrovmPlatform], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[MicrovmService]:
+    with keys(), MicrovmService(fetch=artifact) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def settings(service: MicrovmService) -> AwsMicrovmSettings:
+    return deployed(service, entries=ENTRIES, preload="microvm_entries", folder=Path(__file__).parent)
+
+
+def call(platform: AwsMicrovmPlatform, entry: str, *, rank: int = 0, **request: Any) -> Call:
+    address = (platform.run_dir / "objects").as_uri()
+    return Call(
+        run="run", rank=rank, attempt=0, memory_mb=512, lifetime_s=30.0, channel=address, entry=entry, request=request
+    )
+
+
+def run(settings: AwsMicrovmSettings, folder: Path, scenario: Scenario) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(120), opened(settings, folder, limits=LIMITS) as platform:
+            await scenario(platform)
+
+    asyncio.run(main())
+
+
+def test_a_call_beyond_the_payload_goes_through_the_store(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
+) -> None:
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        say = "x" * 20_000
+        outcome = await (await platform.invoke(call(platform, "echo", say=say))).wait()
+        assert outcome.value["said"] == say
+        assert any(path.name.startswith("payload.") for path in (tmp_path / "objects").rglob("*"))
+        assert len(service.requests()[-1]["runHookPayload"]) <= 4096
+
+    run(settings, tmp_path, scenario)
+    left = [path.name for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+    assert left == ["cancel"], "what was sent through the store goes with the run"
+
+
+def test_secrets_reach_the_function_and_nothing_that_is_kept(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", "hush-hush")
+
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        wanted = ("EPHEMERON_CHANNEL_PASSWORD", "EPHEMERON_CHANNEL_USER")
+        outcome = await (await platform.invoke(call(platform, "has", variables=wanted))).wait()
+        assert outcome.value["has"] == [True, False]
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or b"hush-hush" not in path.read_bytes(), path
+
+    run(settings, tmp_path, scenario)
+    assert "hush-hush" in service.requests()[-1]["runHookPayload"]
+    version = service.images.by_arn[next(iter(service.images.by_arn))].versions[-1]
+    assert "hush-hush" not in json.dumps(dict(version.request))
+    assert not any("hush-hush" in line for line in service.output)
+
+
+def test_copies_of_a_snapshot_draw_different_numbers(settings: AwsMicrovmSettings, tmp_path: Path) -> None:
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        invocations = [await platform.invoke(call(platform, "drawn", rank=rank)) for rank in range(2)]
+        values = [(await invocation.wait()).value for invocation in invocations]
+        assert len({value["drawn"] for value in values} | {values[0]["seeded"]}) == 3
+
+    run(settings, tmp_path, scenario)
+
+
+def test_a_microvm_ends_itself_and_is_billed_by_the_second(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
+) -> None:
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        outcome = await (await platform.invoke(call(platform, "echo"))).wait()
+        assert outcome.billed_s == int(outcome.billed_s) >= 1.0
+        while service.microvms():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+    run(settings, tmp_path, scenario)
+
+
+def test_one_that_may_not_end_itself_is_ended_by_the_client(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_source, "LEFT_S", 0.5)
+    service.guard.denied = {"ASIALOCALMICROVM": {"lambda:TerminateMicrovm"}}
+
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        waiting = await platform.invoke(call(platform, "forever", rank=1))  # while a call is open, states are read
+        assert (await (await platform.invoke(call(platform, "echo"))).wait()).status == "ok"
+        while len(service.microvms()) > 1:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+        await waiting.cancel()
+
+    try:
+        run(settings, tmp_path, scenario)
+        assert service.microvms() == []
+    finally:
+        service.guard.denied = {}
+
+
+def test_a_microvm_that_is_lost_is_noticed_and_billed(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
+) -> None:
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        invocation = await platform.invoke(call(platform, "forever"))
+        while not any(microvm.state == "RUNNING" for microvm in service.microvms()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        service.lose(service.microvms()[0].id)
+        outcome = await invocation.wait()
+        assert outcome.status == "lost"
+        assert "its MicroVM ended: The application exited" in outcome.error
+        assert outcome.billed_s >= 1.0
+        async for event in platform.events("run"):
+            if isinstance(event, Ended):
+                assert (event.status, event.billed_s) == ("lost", outcome.billed_s)
+                break
+
+    run(settings, tmp_path, scenario)
+
+
+def test_hooks_are_taken_from_lambda_only_and_a_call_only_once(
+    service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path
+) -> None:
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        invocation = await platform.invoke(call(platform, "forever"))
+        while not any(microvm.state == "RUNNING" for microvm in service.microvms()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        (microvm,) = [m for m in service.fleet.all.values() if m.state == "RUNNING"]
+        again = await asyncio.to_thread(_post, microvm.port, {"Host": "localhost"})
+        assert again == 409
+        foreign = {"Host": "x.lambda-microvm.us-east-1.on.aws", "x-amzn-requestid": "1"}
+        assert await asyncio.to_thread(_post, microvm.port, foreign) == 403
+        assert await asyncio.to_thread(_post, microvm.port, {"Host": "localhost", "x-amzn-requestid": "1"}) == 403
+        await invocation.cancel()
+
+    run(settings, tmp_path, scenario)
+
+
+def _post(port: int, headers: dict[str, str]) -> int:
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}{HOOKS}/run", data=b"{}", headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as e:
+        return e.code

@@ -1,0 +1,120 @@
+"""Training on AWS Lambda MicroVMs as the local service has them: the same weights whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; pip install 'ephemeron[aws]'")
+
+from microvm_world import KEYS, artifact, deployed
+
+from ephemeron.errors import UserError
+from ephemeron.events import Ended, Event, Invoked, Note, Progress
+from ephemeron.testing import TrainingMatrix, TrainingWorld
+from ephemeron.testing.microvm_service import MicrovmService
+from ephemeron.testing.training_world import of
+from ephemeron.training.driver import api, resume
+from tiny_job import JOB
+
+pytestmark = pytest.mark.slow
+
+MEMORY_MB = 1024
+
+
+@dataclass(kw_only=True)
+class World(TrainingWorld):
+    """One service, one image, the cache that it reaches."""
+
+    service: MicrovmService
+
+    def lose(self, rank: int) -> bool:
+        """A host fails, and with it the MicroVM that runs this rank now. Whether there was one."""
+        for microvm in self.service.microvms():
+            if microvm.state == "RUNNING" and json.loads(microvm.payload)["request"]["rank"] == rank:
+                self.service.lose(microvm.id)
+                return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def world(valkey_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        with MicrovmService(fetch=artifact, ahead=3) as service:
+            settings = deployed(
+                service, memory_mb=MEMORY_MB,
+                preload="torch,ephemeron.training.worker.loop,ephemeron.training.worker.torch_trainer",
+            )  # fmt: skip
+            yield World(
+                platform="aws-microvm", job=JOB, memory_mb=MEMORY_MB, settings=settings, service=service,
+                channels={"cache": valkey_server.address}, folder=tmp_path_factory.mktemp("runs"), relay_lifetime_s=30.0,
+                relay_faults=("delay:rank=1,factor=80",), peer_timeout_s=20.0,
+            )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+
+
+class TestAwsMicrovmTraining(TrainingMatrix):
+    """On Valkey."""
+
+
+def test_what_a_run_leaves(world: World) -> None:
+    result, events = world.undisturbed
+    assert world.service.microvms() == [], "every MicroVM has ended itself"
+    calls = [json.loads(line) for line in (result.folder.path / "calls.jsonl").read_text().splitlines()]
+    assert {r["billed_by"] for r in calls if r["record"] == "final"} == {"supervisor"}
+    assert all(e.billed_s == int(e.billed_s) >= 1 for e in of(events, Ended)), "whole seconds"
+    text = (result.folder.path / "run.json").read_text() + (result.folder.path / "calls.jsonl").read_text()
+    assert "SECRET" not in text.upper()
+    key = (result.folder.path / "signing.key").read_text().strip()
+    assert key
+    assert key not in text
+
+
+def test_a_host_fails(world: World) -> None:
+    lost: list[bool] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.rank == 0 and event.iteration >= 2 and not lost:
+            lost.append(world.lose(0))
+
+    result, events = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    world.check_same(result)
+    assert lost == [True]
+    (end,) = [e for e in of(events, Ended) if e.status == "lost"]
+    assert end.rank == 0
+    assert "its MicroVM ended: The application exited" in end.error
+    assert end.billed_s > 0
+    assert [e.reason for e in of(events, Invoked)].count("replacement") == 1
+
+
+def test_a_run_is_stopped_and_resumed(world: World) -> None:
+    asked = threading.Event()
+    stopper = threading.Thread(target=lambda: asked.wait() and api.stop("last"), daemon=True)
+    stopper.start()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.iteration >= 2:
+            asked.set()
+
+    stopped, _ = world.go(on_event=watch, faults=("delay:rank=1,factor=60",))
+    stopper.join()
+    assert stopped.summary.status == "stopped"
+    with pytest.raises(UserError, match="is not running"):
+        api.stop("last")
+    events: list[Any] = []
+    result = resume("last", on_event=events.append)
+    world.check_same(result)
+    assert [e.reason for e in of(events, Invoked)].count("resume") == 3
+    assert not [e.text for e in of(events, Note) if e.level == "error"]
