@@ -31,6 +31,7 @@ _TABLE = {
     "stage": "ephemeron.training.worker.pipeline.stage:run_stage",
     "probe": "ephemeron.training.worker.probe:run_probe",
     "loader": "ephemeron.data.service.loader:run_loader",
+    "task-executor": "ephemeron.functions.tasks.executor_entry:run_task_executor",
 }
 ENTRIES = tuple(_TABLE)
 """Names of the entries that every deployment serves."""

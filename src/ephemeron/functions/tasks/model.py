@@ -71,6 +71,8 @@ class TaskResult:
     """Bytes that the function returned, if they are small."""
     ref: str = ""
     """Key of the object that holds the result; empty: the result is in `value` or `data`."""
+    ref_is_json: bool = False
+    """The object holds a JSON value; else the bytes that the function returned."""
     error: str = ""
     """One line."""
     traceback: str = ""

@@ -75,8 +75,9 @@ class QueueKeys:
         spread = hashlib.blake2b(counter.encode(), digest_size=1).hexdigest()
         return f"{self.queue}.m{spread}/{counter}/"
 
-    def data(self, task: str, owner: str) -> str:
-        return f"{self.queue}.data/{task}.{owner}"
+    @property
+    def data(self) -> str:
+        return f"{self.queue}.data/"
 
     def alive(self, executor: str, number: int) -> str:
         return f"{self.queue}.live/{executor}.{number}"

@@ -21,7 +21,9 @@ import random
 from collections.abc import Iterable, Sequence
 
 from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.errors import JobError, KeyExists
+from ephemeron.events import Traffic
 from ephemeron.functions.tasks.batch_state import VANISHED, BatchState, edge_news
 from ephemeron.functions.tasks.durable_put import create_durable
 from ephemeron.functions.tasks.model import (
@@ -362,6 +364,10 @@ class ObjectQueue(TaskQueue):
 
     def reader(self) -> ResultReader:
         return ObjectResultReader(self._channel, self._keys)
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._channel.traffic if isinstance(self._channel, RunChannel) else Traffic()
 
     async def clear(self) -> None:
         await self._channel.delete(await self._channel.list(f"{self._keys.queue}."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
+from ephemeron.events import Traffic
 from ephemeron.functions.tasks.model import QueueDepth, TaskEdge, TaskLease, TaskResult, TaskSpec
 
 
@@ -115,6 +116,11 @@ class TaskQueue(ABC):
     @abstractmethod
     async def clear(self) -> None:
         """Removes everything of this queue from the store, results stored under its own keys included."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Requests of this object so far, where they are counted."""
+        return Traffic()
 
     async def close(self) -> None:
         """Lets go of connections that this object opened."""

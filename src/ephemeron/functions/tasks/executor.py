@@ -1,0 +1,457 @@
+"""The executor: takes tasks until its lifetime nears, fetches the next inputs while it computes, writes results meanwhile.
+
+Four activities share one event loop: a feeder leases batches, inputs of the next tasks are fetched, a slice of tasks runs on the
+compute thread, a writer records results. Only the compute thread is ever busy for long. A batch is recorded at its end or every
+`flush_s`, so a task of milliseconds costs no request of its own; what an executor that dies has not recorded runs again elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.errors import ChannelEmptied, EphemeronError, JobError
+from ephemeron.functions.context import Compute
+from ephemeron.functions.failure import failure
+from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, TaskInterrupted
+from ephemeron.functions.tasks.model import TaskLease, TaskResult, TaskSpec
+from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
+from ephemeron.functions.tasks.result_store import StoredResult, stored_result
+
+_log = logging.getLogger(__name__)
+
+_SLICE_S = 0.005
+"""Tasks that take less share a turn of the compute thread."""
+_SLICE_TASKS = 64
+_FIRST_PAUSE_S, _GROWTH = 0.01, 1.5
+"""Between two looks into an empty queue."""
+_GRACE_S = 1.0
+"""In which an interrupted task has to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """Time constants of an executor."""
+
+    idle_s: float = 10.0
+    """Seconds without any task after which it ends: scaling in."""
+    poll_s: float = 1.0
+    """Longest pause between two looks into an empty queue."""
+    flush_s: float = 1.0
+    """Age of an unrecorded result at which it is recorded before its batch is complete."""
+    ahead_s: float = 0.2
+    """Seconds of work that are leased ahead, beside the time that leasing takes."""
+    margin_s: float = 3.0
+    """Seconds before the deadline at which the last result is to be recorded."""
+    prefetch: int = 4
+    """Tasks whose inputs are fetched ahead."""
+    buffer_bytes: int = 256_000_000
+    """Inputs that wait for their task, and results that wait for the writer, at most, of more than one task."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ExecutorTotals:
+    """What an executor has done."""
+
+    taken: int = 0
+    recorded: int = 0
+    """Successes that are the visible result."""
+    failed: int = 0
+    """Failed tries."""
+    dropped: int = 0
+    """Results that came too late: another executor's are visible."""
+    batches: int = 0
+    compute_s: float = 0.0
+    idle_s: float = 0.0
+    ended_by: str = ""
+    """`idle`, `closed`, `deadline`, or `stuck` on a task that cannot be interrupted."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    lease: TaskLease
+    task: TaskSpec
+    inputs: asyncio.Task[Sequence[memoryview]] | None = None
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A lease that this executor works on."""
+
+    lease: TaskLease
+    open: set[str]
+    """Tasks without a final result."""
+    results: list[StoredResult] = field(default_factory=list)
+    """Not recorded yet."""
+    since: float = 0.0
+    """Loop time of the first of these."""
+    writing: bool = False
+
+    @property
+    def is_through(self) -> bool:
+        return len(self.results) >= len(self.open)
+
+
+class TaskExecutor:
+    """One executor.
+
+    Args:
+        queue: to take from; its owner is this executor.
+        channel: of inputs and results.
+        resolver: finds code.
+        compute: runs it (`Context.compute`).
+        name: announced to the queue.
+        deadline: loop time at which the function will be killed.
+        data_prefix: of keys of results that need an object and do not name it.
+        options: time constants.
+    """
+
+    def __init__(
+        self, queue: TaskQueue, channel: Channel, resolver: Resolver, compute: Compute, *, name: str, deadline: float,
+        data_prefix: str, options: ExecutorOptions | None = None,
+    ) -> None:  # fmt: skip
+        self.totals = ExecutorTotals()
+        self._queue, self._channel, self._resolver, self._compute = queue, channel, resolver, compute
+        self._name, self._data_prefix = name, data_prefix
+        self._options = options or ExecutorOptions()
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._deadline, self._stop_at = deadline, deadline - self._options.margin_s
+        self._planned: deque[_Planned] = deque()
+        self._leases: dict[str, _Lease] = {}
+        self._functions: dict[str, asyncio.Task[TaskFunction]] = {}
+        self._mean_s = 0.0
+        self._take_s = 0.0
+        self._buffered = 0
+        self._changed = asyncio.Event()
+        """Something was planned, finished or recorded."""
+        self._fed = False
+        """The feeder has ended."""
+        self._stopping = False
+
+    async def run(self) -> ExecutorTotals:
+        """Works until there is nothing to do, or no time. Leases are given back, results are recorded."""
+        await self._queue.announce(self._name)
+        beat = asyncio.create_task(self._renew())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._feed())
+                group.create_task(self._write())
+                group.create_task(self._work())
+        except BaseExceptionGroup as e:
+            raise (e.exceptions[0] if len(e.exceptions) == 1 else e) from None
+        finally:
+            beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beat
+            for planned in self._planned:
+                if planned.inputs is not None:
+                    planned.inputs.cancel()
+        for held in list(self._leases.values()):
+            await self._queue.release(held.lease)
+        await self._queue.announce(self._name, gone=True)
+        return self.totals
+
+    async def _wait(self, seconds: float | None = None) -> None:
+        """Until something has changed, or some time has passed."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    # Taking
+
+    async def _feed(self) -> None:
+        options, pause_s, idle_since = self._options, _FIRST_PAUSE_S, self._loop.time()
+        while not self._stopping and self._loop.time() < self._stop_at:
+            wanted_s = options.ahead_s + 2 * self._take_s
+            backlog_s = len(self._planned) * self._mean_s
+            if self._planned and (backlog_s >= wanted_s or not self._mean_s):
+                await self._wait(max(0.01, min(backlog_s - wanted_s / 2, self._stop_at - self._loop.time())))
+                continue
+            n = int((wanted_s - backlog_s) / self._mean_s) if self._mean_s else 1
+            began = self._loop.time()
+            leases = await self._queue.take(max(1, n))
+            now = self._loop.time()
+            self._take_s = max(0.5 * self._take_s, now - began)
+            if leases:
+                self._plan(leases)
+                pause_s = _FIRST_PAUSE_S
+            if leases or self._leases:
+                idle_since = now
+                if not leases:
+                    await self._wait(min(pause_s, options.poll_s))
+                    pause_s *= _GROWTH
+                continue
+            if now - idle_since >= options.idle_s:
+                self.totals.ended_by = "idle"
+                break
+            if pause_s >= options.poll_s or pause_s == _FIRST_PAUSE_S:
+                depth = await self._queue.depth()
+                if depth.closed and not depth.tasks:
+                    self.totals.ended_by = "closed"
+                    break
+            await asyncio.sleep(min(pause_s, options.poll_s, max(0.0, self._stop_at - now)))
+            pause_s *= _GROWTH
+        self._fed = True
+        self._changed.set()
+
+    def _plan(self, leases: Sequence[TaskLease]) -> None:
+        for lease in leases:
+            self.totals.batches += 1
+            self.totals.taken += len(lease.tasks)
+            self._leases[lease.batch] = _Lease(lease, {task.id for task in lease.tasks})
+            self._planned.extend(_Planned(lease, task) for task in lease.tasks)
+        self._changed.set()
+
+    # Inputs
+
+    def _prefetch(self) -> None:
+        """Begins to fetch the inputs of the next tasks."""
+        for n, planned in enumerate(self._planned):
+            if n >= self._options.prefetch or (n and self._buffered >= self._options.buffer_bytes):
+                break
+            if planned.inputs is None and planned.task.inputs:
+                planned.inputs = asyncio.create_task(self._fetch(planned))
+
+    async def _fetch(self, planned: _Planned) -> Sequence[memoryview]:
+        found = await asyncio.gather(*(self._channel.fetch(key) for key in planned.task.inputs))
+        inputs = []
+        for key, data in zip(planned.task.inputs, found, strict=True):
+            if data is None:
+                raise ChannelEmptied("an input of the task is not there", key=key)
+            inputs.append(data)
+        planned.nbytes = sum(data.nbytes for data in inputs)
+        self._buffered += planned.nbytes
+        return inputs
+
+    async def _resolved(self, function: str) -> TaskFunction:
+        if function not in self._functions:
+            self._functions[function] = asyncio.create_task(self._resolver.resolve(function))
+        return await self._functions[function]
+
+    # Computing
+
+    async def _work(self) -> None:
+        while True:
+            self._prefetch()
+            if self._loop.time() + self._mean_s >= self._stop_at:
+                self.totals.ended_by = "deadline"
+                break
+            if not self._planned:
+                if self._fed and not self._leases:
+                    break
+                began = self._loop.time()
+                await self._wait(self._stop_at - began)
+                self.totals.idle_s += self._loop.time() - began
+                continue
+            if self._buffered > self._options.buffer_bytes and any(held.results for held in self._leases.values()):
+                await self._wait(self._stop_at - self._loop.time())
+                continue
+            if not await self._run_slice():
+                break
+        self._stopping = True
+        self._changed.set()
+
+    def _next(self) -> list[_Planned]:
+        """The next tasks that share a turn of the compute thread."""
+        first = self._planned.popleft()
+        chosen = [first]
+        if first.lease.is_careful or first.task.timeout_s is not None or first.task.inputs or not self._mean_s:
+            return chosen
+        most = min(_SLICE_TASKS, int(_SLICE_S / self._mean_s))
+        while self._planned and len(chosen) < most:
+            other = self._planned[0]
+            if other.lease.is_careful or other.task.timeout_s is not None or other.task.inputs:
+                break
+            chosen.append(self._planned.popleft())
+        return chosen
+
+    async def _run_slice(self) -> bool:
+        """Runs the next tasks. Returns whether the executor is fit for more."""
+        chosen, jobs = [], []
+        for planned in self._next():
+            if not self._is_open(planned):
+                continue
+            try:
+                inputs = await (planned.inputs or self._fetch(planned))
+                jobs.append(Job(planned.task, await self._resolved(planned.task.function), inputs))
+                chosen.append(planned)
+            except Exception as e:  # noqa: BLE001 - code and inputs are the user's
+                error, trace = failure(e)
+                self._finished(planned, Ran(error=error, traceback=trace))
+        if not jobs:
+            return True
+        self._prefetch()
+        work, began = ComputeSlice(jobs), self._loop.time()
+        end = await self._compute_slice(work, chosen[0].task)
+        took_s = self._loop.time() - began
+        self.totals.compute_s += took_s
+        ran, left = end.ran, chosen[len(end.ran) :]
+        if end.interrupted and left:
+            why = self._why_interrupted(left[0].task, took_s)
+            if why:
+                ran, left = [*ran, Ran(error=why, traceback=end.stack, compute_s=took_s)], left[1:]
+        else:
+            mean_s = took_s / len(jobs)
+            self._mean_s = 0.8 * self._mean_s + 0.2 * mean_s if self._mean_s else mean_s
+        for planned, one in zip(chosen, ran, strict=False):
+            self._finished(planned, one)
+        self._planned.extendleft(reversed(left))
+        if end.is_stuck:
+            self.totals.ended_by = "stuck"
+            return False
+        if chosen[0].lease.is_careful:
+            await self._until_recorded(chosen[0].lease)
+        return True
+
+    async def _compute_slice(self, work: ComputeSlice, first: TaskSpec) -> _SliceEnd:
+        """Runs a slice, and interrupts it at the time limit of its task, or of this executor."""
+        running = asyncio.ensure_future(self._compute(work, samples=len(work.jobs)))
+        limit_s = self._stop_at - self._loop.time()
+        if first.timeout_s is not None:
+            limit_s = min(limit_s, first.timeout_s)
+        try:
+            await asyncio.wait({running}, timeout=max(limit_s, 0.0))
+            if running.done():
+                return _SliceEnd(await running)
+            stack = work.stack()
+            if stack:  # else it runs in virtual time, in which nothing is left to interrupt
+                work.interrupt()
+                await asyncio.wait({running}, timeout=_GRACE_S)
+        finally:
+            running.cancel()
+        ran = [one for one in work.ran if not one.error.startswith(TaskInterrupted.__name__)] if stack else []
+        return _SliceEnd(ran, interrupted=True, stack=stack, is_stuck=bool(work.stack()))
+
+    def _why_interrupted(self, task: TaskSpec, took_s: float) -> str:
+        """Error of an interrupted task; empty if this executor's end is to blame, so that another one begins it anew."""
+        if task.timeout_s is not None and took_s >= task.timeout_s:
+            return f"TimeoutError: not done after its timeout of {task.timeout_s:g} s"
+        if 2 * took_s >= self._stop_at - self._began:
+            return f"TimeoutError: not done after {took_s:.0f} s, at the end of its executor's lifetime"
+        return ""
+
+    async def _until_recorded(self, lease: TaskLease) -> None:
+        while (held := self._leases.get(lease.batch)) is not None and (held.results or held.writing):
+            await self._wait(1.0)
+
+    def _is_open(self, planned: _Planned) -> bool:
+        held = self._leases.get(planned.lease.batch)
+        return held is not None and planned.task.id in held.open
+
+    # Results
+
+    def _finished(self, planned: _Planned, ran: Ran) -> None:
+        """Hands the end of a try to the writer."""
+        self._buffered -= planned.nbytes
+        held, task = self._leases.get(planned.lease.batch), planned.task
+        if held is None or task.id not in held.open:
+            self.totals.dropped += 1
+            return
+        stored = None
+        if not ran.error:
+            key = f"{self._data_prefix}{task.id}.{self._queue.owner}"
+            try:
+                stored = stored_result(task, ran.value, key=key, executor=self._name, compute_s=ran.compute_s)
+            except JobError as e:
+                ran = Ran(error=f"{type(e).__name__}: {e}", compute_s=ran.compute_s)
+        if stored is None:
+            failed = TaskResult(
+                id=task.id, status="failed", error=ran.error, traceback=ran.traceback, executor=self._name,
+                compute_s=ran.compute_s,
+            )  # fmt: skip
+            stored = StoredResult(failed)
+        if not held.results:
+            held.since = self._loop.time()
+        held.results.append(stored)
+        self._buffered += len(stored.data)
+        self._changed.set()
+
+    async def _write(self) -> None:
+        while True:
+            due, next_s = [], self._options.poll_s
+            for held in self._leases.values():
+                if not held.results:
+                    continue
+                left_s = held.since + self._options.flush_s - self._loop.time()
+                if held.is_through or held.lease.is_careful or self._stopping or left_s <= 0:
+                    due.append(held)
+                else:
+                    next_s = min(next_s, left_s)
+            if due:
+                await asyncio.gather(*(self._record(held) for held in due))
+            elif self._stopping:
+                return
+            else:
+                await self._wait(next_s)
+
+    async def _record(self, held: _Lease) -> None:
+        results, held.results, held.writing = held.results, [], True
+        await asyncio.gather(*(stored.put(self._channel) for stored in results))
+        self._buffered -= sum(len(stored.data) for stored in results)
+        recorded = {r.id: r for r in await self._queue.complete(held.lease, [stored.result for stored in results])}
+        of = {task.id: task for task in held.lease.tasks}
+        unused = []
+        for stored in results:
+            task = of[stored.result.id]
+            result = recorded.get(task.id)
+            if result is None:
+                self.totals.dropped += 1
+                if stored.key and not task.output:
+                    unused.append(stored.key)
+            elif result.status == "ok":
+                self.totals.recorded += 1
+            else:
+                self.totals.failed += 1
+            if result is not None and not result.is_final:
+                self._planned.append(_Planned(held.lease, task))
+            else:
+                held.open.discard(task.id)
+        if unused:
+            await self._channel.delete(unused)
+        held.writing = False
+        if not held.open:
+            self._leases.pop(held.lease.batch, None)
+        self._changed.set()
+
+    # Leases
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._queue.lease_s / 3)
+            try:
+                await self._queue.announce(self._name)
+                for lease in await self._queue.renew([held.lease for held in self._leases.values()]):
+                    self._lost(lease)
+            except EphemeronError as e:  # the leases end, and others take the tasks
+                _log.warning("executor %s could not renew its leases: %s", self._name, e)
+
+    def _lost(self, lease: TaskLease) -> None:
+        held = self._leases.get(lease.batch)
+        if held is None:
+            return
+        _log.info("executor %s has lost its lease of batch %s", self._name, lease.batch)
+        held.open &= {stored.result.id for stored in held.results}
+        if not held.open and not held.writing:
+            del self._leases[lease.batch]
+        self._changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _SliceEnd:
+    ran: list[Ran]
+    """Of the first jobs."""
+    interrupted: bool = False
+    """The next job was running at the time limit."""
+    stack: str = ""
+    """Where it was."""
+    is_stuck: bool = False
+    """It cannot be interrupted."""

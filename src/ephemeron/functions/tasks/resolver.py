@@ -1,0 +1,83 @@
+"""The port `Resolver`: how an executor finds the code of a task. Which one it uses is said by its call, never by the store.
+
+A resolver's function gets the task and its inputs and returns bytes or a JSON value. It runs on the compute thread, so it may block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TypeAlias
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.config.typed import near
+from ephemeron.errors import JobError
+from ephemeron.functions.tasks.model import TaskSpec
+
+TaskFunction: TypeAlias = Callable[[TaskSpec, Sequence[memoryview]], object]
+
+
+class Resolver(ABC):
+    """Finds functions. An executor asks for each function once."""
+
+    @abstractmethod
+    async def resolve(self, function: str) -> TaskFunction:
+        """The code of `TaskSpec.function`. Whatever it raises is the failure of each task of this function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolverContext:
+    """What a resolver may use."""
+
+    channel: Channel
+    """Verifies signatures, if the call has a key."""
+    run: str
+    key: str
+    """Of the run; empty: nothing from the store may be executed."""
+    functions: tuple[str, ...]
+    """`ExecutorRequest.functions`."""
+
+
+_TABLE = {"modules": "ephemeron.functions.tasks.resolver:ModuleResolver"}
+RESOLVERS = tuple(_TABLE)
+
+
+def open_resolver(name: str, context: ResolverContext) -> Resolver:
+    """The resolver of that name.
+
+    Raises:
+        JobError: there is none.
+    """
+    if name not in _TABLE:
+        raise JobError(f"no resolver {name!r}", remedy=near(name, _TABLE, what="resolvers"))
+    module, _, kind = _TABLE[name].partition(":")
+    made: Resolver = getattr(import_module(module), kind)(context)
+    return made
+
+
+class ModuleResolver(Resolver):
+    """Functions `module:function` that are installed where the executor runs, of allowed modules only.
+
+    They are called as `function(*inputs, **arguments)`; a payload is the first of the inputs.
+    """
+
+    def __init__(self, context: ResolverContext) -> None:
+        self._allowed = context.functions
+
+    async def resolve(self, function: str) -> TaskFunction:
+        module, colon, name = function.partition(":")
+        if not colon or (module not in self._allowed and function not in self._allowed):
+            raise JobError(
+                f"tasks may not run {function!r}",
+                remedy="name its module, or it, in the executors' functions; allowed: "
+                + (", ".join(self._allowed) or "none"),
+            )
+        code = getattr(import_module(module), name)
+
+        def run(task: TaskSpec, inputs: Sequence[memoryview]) -> object:
+            payload = (memoryview(task.payload),) if task.payload else ()
+            return code(*payload, *inputs, **task.arguments)
+
+        return run

@@ -1,0 +1,73 @@
+"""Results by reference: what a task returned as a value of its result, or as an object that the result names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.errors import ChannelEmptied, JobError
+from ephemeron.functions.tasks.durable_put import create_durable
+from ephemeron.functions.tasks.model import TaskResult, TaskSpec
+
+INLINE_BYTES = 64 * 1024
+"""Larger results become objects of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """A result, and the object that has to be stored before it is recorded."""
+
+    result: TaskResult
+    key: str = ""
+    data: bytes = b""
+    """Empty if there is no object."""
+
+    async def put(self, channel: Channel) -> None:
+        """Stores the object. The first one under a key stays, so an output is the same for all that read it."""
+        if self.key:
+            await create_durable(channel, self.key, self.data)
+
+
+def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, compute_s: float) -> StoredResult:
+    """A success.
+
+    Args:
+        task: that ran.
+        value: bytes, or JSON.
+        key: of the object, if one is needed and the task does not name it.
+        executor: owner.
+        compute_s: seconds that the task took.
+
+    Raises:
+        JobError: the value is neither bytes nor JSON.
+    """
+    result = TaskResult(id=task.id, executor=executor, compute_s=compute_s)
+    is_json = not isinstance(value, (bytes, bytearray, memoryview))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+    elif value is None and not task.output:
+        return StoredResult(result)
+    else:
+        try:
+            data = json.dumps(value, separators=(",", ":")).encode()
+        except (TypeError, ValueError) as e:
+            raise JobError(f"the task returned a {type(value).__name__}: {e}", remedy="return bytes or JSON") from e
+    if task.output or len(data) > INLINE_BYTES:
+        key = task.output or key
+        return StoredResult(replace(result, ref=key, ref_is_json=is_json), key, data)
+    return StoredResult(replace(result, value=value) if is_json else replace(result, data=data))
+
+
+async def load_result(result: TaskResult, channel: Channel) -> object:
+    """What the task returned.
+
+    Raises:
+        ChannelEmptied: its object is gone.
+    """
+    if not result.ref:
+        return result.value if result.data is None else result.data
+    data = await channel.fetch(result.ref)
+    if data is None:
+        raise ChannelEmptied(f"the store has lost the result of task {result.id}", key=result.ref)
+    return json.loads(bytes(data)) if result.ref_is_json else bytes(data)
