@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
 
 _ACCOUNT = "ACCOUNT"
-_BASELINES = ("512", "1024", "2048", "4096", "8192")
 
 
 def _where(command: Any) -> Any:
@@ -45,9 +45,12 @@ def _where(command: Any) -> Any:
     help="Folder for the code, the policies and the template.",
 )  # fmt: skip
 @click.option(
-    "--memory-mb", type=click.Choice(_BASELINES), default="2048", show_default=True,
-    help="Baseline of a MicroVM; 2,048 MB bring one vCPU.",
-)  # fmt: skip
+    "--memory-mb",
+    metavar="MB[,MB…]",
+    default="2048",
+    show_default=True,
+    help="Baselines, one image for each; the first is for runs that name none. 2,048 MB bring one vCPU.",
+)
 @click.option(
     "--role", metavar="ARN", help="Role of MicroVMs, which template.json creates. Without it nothing is uploaded."
 )
@@ -62,6 +65,7 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     """
     from ephemeron.communication.channels import public_address
     from ephemeron.communication.channels.tls import for_functions
+    from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
     from ephemeron.functions.aws_microvm.deploy import image as images
     from ephemeron.functions.aws_microvm.deploy import package, policy
     from ephemeron.functions.aws_microvm.preflight import check_channel
@@ -71,10 +75,12 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     public, secrets = public_address(channel)
     if secrets:
         raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+    sizes = parse_sizes(memory_mb, low_mb=images.BASELINES_MB[0], high_mb=images.BASELINES_MB[-1])
+    images.check_sizes(sizes)
     settings = _settings(image, region, endpoint)
     check_channel(public, settings)
     account = role.split(":")[4] if role and role.count(":") >= 5 else _ACCOUNT
-    place = policy.place_of(settings, account=account, channel=public, artifact=artifact)
+    place = policy.place_of(settings, account=account, channel=public, artifact=artifact, sizes_mb=sizes)
     for path in policy.write(out, place):
         click.echo(f"wrote {path}")
     data = package.write_artifact(out / "image.zip")
@@ -83,7 +89,7 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
         _next_steps(out, place, public, artifact)
         return
     wanted = images.ImageSpec(
-        artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=int(memory_mb),
+        artifact=artifact, role=role, build_role=build_role or place.role_arn("build"), memory_mb=sizes[0],
         variables={} if public.startswith("s3:") else for_functions(), digest=digest(),
     )  # fmt: skip
     bucket = urlsplit(artifact)
@@ -94,8 +100,10 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
     except Exception as e:
         raise refused(e, settings, doing=f"s3:PutObject to {artifact}") from e
     click.echo(f"uploaded {artifact}")
-    done = images.deploy(client(settings, tries=5), settings, wanted, told=click.echo)
-    click.echo(f"{done} image {image} in {settings.region}: baseline {memory_mb} MB, up to eight hours a function")
+    for name, done in images.deploy(client(settings, tries=5), settings, wanted, sizes, told=click.echo).items():
+        size = next((mb for mb in sizes if function_of(image, sizes, mb) == name), 0)
+        what = f": baseline {size} MB, up to eight hours a function" if size else ", whose size is not wanted"
+        click.echo(f"{done} image {name} in {settings.region}{what}")
     click.echo(
         "while nothing runs, its snapshots cost $0.08 per GB and month, for a week at least; nothing else was made"
     )
@@ -106,24 +114,23 @@ def deploy_microvm(image: str, region: str | None, endpoint: str | None, channel
 @_where
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean_microvm(image: str, region: str | None, endpoint: str | None, yes: bool) -> None:
-    """Terminate the MicroVMs of the image, delete it and its log, and list what is not deleted."""
-    from ephemeron.functions.aws_microvm.preflight import find_image
-    from ephemeron.functions.aws_microvm.settings import client, refused
+    """Terminate the MicroVMs of the images of all sizes, delete these and their log, and list what is not deleted."""
+    from ephemeron.functions.aws_microvm.deploy.image import images_of
+    from ephemeron.functions.aws_microvm.settings import client
 
     settings = _settings(image, region, endpoint)
     if not yes:
-        click.confirm(f"delete image {image} in {settings.region}, its MicroVMs and its log?", abort=True)
+        click.confirm(
+            f"delete image {image} in {settings.region}, in all its sizes, its MicroVMs and its log?", abort=True
+        )
     api = client(settings, tries=5)
-    try:
-        known = find_image(api, image)
-    except Exception as e:
-        raise refused(e, settings, doing="lambda:ListMicrovmImages") from e
-    if known is None:
+    known = images_of(api, settings)
+    if not known:
         click.echo(f"there is no image {image}")
-    else:
-        _terminate_all(api, known["imageArn"], settings)
-        _delete(f"image {image}", settings, "lambda:DeleteMicrovmImage",
-                lambda: api.delete_microvm_image(imageIdentifier=known["imageArn"]))  # fmt: skip
+    for name, arn in known.items():
+        _terminate_all(api, arn, settings)
+        request = partial(api.delete_microvm_image, imageIdentifier=arn)
+        _delete(f"image {name}", settings, "lambda:DeleteMicrovmImage", request)
     _delete(f"log {settings.log_group}", settings, "logs:DeleteLogGroup",
             lambda: client(settings, "logs", tries=5).delete_log_group(logGroupName=settings.log_group))  # fmt: skip
     click.echo("not touched: the stack of template.json, the image's code in S3, objects of runs in the bucket "

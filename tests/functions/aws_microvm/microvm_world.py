@@ -58,6 +58,7 @@ def deployed(
     memory_mb: int = 512,
     folder: Path | None = None,
     preload: str = "",
+    sizes_mb: tuple[int, ...] = (),
     **more: Any,
 ) -> AwsMicrovmSettings:
     """Deploys this working tree's package as image `ephemeron`, with the kit's functions beside it."""
@@ -68,7 +69,7 @@ def deployed(
     wanted = ImageSpec(
         artifact=ARTIFACT, build_role=BUILD_ROLE, role=ROLE, memory_mb=memory_mb, variables=variables, digest=digest()
     )
-    deploy(client(settings), settings, wanted, every_s=0.1)
+    deploy(client(settings), settings, wanted, sizes_mb or (memory_mb,), every_s=0.1)
     return settings
 
 

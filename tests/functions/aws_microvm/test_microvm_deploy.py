@@ -17,12 +17,12 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; pip install 'ephemeron[aws]'")
 
-from microvm_world import BUILD_ROLE, ROLE, artifact, deployed, keys, settings_of
+from microvm_world import ROLE, artifact, deployed, keys, settings_of
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.aws_microvm.deploy import package, policy
-from ephemeron.functions.aws_microvm.deploy.image import ImageSpec
+from ephemeron.functions.aws_microvm.deploy.image import check_sizes
 from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.preflight import check_channel, check_code, check_fit, inspect
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client
@@ -141,14 +141,16 @@ def test_deploy_creates_then_updates_and_clean_removes(
         stored = boto3.client("s3", endpoint_url=where).get_object(Bucket=bucket, Key="image.zip")["Body"].read()
         assert stored == package.build_artifact()
         found = inspect(settings_of(service).located())
-        assert (found.memory_mb, found.launch.version, found.launch.role) == (1024, "1.0", ROLE)
-        done = cli("deploy", "aws-microvm", *here, *wanted, "--memory-mb", "2048")
+        assert (found.sizes_mb, found.launch.versions, found.launch.role) == ((1024,), ("1.0",), ROLE)
+        done = cli("deploy", "aws-microvm", *here, *wanted, "--memory-mb", "2048,512")
         assert "updated image ephemeron" in done.output, done.output
         found = inspect(settings_of(service).located())
-        assert (found.memory_mb, found.launch.version) == (2048, "2.0")
+        assert (found.sizes_mb, found.launch.versions) == ((2048, 512), ("2.0", "1.0"))
+        assert [arn.rpartition(":")[2] for arn in found.launch.image_arns] == ["ephemeron", "ephemeron-512"]
         api = client(settings_of(service))
-        (image,) = service.images.by_arn.values()
-        assert all("PASSWORD" not in name for v in image.versions for name in v.request["environmentVariables"])
+        image, small = service.images.by_arn.values()
+        for version in (*image.versions, *small.versions):
+            assert not any("PASSWORD" in name for name in version.request["environmentVariables"])
         api.run_microvm(imageIdentifier=image.arn, executionRoleArn=ROLE)
         # The service of logs is another one; here there is none.
         monkeypatch.setattr("ephemeron.cli.microvm._delete", _only_images)
@@ -167,12 +169,12 @@ def test_what_would_not_fit_is_refused_in_one_line(service: MicrovmService) -> N
     settings = settings_of(service).located()
     with pytest.raises(JobError, match="does not exist"):
         inspect(settings)
-    with pytest.raises(JobError, match="no baseline of MicroVMs"):
-        ImageSpec(artifact=CODE, build_role=BUILD_ROLE, role=ROLE, memory_mb=1769)
+    with pytest.raises(JobError, match="memory of 1769 MB is no baseline of MicroVMs"):
+        check_sizes((1024, 1769))
     deployed(service, entries="")
     found = inspect(settings)
     check_fit(found, settings, workers=4, memory_mb=512, lifetime_s=LIMITS.lifetime_s)
-    with pytest.raises(JobError, match="deploy aws-microvm --memory-mb 1024"):
+    with pytest.raises(JobError, match="deploy aws-microvm --memory-mb 512,1024"):
         check_fit(found, settings, workers=4, memory_mb=1024, lifetime_s=60.0)
     with pytest.raises(JobError, match="eight hours"):
         check_fit(found, settings, workers=4, memory_mb=512, lifetime_s=28_800.0)
@@ -189,7 +191,7 @@ def test_reduced_quotas_of_new_accounts_are_named() -> None:
     with MicrovmService(fetch=artifact, memory_gb=8.0, launches_s=1.0) as service:
         settings = deployed(service, entries="").located()
         found = inspect(settings)
-        assert found.concurrency == 16
+        assert found.concurrency(512) == 16
         assert "8 GB of memory of all MicroVMs (usually 400) and 1 starts a second (usually 5)" in found.quotas.reduced
         assert "new accounts begin with reduced quotas" in found.quotas.reduced
         with pytest.raises(PlanInfeasible, match="the quota of MicroVM memory in us-east-1 is 8 GB, enough for 16"):
@@ -204,4 +206,4 @@ def test_reduced_quotas_of_new_accounts_are_named() -> None:
 def test_a_usual_account_has_no_reduced_quota(service: MicrovmService) -> None:
     settings = deployed(service, entries="").located()
     assert inspect(settings).quotas.reduced == ""
-    assert inspect(settings).concurrency == 800
+    assert inspect(settings).concurrency(512) == 800

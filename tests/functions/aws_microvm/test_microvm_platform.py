@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,10 +18,12 @@ pytest.importorskip("boto3", "1.44", reason="no AWS client that knows MicroVMs; 
 from microvm_entries import ENTRIES
 from microvm_world import artifact, deployed, keys, opened
 
+from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended
 from ephemeron.functions.aws_microvm import log_source
 from ephemeron.functions.aws_microvm.handler import HOOKS
 from ephemeron.functions.aws_microvm.platform import AwsMicrovmPlatform
+from ephemeron.functions.aws_microvm.preflight import inspect
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings
 from ephemeron.functions.base import Call, Limits
 from ephemeron.testing.microvm_service import MicrovmService
@@ -175,3 +178,30 @@ def _post(port: int, headers: dict[str, str]) -> int:
             return int(answer.status)
     except urllib.error.HTTPError as e:
         return e.code
+
+
+@pytest.mark.slow
+def test_calls_of_several_sizes_run_in_microvms_of_their_size(service: MicrovmService, tmp_path: Path) -> None:
+    where = deployed(
+        service,
+        entries=ENTRIES,
+        preload="microvm_entries",
+        folder=Path(__file__).parent,
+        image="sized",
+        sizes_mb=(512, 1024),
+    )
+
+    async def scenario(platform: AwsMicrovmPlatform) -> None:
+        for size, said in ((1024, "large"), (512, "small")):
+            wanted = replace(call(platform, "echo", say=said), memory_mb=size)
+            outcome = await (await platform.invoke(wanted)).wait()
+            assert (outcome.value["said"], outcome.gb_seconds) == (said, size / 1024 * outcome.billed_s)
+            assert str(service.requests()[-1]["imageIdentifier"]).endswith("sized-1024" if size == 1024 else ":sized")
+        with pytest.raises(InvocationRefused, match="no function of 2048 MB is deployed, only of 512, 1024 MB"):
+            await platform.invoke(replace(call(platform, "echo"), memory_mb=2048))
+
+    async def main() -> None:
+        async with opened(where, tmp_path, limits=inspect(where.located()).limits) as platform:
+            await scenario(platform)
+
+    asyncio.run(main())

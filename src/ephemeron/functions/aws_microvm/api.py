@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from ephemeron.config.typed import build
+from ephemeron.functions.async_invoke.sizes import function_of
 from ephemeron.functions.aws.settings import code_of
 
 State = Literal["PENDING", "RUNNING", "SUSPENDING", "SUSPENDED", "TERMINATING", "TERMINATED"]
@@ -49,10 +50,14 @@ class MicrovmInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What MicroVMs of an image are started with."""
+    """What MicroVMs of a deployment are started with."""
 
     image_arn: str
-    version: str
+    """ARN of the first image; those of other memory sizes have their MB after it."""
+    sizes_mb: tuple[int, ...]
+    """Baselines, one image for each; the first is for runs that name none."""
+    versions: tuple[str, ...]
+    """Version of each image."""
     role: str
     """ARN of the role that they run as."""
     egress: tuple[str, ...]
@@ -60,9 +65,19 @@ class LaunchSpec:
     ingress: tuple[str, ...]
     log_group: str
 
+    def image_of(self, memory_mb: int) -> tuple[str, str]:
+        """ARN and version of the image of a memory size; of a size that is not deployed, the first one's."""
+        arn = function_of(self.image_arn, self.sizes_mb, memory_mb)
+        return arn, self.versions[self.sizes_mb.index(memory_mb) if memory_mb in self.sizes_mb else 0]
+
+    @property
+    def image_arns(self) -> tuple[str, ...]:
+        """ARNs of all images."""
+        return tuple(self.image_of(memory_mb)[0] for memory_mb in self.sizes_mb)
+
 
 class MicrovmApi:
-    """MicroVMs of one image.
+    """MicroVMs of a deployment.
 
     Args:
         client: of boto3, for `lambda-microvms`.
@@ -71,17 +86,21 @@ class MicrovmApi:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def run(self, spec: LaunchSpec, *, payload: str, token: str, maximum_s: int = LONGEST_S) -> str:
+    async def run(
+        self, spec: LaunchSpec, memory_mb: int, *, payload: str, token: str, maximum_s: int = LONGEST_S
+    ) -> str:
         """Starts a MicroVM, and returns its id; the same one for the same token.
 
         Args:
             spec: what it is started from.
+            memory_mb: its baseline.
             payload: of its run hook.
             token: client token.
             maximum_s: after which the service terminates it.
         """
+        arn, version = spec.image_of(memory_mb)
         answer = await asyncio.to_thread(
-            self._client.run_microvm, imageIdentifier=spec.image_arn, imageVersion=spec.version, executionRoleArn=spec.role,
+            self._client.run_microvm, imageIdentifier=arn, imageVersion=version, executionRoleArn=spec.role,
             runHookPayload=payload, clientToken=token, maximumDurationInSeconds=maximum_s,
             egressNetworkConnectors=list(spec.egress), ingressNetworkConnectors=list(spec.ingress),
             logging={"cloudWatch": {"logGroup": spec.log_group}},
@@ -110,15 +129,15 @@ class MicrovmApi:
                 return
             token = {"nextToken": page["nextToken"]}
 
-    async def states(self, image_arn: str, ids: Sequence[str]) -> dict[str, State]:
-        """State of each of these MicroVMs; those that are not listed have ended."""
+    async def states(self, image_arns: Sequence[str], ids: Sequence[str]) -> dict[str, State]:
+        """State of each of these MicroVMs of some images; those that are not listed have ended."""
         wanted, found = set(ids), dict[str, State]()
-        if wanted:
+        for image_arn in image_arns:
+            if len(found) == len(wanted):
+                break
             async for microvm in self.list(image_arn):
                 if microvm.id in wanted:
                     found[microvm.id] = microvm.state
-                    if len(found) == len(wanted):
-                        break
         return {id: found.get(id, "TERMINATED") for id in ids}
 
     async def suspend(self, id: str) -> None:

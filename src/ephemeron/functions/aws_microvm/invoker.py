@@ -25,7 +25,7 @@ AGAIN = THROTTLED | UNANSWERED | {"InternalServerException", "InsufficientCapaci
 
 
 class MicrovmSender(RecordedSender):
-    """Starts MicroVMs of one image.
+    """Starts MicroVMs of one deployment.
 
     Args:
         settings: for messages.
@@ -59,7 +59,7 @@ class MicrovmSender(RecordedSender):
         while True:
             try:
                 api = await self._known_api()
-                return await api.run(self._launch, payload=payload, token=token)
+                return await api.run(self._launch, call.memory_mb, payload=payload, token=token)
             except Exception as e:
                 pause = next(waits, None) if code_of(e) in AGAIN else None
                 if pause is None:

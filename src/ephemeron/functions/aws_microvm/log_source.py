@@ -1,6 +1,6 @@
 """States of MicroVMs as log source: those that ended without an outcome, and MicroVMs that outlive their call.
 
-One request lists the MicroVMs of the image, those of other runs included; a second one asks about each MicroVM that has ended
+One request lists the MicroVMs of an image, those of other runs included; a second one asks about each MicroVM that has ended
 while its call has not. A MicroVM whose call has ended terminates itself; where it cannot, it is terminated from here.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
 from ephemeron.functions.aws.settings import THROTTLED, code_of
@@ -29,19 +29,19 @@ class MicrovmStates:
     Args:
         api: of the service.
         settings: for messages.
-        image_arn: of the image.
+        image_arns: of the images.
         open: requests (ids of MicroVMs) whose call has not ended, as far as it is known.
         ended: requests whose call has.
         clock: seconds.
     """
 
     def __init__(
-        self, api: MicrovmApi, settings: AwsMicrovmSettings, image_arn: str, *, open: Callable[[], Collection[str]],
+        self, api: MicrovmApi, settings: AwsMicrovmSettings, image_arns: Sequence[str], *, open: Callable[[], Collection[str]],
         ended: Callable[[], Collection[str]], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.problem = ""
         """Why states cannot be read; empty: they can."""
-        self._api, self._settings, self._image_arn, self._clock = api, settings, image_arn, clock
+        self._api, self._settings, self._image_arns, self._clock = api, settings, image_arns, clock
         self._open, self._ended = open, ended
         self._told: set[str] = set()
         self._gone: set[str] = set()
@@ -54,7 +54,7 @@ class MicrovmStates:
         waiting = [id for id in self._open() if id not in self._told]
         try:
             ended = [id for id in self._ended() if id not in self._gone]
-            states = await self._api.states(self._image_arn, [*waiting, *ended])
+            states = await self._api.states(self._image_arns, [*waiting, *ended])
             out: list[LogReport | Death] = []
             for id in waiting:
                 if states[id] in ENDED:

@@ -37,7 +37,7 @@ class AwsMicrovmPlatform(AsyncInvokePlatform):
         run_dir: folder of the run, for `events.jsonl` and `calls.jsonl`.
         settings: of the image; located.
         launch: what MicroVMs are started with.
-        limits: of the image; every call has its memory.
+        limits: of the images; every call has the memory of one.
         channel: of the run, by a connection of the platform's own, which the platform closes.
         names: of the records.
         api: of the service.
@@ -94,7 +94,7 @@ class AwsMicrovmPlatform(AsyncInvokePlatform):
         run_dir.mkdir(parents=True, exist_ok=True)
         api = MicrovmApi(await asyncio.to_thread(client, settings))
         self = cls(run_dir, settings, launch, limits, open_channel(channel), RecordKeys(calls_prefix(run)), api)
-        states = MicrovmStates(api, settings, launch.image_arn, open=self.open_requests, ended=self.ended_requests)
+        states = MicrovmStates(api, settings, launch.image_arns, open=self.open_requests, ended=self.ended_requests)
         try:
             await self.hold(channel, states)
         except BaseException:
@@ -119,7 +119,7 @@ class AwsMicrovmPlatform(AsyncInvokePlatform):
         everything = [*self.open_requests(), *self.ended_requests()]
         await super().shutdown()
         with contextlib.suppress(Exception):  # they terminate themselves; this is for those that cannot
-            states = await self.api.states(self.launch.image_arn, everything)
+            states = await self.api.states(self.launch.image_arns, everything)
             left = [id for id, state in states.items() if state not in ENDED]
             await asyncio.gather(*(self._repeated(self.api.terminate, id) for id in left))
 

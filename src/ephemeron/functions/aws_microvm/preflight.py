@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from ephemeron.errors import JobError, PlanInfeasible
+from ephemeron.functions.async_invoke.sizes import function_of, not_deployed, sizes_in, sizes_text, text_of
 from ephemeron.functions.aws_microvm.api import LaunchSpec
 from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.base import Limits
 
+COMMAND = "ephemeron deploy aws-microvm"
 DIGEST, MEMORY, ROLE, NAME = "EPHEMERON_CODE", "EPHEMERON_MEMORY_MB", "EPHEMERON_ROLE", "EPHEMERON_IMAGE"
 """Variables of the image: digest of its code, baseline, role of its MicroVMs, its own name."""
 MEMORY_QUOTA, LAUNCH_QUOTA = "L-CD1C0CC4", "L-535CA9B6"
@@ -51,27 +53,37 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedImage:
-    """The deployed image."""
+    """The deployed image, or several that differ in their memory."""
 
     launch: LaunchSpec
-    memory_mb: int
     digest: str
     """Digest of its code; empty: unknown."""
     quotas: Quotas
 
     @property
-    def limits(self) -> Limits:
-        """Limits of calls."""
-        return dataclasses.replace(
-            LIMITS, memory_min_mb=self.memory_mb, memory_max_mb=self.memory_mb, concurrency=self.concurrency
-        )
+    def memory_mb(self) -> int:
+        """Baseline of runs that name none."""
+        return self.launch.sizes_mb[0]
 
     @property
-    def concurrency(self) -> int:
-        """MicroVMs at once: as many as the quota of memory has room for."""
+    def sizes_mb(self) -> tuple[int, ...]:
+        """All baselines, the default first."""
+        return self.launch.sizes_mb
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of calls."""
+        sizes = self.sizes_mb
+        return dataclasses.replace(
+            LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes, deploy=COMMAND,
+            concurrency=self.concurrency(min(sizes)),
+        )  # fmt: skip
+
+    def concurrency(self, memory_mb: int) -> int:
+        """MicroVMs of a baseline at once: as many as the quota of memory has room for."""
         if self.quotas.memory_gb is None:
             return LIMITS.concurrency
-        return int(self.quotas.memory_gb * 1024 // self.memory_mb)
+        return int(self.quotas.memory_gb * 1024 // memory_mb)
 
 
 def find_image(api: Any, name: str) -> dict[str, Any] | None:
@@ -87,17 +99,54 @@ def find_image(api: Any, name: str) -> dict[str, Any] | None:
         token = {"nextToken": page["nextToken"]}
 
 
-def inspect(settings: AwsMicrovmSettings) -> DeployedImage:
-    """Asks AWS; starts no MicroVM.
+def inspect(settings: AwsMicrovmSettings, *, tries: int = 6) -> DeployedImage:
+    """Asks AWS about the images of all sizes; starts no MicroVM.
 
     Args:
         settings: located.
+        tries: of each request.
 
     Raises:
         JobError: no credentials, expired or unknown ones, a missing permission, no such image, or one without an active
             version. Names the problem and the remedy.
     """
-    api = client(settings, tries=6)
+    first = _inspect_one(settings, settings.image, tries)
+    sizes, versions = (first.memory_mb, *sizes_in(first.variables)[1:]), [first.version]
+    for size in sizes[1:]:
+        other = _inspect_one(settings, function_of(settings.image, sizes, size), tries)
+        if (other.memory_mb, other.digest) != (size, first.digest):
+            raise JobError(
+                f"MicroVM image {settings.image!r} and that of {size} MB are not of one deployment",
+                remedy=f"run: {COMMAND} --memory-mb {text_of(sizes)}",
+            )
+        versions.append(other.version)
+    launch = LaunchSpec(
+        image_arn=first.arn, sizes_mb=sizes, versions=tuple(versions), role=first.variables[ROLE],
+        egress=(EGRESS.format(region=settings.region),), ingress=(NO_INGRESS.format(region=settings.region),),
+        log_group=settings.log_group,
+    )  # fmt: skip
+    return DeployedImage(launch=launch, digest=first.digest, quotas=_quotas(settings, tries))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Image:
+    """One image."""
+
+    arn: str
+    version: str
+    variables: Mapping[str, str]
+
+    @property
+    def memory_mb(self) -> int:
+        return int(self.variables[MEMORY])
+
+    @property
+    def digest(self) -> str:
+        return self.variables.get(DIGEST, "")
+
+
+def _inspect_one(settings: AwsMicrovmSettings, name: str, tries: int) -> _Image:
+    api = client(settings, tries=tries)
 
     def ask(action: str, request: Callable[[], Any]) -> Any:
         try:
@@ -105,36 +154,28 @@ def inspect(settings: AwsMicrovmSettings) -> DeployedImage:
         except Exception as e:
             raise refused(e, settings, doing=f"lambda:{action}") from e
 
-    image = ask("ListMicrovmImages", lambda: find_image(api, settings.image))
+    image = ask("ListMicrovmImages", lambda: find_image(api, name))
     if image is None:
         raise JobError(
-            f"MicroVM image {settings.image!r} in {settings.region} does not exist",
-            remedy="run: ephemeron deploy aws-microvm (or give --aws-microvm-image and --aws-microvm-region)",
+            f"MicroVM image {name!r} in {settings.region} does not exist",
+            remedy=f"run: {COMMAND} (or give --aws-microvm-image and --aws-microvm-region)",
         )
     number, arn = image.get("latestActiveImageVersion"), image["imageArn"]
     if number is None:
-        raise JobError(f"MicroVM image {settings.image!r} is {image['state'].lower()} and has no active version",
+        raise JobError(f"MicroVM image {name!r} is {image['state'].lower()} and has no active version",
                        remedy="wait for its build, or deploy again")  # fmt: skip
     version = ask(
         "GetMicrovmImageVersion", lambda: api.get_microvm_image_version(imageIdentifier=arn, imageVersion=number)
     )
-    told = version.get("environmentVariables", {})
-    if not {MEMORY, ROLE} <= told.keys():
-        raise JobError(
-            f"MicroVM image {settings.image!r} is not one of ephemeron", remedy="run: ephemeron deploy aws-microvm"
-        )
-    launch = LaunchSpec(
-        image_arn=arn, version=str(number), role=told[ROLE], egress=(EGRESS.format(region=settings.region),),
-        ingress=(NO_INGRESS.format(region=settings.region),), log_group=settings.log_group,
-    )  # fmt: skip
-    return DeployedImage(
-        launch=launch, memory_mb=int(told[MEMORY]), digest=told.get(DIGEST, ""), quotas=_quotas(settings)
-    )
+    variables = version.get("environmentVariables", {})
+    if not {MEMORY, ROLE} <= variables.keys():
+        raise JobError(f"MicroVM image {name!r} is not one of ephemeron", remedy=f"run: {COMMAND}")
+    return _Image(arn=arn, version=str(number), variables=variables)
 
 
-def _quotas(settings: AwsMicrovmSettings) -> Quotas:
+def _quotas(settings: AwsMicrovmSettings, tries: int) -> Quotas:
     """Quotas as they are applied to the account; unknown without the permission `servicequotas:GetServiceQuota`."""
-    api = client(settings, "service-quotas", tries=3)
+    api = client(settings, "service-quotas", tries=min(tries, 3))
 
     def value(code: str) -> float | None:
         try:
@@ -148,26 +189,26 @@ def _quotas(settings: AwsMicrovmSettings) -> Quotas:
 def check_fit(
     deployed: DeployedImage, settings: AwsMicrovmSettings, *, workers: int, memory_mb: int, lifetime_s: float
 ) -> None:
-    """Whether a run fits the image: memory is the image's, not a call's.
+    """Whether a run fits the images: memory is theirs, not a call's.
 
     Raises:
         JobError: other memory, or a longer life.
         PlanInfeasible: binding is `concurrency`.
     """
-    if memory_mb != deployed.memory_mb:
+    if memory_mb not in deployed.sizes_mb:
         raise JobError(
-            f"MicroVM image {settings.image!r} has a baseline of {deployed.memory_mb} MB, the run wants {memory_mb} MB",
-            remedy=f"run: ephemeron deploy aws-microvm --memory-mb {memory_mb}, or leave --memory-mb out",
+            f"MicroVM image {settings.image!r} has {sizes_text(deployed.sizes_mb)}, the run wants {memory_mb} MB",
+            remedy=f"{not_deployed(deployed.sizes_mb, memory_mb, COMMAND)}; or leave --memory-mb out",
         )
     if lifetime_s > LIMITS.lifetime_s:
         raise JobError(
             f"MicroVMs end after eight hours, a call gets {LIMITS.lifetime_s:g} s, the run wants {lifetime_s:g} s",
             remedy=f"use --function-timeout-s {LIMITS.lifetime_s:g}",
         )
-    if workers > deployed.concurrency:
+    if workers > deployed.concurrency(memory_mb):
         raise PlanInfeasible(
             f"{workers} workers of {memory_mb} MB are wanted, the quota of MicroVM memory in {settings.region} is "
-            f"{deployed.quotas.memory_gb:g} GB, enough for {deployed.concurrency}; use fewer workers, or ask AWS for more "
+            f"{deployed.quotas.memory_gb:g} GB, enough for {deployed.concurrency(memory_mb)}; use fewer workers, or ask AWS for more "
             "(Service Quotas, Lambda)",
             binding="concurrency",
         )

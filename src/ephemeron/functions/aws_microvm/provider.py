@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle
+from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.aws.settings import identity
 from ephemeron.functions.aws_microvm import preflight
 from ephemeron.functions.aws_microvm.platform import LIMITS, AwsMicrovmPlatform
@@ -35,8 +36,8 @@ class AwsMicrovm(Provider[AwsMicrovmSettings]):
             yield f"channel {channel} can be reached from there, by its address"
         found = preflight.inspect(settings)
         yield (
-            f"image {settings.image}, version {found.launch.version}: baseline {found.memory_mb} MB, "
-            f"{LIMITS.vcpus(found.memory_mb):g} vCPU, for up to {LIMITS.lifetime_s:g} s"
+            f"image {settings.image}: baselines of {sizes_text(found.sizes_mb)}, one vCPU for {LIMITS.mb_per_vcpu:g} MB, "
+            f"calls of up to {LIMITS.lifetime_s:g} s"
         )
         preflight.check_code(found, settings, digest())
         yield f"its code is of this release ({found.digest})" if found.digest else "the code that it runs is unknown"
@@ -44,10 +45,13 @@ class AwsMicrovm(Provider[AwsMicrovmSettings]):
         yield (
             "quota: not known (servicequotas:GetServiceQuota is not allowed)"
             if gb is None
-            else (f"quota: {gb:g} GB of MicroVMs, {found.concurrency} of them at once")
+            else (f"quota: {gb:g} GB of MicroVMs, {found.concurrency(found.memory_mb)} of {found.memory_mb} MB at once")
         )
         if found.quotas.reduced:
             yield f"reduced quota: {found.quotas.reduced}"
+
+    def sizes(self, settings: AwsMicrovmSettings) -> tuple[int, ...]:
+        return preflight.inspect(settings, tries=1).sizes_mb
 
     def logs(self, settings: AwsMicrovmSettings) -> str:
         return f"aws logs tail {settings.log_group} --region {settings.region} --since 10m"

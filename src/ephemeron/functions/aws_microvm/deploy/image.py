@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ephemeron.errors import JobError
+from ephemeron.functions.async_invoke.sizes import SIZES, function_of, text_of
 from ephemeron.functions.aws_microvm.handler import PORT
-from ephemeron.functions.aws_microvm.preflight import DIGEST, EGRESS, MEMORY, NAME, ROLE, find_image
+from ephemeron.functions.aws_microvm.preflight import DIGEST, EGRESS, MEMORY, NAME, ROLE
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, refused
 
 BASELINES_MB = (512, 1024, 2048, 4096, 8192)
@@ -36,45 +37,78 @@ class ImageSpec:
     """Environment variables. They are in the snapshot, so no secrets."""
     digest: str = ""
 
-    def __post_init__(self) -> None:
-        if self.memory_mb not in BASELINES_MB:
+
+def check_sizes(sizes_mb: Sequence[int]) -> None:
+    """Raises `JobError` unless all of them are baselines of MicroVMs."""
+    for size in sizes_mb:
+        if size not in BASELINES_MB:
             raise JobError(
-                f"memory of {self.memory_mb} MB is no baseline of MicroVMs",
-                remedy=f"use one of {', '.join(map(str, BASELINES_MB))}",
+                f"memory of {size} MB is no baseline of MicroVMs",
+                remedy=f"use some of {', '.join(map(str, BASELINES_MB))}",
             )
 
 
 def deploy(
-    client: Any, settings: AwsMicrovmSettings, wanted: ImageSpec, *, every_s: float = 5.0,
+    client: Any, settings: AwsMicrovmSettings, wanted: ImageSpec, sizes_mb: Sequence[int], *, every_s: float = 5.0,
     told: Callable[[str], None] = lambda text: None, clock: Callable[[], float] = time.monotonic,
-) -> str:  # fmt: skip
-    """Creates the image, or a new version of it, and waits for its build. Returns `created` or `updated`.
+) -> dict[str, str]:  # fmt: skip
+    """Creates one image per memory size, or a new version of it; waits for the builds, and deletes images of sizes that are
+    not wanted.
 
     Args:
         client: of boto3.
-        settings: which image; located.
-        wanted: the image.
-        every_s: seconds between two looks at the build.
-        told: takes each state of the build.
+        settings: names the first size's image; located.
+        wanted: what they have in common; its memory is ignored.
+        sizes_mb: the first is the default of runs.
+        every_s: seconds between two looks at the builds.
+        told: takes each state of a build.
         clock: seconds.
 
+    Returns:
+        Name of each image, and `created`, `updated` or `deleted`.
+
     Raises:
-        JobError: AWS refuses, or the build fails, in one line.
+        JobError: AWS refuses, or a build fails, in one line.
     """
-    doing = "lambda:ListMicrovmImages"
+    before = images_of(client, settings)
+    more = {SIZES: text_of(sizes_mb)} if len(sizes_mb) > 1 else {}
+    done, builds = dict[str, str](), list[tuple[str, str]]()
+    for size in reversed(sizes_mb):  # the first size's image last: it tells clients of the others
+        name = function_of(settings.image, sizes_mb, size)
+        one = replace(wanted, memory_mb=size, variables={**wanted.variables, **more})
+        doing = "lambda:CreateMicrovmImage" if name not in before else "lambda:UpdateMicrovmImage"
+        try:
+            if name in before:
+                made = client.update_microvm_image(imageIdentifier=before[name], **_request(settings, one))
+            else:
+                made = client.create_microvm_image(name=name, **_request(settings, one))
+        except Exception as e:
+            raise refused(e, settings, doing=doing) from e
+        builds.append((str(made["imageArn"]), str(made["imageVersion"])))
+        done[name] = "updated" if name in before else "created"
     try:
-        known = find_image(client, settings.image)
-        if known is None:
-            doing = "lambda:CreateMicrovmImage"
-            made = client.create_microvm_image(name=settings.image, **_request(settings, wanted))
-        else:
-            doing = "lambda:UpdateMicrovmImage"
-            made = client.update_microvm_image(imageIdentifier=known["imageArn"], **_request(settings, wanted))
-        doing = "lambda:GetMicrovmImage"
-        _wait(client, made["imageArn"], str(made["imageVersion"]), every_s=every_s, told=told, clock=clock)
+        for arn, version in builds:
+            _wait(client, arn, version, every_s=every_s, told=told, clock=clock)
+        for name in [name for name in before if name not in done]:
+            client.delete_microvm_image(imageIdentifier=before[name])
+            done[name] = "deleted"
     except Exception as e:
-        raise refused(e, settings, doing=doing) from e
-    return "created" if known is None else "updated"
+        raise refused(e, settings, doing="lambda:GetMicrovmImage") from e
+    return done
+
+
+def images_of(client: Any, settings: AwsMicrovmSettings) -> dict[str, str]:
+    """Images of a deployment in all its sizes: name to ARN; empty: there is none.
+
+    Raises:
+        JobError: AWS refuses, in one line.
+    """
+    names = {settings.image, *(f"{settings.image}-{mb}" for mb in BASELINES_MB)}
+    try:
+        pages = client.get_paginator("list_microvm_images").paginate(nameFilter=settings.image)
+        return {i["name"]: str(i["imageArn"]) for page in pages for i in page["items"] if i["name"] in names}
+    except Exception as e:
+        raise refused(e, settings, doing="lambda:ListMicrovmImages") from e
 
 
 def _wait(
@@ -84,7 +118,7 @@ def _wait(
     while clock() < end:
         state = str(client.get_microvm_image(imageIdentifier=arn)["state"])
         if state != last:
-            told(f"image version {version}: {state.lower()}")
+            told(f"image {arn.rpartition(':')[2]}, version {version}: {state.lower()}")
         last = state
         if state in _GOOD:
             return

@@ -37,10 +37,15 @@ class MicrovmPlace:
     bucket: str = ""
     """Of the channel; empty: the channel is a cache."""
     prefix: str = ""
+    sizes_mb: tuple[int, ...] = ()
+    """Of the deployment; one size or none: `image` alone."""
 
     @property
-    def image_arn(self) -> str:
-        return f"arn:aws:lambda:{self.region}:{self.account}:microvm-image:{self.image}"
+    def images(self) -> str | tuple[str, ...]:
+        """ARNs of the images of all sizes."""
+        names = (self.image, *(f"{self.image}-{mb}" for mb in self.sizes_mb[1:]))
+        found = tuple(f"arn:aws:lambda:{self.region}:{self.account}:microvm-image:{name}" for name in names)
+        return found if len(found) > 1 else found[0]
 
     @property
     def log_arn(self) -> str:
@@ -55,7 +60,9 @@ class MicrovmPlace:
         return f"arn:aws:iam::{self.account}:role/{self.image}-microvm-{kind}"
 
 
-def place_of(settings: AwsMicrovmSettings, *, account: str, channel: str, artifact: str) -> MicrovmPlace:
+def place_of(
+    settings: AwsMicrovmSettings, *, account: str, channel: str, artifact: str, sizes_mb: tuple[int, ...] = ()
+) -> MicrovmPlace:
     """From the settings, the channel's address and the place of the ZIP.
 
     Raises:
@@ -72,6 +79,7 @@ def place_of(settings: AwsMicrovmSettings, *, account: str, channel: str, artifa
     return MicrovmPlace(
         image=settings.image, region=settings.region, account=account, artifact_bucket=code.netloc,
         artifact_key=code.path.strip("/"), bucket=parts.netloc if s3 else "", prefix=parts.path.strip("/") if s3 else "",
+        sizes_mb=sizes_mb,
     )  # fmt: skip
 
 
@@ -86,8 +94,8 @@ def build_statements(place: MicrovmPlace) -> list[Statement]:
 def run_statements(place: MicrovmPlace) -> list[Statement]:
     """Permissions of the role of MicroVMs: objects of runs, successors, their own end, their log."""
     return [
-        _allow("StartSuccessors", ["lambda:RunMicrovm"], place.image_arn),
-        _allow("EndItself", ["lambda:TerminateMicrovm"], place.image_arn),
+        _allow("StartSuccessors", ["lambda:RunMicrovm"], place.images),
+        _allow("EndItself", ["lambda:TerminateMicrovm"], place.images),
         *_pass(place),
         _logs(place),
         *_objects(place),
@@ -97,9 +105,9 @@ def run_statements(place: MicrovmPlace) -> list[Statement]:
 def client_statements(place: MicrovmPlace) -> list[Statement]:
     """Permissions of the client: to start, watch, suspend and end MicroVMs, and to read the objects of runs."""
     return [
-        _allow("StartFunctions", ["lambda:RunMicrovm"], place.image_arn),
-        _allow("HandleFunctions", _HANDLE, place.image_arn),
-        _allow("LookAtTheImage", ["lambda:GetMicrovmImageVersion"], place.image_arn),
+        _allow("StartFunctions", ["lambda:RunMicrovm"], place.images),
+        _allow("HandleFunctions", _HANDLE, place.images),
+        _allow("LookAtTheImage", ["lambda:GetMicrovmImageVersion"], place.images),
         _allow("List", ["lambda:ListMicrovms", "lambda:ListMicrovmImages", "servicequotas:GetServiceQuota"], "*"),
         *_pass(place),
         _allow("ReadTheLog", ["logs:FilterLogEvents"], f"{place.log_arn}:*"),
@@ -115,9 +123,9 @@ def deployer_statements(place: MicrovmPlace) -> list[Statement]:
             ["s3:PutObject", "s3:DeleteObject"],
             f"arn:aws:s3:::{place.artifact_bucket}/{place.artifact_key}",
         ),
-        _allow("MakeTheImage", _MAKE, place.image_arn),
+        _allow("MakeTheImage", _MAKE, place.images),
         _allow("FindIt", ["lambda:ListMicrovmImages", "lambda:ListMicrovms"], "*"),
-        _allow("EndMicrovms", ["lambda:TerminateMicrovm"], place.image_arn),
+        _allow("EndMicrovms", ["lambda:TerminateMicrovm"], place.images),
         _allow("UseTheConnector", ["lambda:PassNetworkConnector"], place.connectors[0]),
         _allow("GiveTheRole", ["iam:PassRole"], place.role_arn("build")),
         _allow("RemoveTheLog", ["logs:DeleteLogGroup"], place.log_arn),
@@ -128,7 +136,7 @@ def template(place: MicrovmPlace) -> dict[str, object]:
     """CloudFormation: the two roles, the client's policy and the log group."""
     here = MicrovmPlace(
         image=place.image, region="${AWS::Region}", account="${AWS::AccountId}", artifact_bucket=place.artifact_bucket,
-        artifact_key=place.artifact_key, bucket=place.bucket, prefix=place.prefix,
+        artifact_key=place.artifact_key, bucket=place.bucket, prefix=place.prefix, sizes_mb=place.sizes_mb,
     )  # fmt: skip
 
     def role(kind: str, statements: Sequence[Statement]) -> dict[str, object]:
@@ -213,7 +221,7 @@ def _objects(place: MicrovmPlace) -> list[Statement]:
     return [_allow("ReadAndWriteRuns", _OBJECTS, f"{bucket}/{below}"), listing]
 
 
-def _allow(sid: str, actions: Sequence[str], resource: str) -> Statement:
+def _allow(sid: str, actions: Sequence[str], resource: str | tuple[str, ...]) -> Statement:
     return Statement(sid=sid, actions=tuple(actions), resource=resource)
 
 
