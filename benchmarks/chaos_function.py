@@ -24,7 +24,7 @@ class _Compute:
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         if samples:
             await asyncio.sleep(self._step_s)
         return work()

@@ -111,10 +111,10 @@ class _Compute:
     def __init__(self, inner: Compute, troubles: Troubles, rank: int) -> None:
         self._inner, self._troubles, self._rank = inner, troubles, rank
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        result = await self._inner(work, samples=samples)
+        result = await self._inner(work, samples=samples, batches=batches)
         took_s = loop.time() - began
         self._troubles.lose(self._rank, took_s - self._troubles.s.step_s)
         self._troubles.slowest_s[self._rank] = max(took_s, self._troubles.slowest_s.get(self._rank, 0.0))

@@ -294,6 +294,7 @@ def _planned(
 
     given = [name for name in EXPLICIT if flags.get(name) is not None]
     if plan_file is not None:
+        given += [name for name in ("local_steps",) if flags.get(name) is not None]
         if given:
             raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
         plan = load_plan(plan_file)
@@ -324,6 +325,7 @@ def _planned(
         optimizer=job.optimizer if job.task is None else None,
         limits=planning_workflow.limits_of(job),
         lifetime_s=c.function_timeout_s or None,
+        local_steps=c.local_steps,
     )
     sizes, _ = planning_workflow.deployed_sizes(platform, cloud_settings(platform, where))
     platforms = planning_workflow.platforms_for(platform, profile.platform, sizes)

@@ -16,6 +16,7 @@ from ephemeron.training.job import PATTERNS
 from ephemeron.training.job.spec import EpochsFactor
 
 if TYPE_CHECKING:
+    from ephemeron.training.job import Job
     from ephemeron.training.planner import Plan
     from ephemeron.training.planner.plan import Alternative
 
@@ -79,6 +80,12 @@ WIDTH = 110
     help="Compression of the exchange; any: also lossy ones.",
 )
 @click.option(
+    "--local-steps",
+    type=int,
+    callback=bounded(Count),
+    help="Batches of a function between two exchanges; not searched, since they change what is learned.  [default: the job's]",
+)
+@click.option(
     "--channel",
     metavar="ADDRESS",
     help="Channel of platforms that are probed.  [default: folder]",
@@ -110,7 +117,7 @@ def plan(
     job: Path | None, profile_file: Path | None, platform: str | None, search: str, objective: str, channel: str | None,
     prices_file: Path | None, from_run: str | None, no_cache: bool, out: Path | None, as_json: bool,
     deadline_s: float | None, budget_usd: float | None, max_global_batch: int | None, epochs: int | None, hap_epochs_factor: float | None, pattern: str | None,
-    sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None, any_size: bool, **flags: Any,
+    sync: str | None, compression: str, memory_step_mb: int | None, function_timeout_s: float | None, any_size: bool, local_steps: int | None, **flags: Any,
 ) -> None:  # fmt: skip
     """Find the cheapest configuration of JOB within its limits, and predict its time and cost.
 
@@ -145,6 +152,7 @@ def plan(
         ),
         minimise=objective, search=search, pattern=pattern, sync=sync, compression=compression,
         memory_step_mb=memory_step_mb, lifetime_s=function_timeout_s,
+        local_steps=local_steps or _local_steps(wanted),
     )  # fmt: skip
     if from_run is not None:
         profile = planning_workflow.profile_of_run(from_run)
@@ -173,6 +181,13 @@ def plan(
             click.echo(f"wrote {path}")
     if as_json:
         click.echo(made.to_json())
+
+
+def _local_steps(job: Job | None) -> int:
+    """Those of the job's `[run]` table."""
+    given = 1 if job is None else job.run.get("local_steps", 1)
+    assert isinstance(given, int)
+    return given
 
 
 def show(plan: Plan) -> None:
@@ -210,6 +225,7 @@ def show(plan: Plan) -> None:
             (f"{c.workers} × {c.memory_mb:,} MB", "bold"),
             f", {c.pattern}, {c.sync}, {c.aggregators} aggregating, "
             f"over {c.channel}; samples per iteration {c.aggregators} × {c.batch_size_aggregator}{others}"
+            + ("" if c.local_steps == 1 else f" in each of {c.local_steps} local steps")
             + ("" if c.compression == "none" else f", {c.compression}"),
         )
     )

@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class Compute(Protocol):
-    """Runs a computation; the clock advances by its duration."""
+    """Runs a computation over some samples, divided into batches that are computed one after another; the clock advances by its
+    duration."""
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T: ...
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T: ...
 
 
 class ThreadCompute:
@@ -39,7 +40,7 @@ class ThreadCompute:
         if torch is not None:
             torch.set_num_threads(self.threads)
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:

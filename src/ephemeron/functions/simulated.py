@@ -268,19 +268,19 @@ class SimulatedCompute:
         self._vcpus = limits.vcpus(call.memory_mb)
         self._random = random.Random(seed)
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         began = time.thread_time()
         with one_thread():
             result = work()
-        await asyncio.sleep(self._seconds(samples, time.thread_time() - began))
+        await asyncio.sleep(self._seconds(samples, batches, time.thread_time() - began))
         return result
 
-    def _seconds(self, samples: float, measured_s: float) -> float:
+    def _seconds(self, samples: float, batches: int, measured_s: float) -> float:
         model = self._world.compute
         if model is None:
             seconds = measured_s / self._vcpus
         elif samples > 0:
-            seconds = model.seconds(samples, self._memory_mb)
+            seconds = batches * model.seconds(samples / batches, self._memory_mb)
         else:
             seconds = 0.0
         sigma = self._world.straggler_sigma

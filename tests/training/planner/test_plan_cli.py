@@ -86,3 +86,22 @@ def test_nothing_to_plan():
     done = CliRunner().invoke(main, ["plan"])
     assert done.exit_code == 2
     assert "give a JOB.toml" in done.output
+
+
+def test_local_steps_are_given_and_not_searched(tmp_path):
+    """A quarter of the exchanges, each after four batches; the plan is of one configuration to run."""
+    from ephemeron.training.planner import load_plan, overrides
+
+    args = ("--epochs", "2", "--max-global-batch", "256", "--deadline-s", "3000", "--json")
+    plain, local = (
+        json.loads(run(*args, *more, tmp_path=tmp_path).output.splitlines()[-1])
+        for more in ((), ("--local-steps", "4", "--out", str(tmp_path / "out")))
+    )
+    assert (plain["local_steps"], local["local_steps"]) == (1, 4)
+    assert local["predicted"]["cost_usd"] < plain["predicted"]["cost_usd"]
+    per_exchange = 4 * (
+        local["batch_size_aggregator"] * local["aggregators"]
+        + local["batch_size_nonaggregator"] * (local["workers"] - local["aggregators"])
+    )
+    assert local["predicted"]["iterations"] == local["epochs"] * -(-PROFILE["workload"]["samples"] // per_exchange)
+    assert overrides(load_plan(tmp_path / "out" / "plan.json").choice)["local_steps"] == 4

@@ -247,5 +247,5 @@ def test_mistakes_are_refused_before_the_start(options, says, home):
 
 
 def test_decisions_need_functions_that_keep_step(home):
-    with pytest.raises(JobError, match="need sync bsp or hap, not ssp:2"):
+    with pytest.raises(JobError, match="need sync bsp, hap or hsp, not ssp:2"):
         real(job("Gpt"), **settings(4, sync="ssp:2"))

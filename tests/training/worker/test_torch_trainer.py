@@ -287,7 +287,7 @@ def test_exchanging_changes_the_vector_is_what_the_step_changed():
 # -- batches without samples ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exchange", ["gradients", "parameters", "delta"])
+@pytest.mark.parametrize("exchange", ["gradients", "parameters", "changes", "deltas"])
 def test_an_empty_batch_adds_nothing_and_touches_nothing(exchange):
     t = trainer(everything, exchange=exchange, batches=[BATCHES[0], np.arange(0)])
     t.compute(0)
@@ -408,7 +408,7 @@ def test_a_successor_goes_on_to_the_last_bit(build, optimizer):
     assert meta == notes
 
 
-@pytest.mark.parametrize("exchange", ["parameters", "delta"])
+@pytest.mark.parametrize("exchange", ["parameters", "changes", "deltas"])
 def test_a_successor_goes_on_whatever_is_exchanged(exchange):
     straight = trainer(everything, exchange=exchange)
     first = trainer(everything, exchange=exchange)

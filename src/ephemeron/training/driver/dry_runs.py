@@ -177,7 +177,7 @@ def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
         model_mb=max(first_steps.vector_mb, 1e-6), a=step_s * c.memory_mb / max(1, first_steps.samples), b=0.0, m=0.0,
         memory_slope_mb=0.0, memory_base_mb=first_steps.peak_mb, dataset_mb=_share_mb(prepared), samples=spec.samples,
         test_samples=prepared.test_samples, state_mb=first_steps.state_mb,
-    )  # fmt: skip
+    ).with_local_steps(c.local_steps)  # fmt: skip
     terms = ExecutionOptions(
         pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=spec.epochs, lifetime_s=c.function_timeout_s or None,
         checkpoint_every=c.checkpoint_every,

@@ -63,12 +63,14 @@ class Choice:
     sync: str
     channel: str
     compression: str
+    local_steps: int = 1
+    """Batches of a function between two exchanges, as the plan was asked for; said of the choice only."""
     predicted: Predicted
 
     @property
     def configuration(self) -> tuple[int | str, ...]:
         """Everything but the prediction, in the order of the fields."""
-        return tuple(getattr(self, f.name) for f in fields(Choice) if f.name != "predicted")
+        return tuple(getattr(self, f.name) for f in fields(Choice) if f.name not in ("predicted", "local_steps"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

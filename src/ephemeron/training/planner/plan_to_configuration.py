@@ -23,4 +23,5 @@ def overrides(choice: Choice) -> dict[str, Any]:
         "pattern": choice.pattern,
         "sync": choice.sync,
         "compression": choice.compression,
+        "local_steps": choice.local_steps,
     }

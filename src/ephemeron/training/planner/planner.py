@@ -59,6 +59,8 @@ class PlanRequest:
     """`any`: also the lossy ones."""
     lifetime_s: float | None = None
     checkpoint_every: int = 25
+    local_steps: int = 1
+    """Batches of a function between two exchanges: given, not searched, since they change what is learned."""
     workers: int | None = None
     memory_mb: int | None = None
     memory_step_mb: int | None = None
@@ -132,6 +134,7 @@ def make_plan(
         PlanInfeasible: nothing meets the limits; names what binds, and the nearest that would do.
     """
     began = time.perf_counter()
+    profile = dataclasses.replace(profile, workload=profile.workload.with_local_steps(wish.local_steps))
     found_on = [with_prices(p, prices_file) for p in (platforms or (profile.platform,))]
     space = make_space(
         profile, terms_of(wish), limits=wish.limits, platforms=found_on, memory_step_mb=wish.memory_step_mb,
@@ -168,7 +171,7 @@ def make_plan(
     optimal = found is None or found.optimal
     evaluated = answers.search.computed() if found is None else found.evaluated
     return Plan(
-        choice=choice,
+        choice=dataclasses.replace(choice, local_steps=wish.local_steps),
         search=SearchReport(
             method="exact" if found is None else found.method, evaluated=evaluated, pruned=max(0, space.size() - evaluated),
             optimal=optimal, gap=0.0 if optimal else best.key(wish.minimise)[0] / optimum.key(wish.minimise)[0] - 1,

@@ -51,7 +51,8 @@ def on_machine(
     quota_mb = vcpus * mb_per_vcpu
     batch = min(batch, workload.samples)
     full, rest = divmod(workload.samples, batch)
-    full_s, rest_s, test_s = workload.compute_s(np.array([batch, rest, workload.test_samples / 3]), quota_mb).tolist()
+    full_s, rest_s = workload.compute_s(np.array([batch, rest]), quota_mb).tolist()
+    test_s = float(workload.evaluation_s(workload.test_samples, quota_mb))
     epoch_s = full * full_s + (rest_s if rest else 0.0) + (test_s if workload.test_samples else 0.0)
     epoch_s += (full + bool(rest)) * (workload.step_s + workload.apply_s / vcpus)
     seconds = machine.boot_s + download_s + epochs * epoch_s

@@ -108,7 +108,7 @@ def _tiles(plan: Plan) -> Markup:
         ("Functions", f"{c.workers} × {c.memory_mb} MB", f"{p.memory_mb:,.0f} MB are needed"),
         ("Aggregators", f"{c.aggregators}", f"{c.pattern}, {c.sync}"),
         ("Global batch", f"{batch:,}", f"{c.batch_size_aggregator} per function" if same else sizes),
-        ("Iterations", n, each),
+        ("Iterations", n, f"{each}, {c.local_steps} local steps" if c.local_steps > 1 else each),
         ("Bound by", str(plan.binding), "a limit" if plan.binding in ("deadline", "budget") else ""),
         ("Search", plan.search.method, _proof(plan.search)),
     ])  # fmt: skip

@@ -71,9 +71,9 @@ class Delayed:
     def __init__(self, inner: Compute, factor: float) -> None:
         self._inner, self._factor = inner, factor
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        result = await self._inner(work, samples=samples)
+        result = await self._inner(work, samples=samples, batches=batches)
         await asyncio.sleep((self._factor - 1) * (loop.time() - began))
         return result

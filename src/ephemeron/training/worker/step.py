@@ -45,10 +45,10 @@ class TimedCompute:
     def __init__(self, lifecycle: InvocationLifecycle, status: ReductionStatus) -> None:
         self._lifecycle, self._status = lifecycle, status
 
-    async def __call__(self, work: Callable[[], T], *, samples: float) -> T:
+    async def __call__(self, work: Callable[[], T], *, samples: float, batches: int = 1) -> T:
         lifecycle, invocation = self._lifecycle, self._lifecycle.invocation
         began = invocation.now()
-        result = await invocation.compute(work, samples=samples)
+        result = await invocation.compute(work, samples=samples, batches=batches)
         invocation.trace.record("compute", began, invocation.now())
         lifecycle.timeouts.record_compute(invocation.now() - began)
         self._status.busy_s = lifecycle.timeouts.slowest_s
@@ -131,7 +131,11 @@ class WholeModelStep(IterationStep):
         return self.new_group(policy)
 
     async def run(self, iteration: int) -> tuple[TrainingStep, int]:
-        step = await self.compute(lambda: self._computed(iteration), samples=self.batch(iteration))
+        step = await self.compute(
+            lambda: self._computed(iteration),
+            samples=self.batch(iteration),
+            batches=self.spec.configuration.local_steps,
+        )
         return step, self.lifecycle.flags()
 
     def _computed(self, iteration: int) -> TrainingStep:

@@ -166,7 +166,7 @@ class TorchTrainer:
                     p.grad = None
             self._step(turn)
         self._advance_schedulers(self._local_steps - len(parts))
-        self._took_part = took_part
+        self._took_part |= took_part  # the very set that the hooks add to
         self._read()
         if before is not None and self._outer is None:
             self.flat.sub_(before)

@@ -61,6 +61,8 @@ def digits(tmp_path_factory):
         {"workers": 4, "aggregators": 2, "batch_size": 16, "nonaggregator_batch_size": 24, "sync": "hap"},
         {"workers": 4, "pattern": "pipelined", "batch_size": 32},
         {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
+        {"workers": 4, "aggregators": 2, "batch_size": 8, "local_steps": 4},
+        {"workers": 4, "batch_size": 8, "nonaggregator_batch_size": 12, "sync": "hap", "local_steps": 3},
     ],
     ids=str,
 )
@@ -71,7 +73,7 @@ def test_predictions_hold_in_the_simulator(digits, values):
         pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s
     )
     p = predict(
-        profile.workload, profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators,
+        profile.workload.with_local_steps(c.local_steps), profile.platform, terms, workers=c.workers, memory_mb=c.memory_mb, aggregators=c.aggregators,
         batch=c.batch_size, other_batch=c.nonaggregator_batch_size,
     )  # fmt: skip
     s = train(job, c).raise_if_failed().summary

@@ -317,7 +317,7 @@ def predict(
     loop_s = terms.epochs * ((per_epoch - 1) * (each + own) + last + own)
     compute_s = terms.epochs * ((per_epoch - 1) * ca + last_a) + iterations * own
     if workload.test_samples:
-        evaluate = workload.compute_s(workload.test_samples / w / 3, quota)
+        evaluate = workload.evaluation_s(workload.test_samples / w, quota)
         loop_s, compute_s = loop_s + terms.epochs * evaluate, compute_s + terms.epochs * evaluate
 
     tiny_up, tiny_down = platform.seconds("up", TINY_MB, m), platform.seconds("down", TINY_MB, m)

@@ -65,13 +65,32 @@ class Workload:
     lockstep_cpu_s: NonNegative = 0.0
     """CPU seconds, on one whole vCPU, by which an iteration of functions in lockstep takes longer than its parts: steps
     scatter and all wait for the slowest, polls are late, and bookkeeping takes CPU time of the share."""
+    local_steps: Count = 1
+    """Batches of an iteration, which `a` and `samples` count as one: see `with_local_steps`."""
     first_cpu_s: NonNegative = 0.0
     """CPU seconds, on one whole vCPU, once per invocation: building the model, first allocations."""
+
+    def with_local_steps(self, steps: int) -> Workload:
+        """The same work with `steps` batches and optimiser steps between two exchanges.
+
+        An iteration of it takes the time of as many batches, and there are as many times fewer. The parameters before the steps, and
+        the momentum of an outer optimiser, need memory.
+        """
+        if steps == 1:
+            return self
+        return replace(
+            self, a=self.a * steps, samples=-(-self.samples // steps), apply_s=self.apply_s * (steps + 1),
+            memory_base_mb=self.memory_base_mb + 2 * self.model_mb, local_steps=steps,
+        )  # fmt: skip
 
     def compute_s(self, batch: Array | float, memory_mb: Array | float) -> Array:
         """FasDL, equation 3-12."""
         share = np.asarray(memory_mb) + self.m
         return np.where(share > 0, self.a * (np.asarray(batch) + self.b) / np.maximum(share, 1e-9), np.inf)
+
+    def evaluation_s(self, samples: Array | float, memory_mb: Array | float) -> Array:
+        """Seconds of forward passes over so many samples: a third of a training step's."""
+        return self.compute_s(np.asarray(samples) / 3, memory_mb) / self.local_steps
 
     def memory_needed_mb(self, batch: Array | float) -> Array:
         """FasDL, equation 4-1."""

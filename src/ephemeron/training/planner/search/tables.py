@@ -371,8 +371,8 @@ def _constants(space: Space, o: Option, f: Family, m: Array) -> Array:
         many = t.pattern not in ("standalone", "parameter-server")
         found |= {
             "own_s": w.step_s + w.apply_s / share, "late_s": w.lockstep_cpu_s / share if f.most > 1 else 0.0,
-            "fixed_s": finish, "evaluate_s": sample * w.test_samples / 3,
-            "evaluate_each_s": sample * w.b if w.test_samples else 0.0,
+            "fixed_s": finish, "evaluate_s": sample * w.test_samples / 3 / w.local_steps,
+            "evaluate_each_s": sample * w.b / w.local_steps if w.test_samples else 0.0,
             "cold_s": p.cold_start_s, "start_each_s": p.start_each_s, "put_usd": p.price_put,
             "get_usd": p.price_get * (1 + polls), "gets_by_w": gets[0], "gets_more": gets[1],
             "start_usd": p.price_invocation + p.price_put * (START_PUTS + 3) + p.price_get * (START_READS + 1) + 2 * w.model_mb * p.price_mb,
