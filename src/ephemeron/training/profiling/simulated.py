@@ -65,7 +65,8 @@ def simulated_profile(
     coefficients, applied, steps = _steps(trainer, samples, batches, world, limits)
     base = RUNTIME_MB + saved + (4 * prepared.model_bytes + state) / MIB + live.data_mb(prepared)
     workload = Workload(
-        name=job.name, model_mb=prepared.model_bytes / MB, **coefficients, memory_slope_mb=slope, memory_base_mb=base,
+        name=job.name, model_mb=prepared.model_bytes / MB, a=coefficients["a"], b=coefficients["b"],
+        m=coefficients["m"], memory_slope_mb=slope, memory_base_mb=base,
         dataset_mb=live.data_mb(prepared), samples=prepared.spec.samples, test_samples=prepared.test_samples,
         state_mb=state / MB, apply_s=applied,
     )  # fmt: skip
