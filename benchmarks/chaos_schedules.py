@@ -11,6 +11,8 @@ from ephemeron.training.job import Configuration, Simulation
 
 MERGING_FROM = 3_000_000
 """First seed of schedules in which functions merge their evaluations."""
+LOCAL_FROM = 5_000_000
+"""First seed of schedules whose ranks take local steps with a state of their own between exchanges."""
 BARRIERS_FROM = 4_000_000
 """First seed of schedules under HSP: several epochs, after which half of them merge their evaluations."""
 
@@ -47,6 +49,11 @@ class Schedule:
         return self.seed >= MERGING_FROM and c.sync in ("bsp", "hap") and c.pattern != "parameter-server"
 
     @property
+    def local_steps(self) -> int:
+        """Steps of each rank between two exchanges; 0: gradients are exchanged."""
+        return 1 + self.seed % 4 if self.seed >= LOCAL_FROM and not self.counts else 0
+
+    @property
     def counts(self) -> bool:
         """True if contributions are counted; otherwise weights are compared."""
         return self.configuration.sync.startswith(("ssp", "asp", "hsp"))
@@ -65,7 +72,7 @@ class Schedule:
 
 def schedule(seed: int) -> Schedule:
     """Schedule of a seed."""
-    s = without_store_faults(seed) if seed < BARRIERS_FROM else with_barriers(seed)
+    s = with_barriers(seed) if BARRIERS_FROM <= seed < LOCAL_FROM else without_store_faults(seed)
     rng = random.Random(f"store/{seed}")
     c = s.configuration
     again = (

@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.chaos_schedules import Schedule, schedule
+from benchmarks.chaos_schedules import LOCAL_FROM, Schedule, schedule
 from benchmarks.chaos_troubles import Troubles
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import EphemeronError
@@ -91,7 +91,8 @@ def simulate(s: Schedule) -> Outcome:
         run_id="run", model=Target(target="none"), loss=Target(target="none"), optimizer=Target(target="none"),
         configuration=s.configuration, epochs=s.epochs, seed=1, dtype="float32",
         samples=16 * s.configuration.workers * s.iterations // s.epochs, prices=load_prices("objects"), faults=s.faults,
-        trainer="counting" if s.counts else "synthetic", trainer_options={} if s.counts else {"elements": ELEMENTS},
+        trainer="counting" if s.counts else "synthetic",
+        trainer_options={} if s.counts else {"elements": ELEMENTS, "local_steps": s.local_steps},
         cold_start_s=s.world.cold_start_s,
         options=TrainingOptions(evaluate_every="3 steps" if s.merges_evaluations and s.epochs == 1 else "1 epoch"),
         shares_evaluations=s.merges_evaluations,
@@ -148,10 +149,10 @@ def _blind(trigger: RunDriver) -> None:
 
 
 @lru_cache(maxsize=256)
-def _undisturbed(configuration: Configuration, iterations: int) -> str:
+def _undisturbed(configuration: Configuration, iterations: int, seed: int) -> str:
     world = Simulation(compute={"a": 1.0, "b": 4.0, "m": 0.0}, latency_s=0.001, cold_start_s=0.1)
     calm = Schedule(
-        seed=0, configuration=configuration, iterations=iterations, world=world, faults=(), late_puts=0.0, late_s=0.0,
+        seed=seed, configuration=configuration, iterations=iterations, world=world, faults=(), late_puts=0.0, late_s=0.0,
         watched=True,
     )  # fmt: skip
     ending = simulate(calm).ending
@@ -167,7 +168,7 @@ def _calm(s: Schedule) -> str:
     plain = dataclasses.replace(
         c, function_timeout_s=900.0, checkpoint_every=25, pattern="k-reduce", aggregators=k, channel="memory"
     )
-    return _undisturbed(plain, s.iterations)
+    return _undisturbed(plain, s.iterations, LOCAL_FROM + s.local_steps - 1 if s.local_steps else 0)
 
 
 def run(seed: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from benchmarks.chaos_schedules import BARRIERS_FROM, MERGING_FROM, schedule, without_store_faults
+from benchmarks.chaos_schedules import BARRIERS_FROM, LOCAL_FROM, MERGING_FROM, schedule, without_store_faults
 from benchmarks.chaos_simulated import check, run, simulate
 
 from ephemeron.events import Ended, FaultFired, Invoked
@@ -180,3 +180,10 @@ def test_barriers_survive_what_everything_else_survives(first):
 @pytest.mark.parametrize("seed", [4001235, 4001449])
 def test_a_rank_that_lacks_a_lost_version_at_a_barrier_is_not_replaced_for_it(seed):
     assert run(seed) == []
+
+
+@pytest.mark.parametrize("first", range(LOCAL_FROM, LOCAL_FROM + 40, 10))
+def test_local_steps_survive_what_everything_else_survives(first):
+    """Ranks have a state of their own, which no merged version holds."""
+    assert any(schedule(seed).local_steps > 1 and schedule(seed).faults for seed in range(first, first + 10))
+    assert {seed: found for seed in range(first, first + 10) if (found := run(seed))} == {}

@@ -142,3 +142,10 @@ def test_the_users_own_limit_on_the_global_batch():
 
 def job_with(limits):
     return Job(name="x", model=Target(target="m:f"), limits=limits)
+
+
+def test_configurations_are_keys():
+    outer = Target(target="SGD", options={"lr": 0.7})
+    a, b = (Configuration(local_steps=4, outer_optimizer=outer).resolved() for _ in range(2))
+    assert {a: 1}[b] == 1
+    assert a != Configuration(local_steps=4).resolved()

@@ -127,7 +127,7 @@ class Configuration(Typed):
     """H: batches that a function trains on, with an optimiser step each, in every iteration, which ends with one exchange."""
     exchange: Exchange | None = None
     """Quantity that workers exchange in each iteration; None: gradients, or with several local steps deltas."""
-    outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE))
+    outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE), hash=False)
     """Optimiser that is given the merged deltas as gradients: `average`, or a name in `torch.optim` and its options."""
     compression: Compression = "none"
     """Compression of the exchange; int8 has error feedback."""

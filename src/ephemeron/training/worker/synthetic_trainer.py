@@ -39,28 +39,38 @@ class _StudyTrainer:
 
 
 class SyntheticTrainer(_StudyTrainer):
-    """Momentum descent on pseudo-gradients. See `ephemeron.training.worker.trainer.Trainer`.
+    """Momentum descent on pseudo-gradients; with several local steps each rank descends alone, and the mean of the changes is applied
+    with momentum. See `ephemeron.training.worker.trainer.Trainer`.
 
     Args:
         seed: of this rank.
         split: how many samples each iteration has.
         rank: this rank.
         elements: size of the vector.
+        local_steps: steps of this rank between two exchanges; 0: gradients are exchanged.
     """
 
-    def __init__(self, *, seed: int, split: SampleSplit, rank: int, elements: int = 64) -> None:
+    def __init__(
+        self, *, seed: int, split: SampleSplit, rank: int, elements: int = 64, local_steps: int = 0
+    ) -> None:  # fmt: skip
         self.size = elements
         self.dtype: np.dtype[np.generic] = np.dtype(np.float32)
         self._seed, self._split, self._rank = seed, split, rank
         self._theta = np.linspace(-1, 1, elements, dtype=np.float32)
         self._momentum = np.zeros(elements, dtype=np.float32)
+        self._local_steps, self._own = local_steps, np.zeros(elements, dtype=np.float32)
         self._draws = 0
 
     def compute(self, iteration: int) -> TrainingStep:
         n = self._split.batch_at(self._rank, iteration % self._split.iterations)
         noise = np.float32(((self._seed ^ (iteration * 2654435761) ^ (self._draws * 40503)) % 1009) / 1009 - 0.5)
         self._draws += 1  # state like a random generator's: it has to survive a replacement
-        return TrainingStep((self._theta * np.float32(0.1) + noise) * np.float32(n), n, float(abs(self._theta).mean()))
+        vector, theta = self._theta * np.float32(0.1) + noise, self._theta
+        for _ in range(self._local_steps):
+            self._own = np.float32(0.9) * self._own + theta * np.float32(0.1) + noise
+            theta = theta - np.float32(0.05) * self._own
+            vector = self._theta - theta
+        return TrainingStep(vector * np.float32(n), n, float(abs(self._theta).mean()))
 
     def apply(self, mean: np.ndarray) -> None:
         self._momentum = np.float32(0.9) * self._momentum + mean
@@ -76,11 +86,12 @@ class SyntheticTrainer(_StudyTrainer):
         return {"theta": self._theta.copy()}, {}
 
     def state(self) -> tuple[Arrays, dict[str, object]]:
-        return {"theta": self._theta.copy(), "momentum": self._momentum.copy()}, {"draws": self._draws}
+        arrays = {"theta": self._theta.copy(), "momentum": self._momentum.copy(), "own": self._own.copy()}
+        return arrays, {"draws": self._draws}
 
     def load(self, arrays: Arrays, meta: Mapping[str, object]) -> None:
         self._theta = arrays["theta"]
-        self._momentum = arrays["momentum"]
+        self._momentum, self._own = arrays["momentum"], arrays["own"]
         self._draws = build(_Draws, meta, where="state of the trainer").draws
 
 
