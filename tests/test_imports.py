@@ -21,7 +21,7 @@ MODULES = sorted(
 )
 
 NAMES = [
-    "Configuration", "DataSpec", "EphemeronError", "Fault", "Job", "JobError", "JobLimits", "Plan", "PlanInfeasible",
+    "Configuration", "DataSpec", "EphemeronError", "Fault", "FunctionExecutor", "Job", "JobError", "JobLimits", "Plan", "PlanInfeasible",
     "Profile", "Result", "RunFailed", "Session", "Simulation", "Target", "Task", "UserError", "attach", "configure", "current", "load_job",
     "load_plan", "load_profile", "plan_job", "profile_job", "resume", "stop", "train", "train_async",
 ]  # fmt: skip

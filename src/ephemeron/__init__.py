@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
+    from ephemeron.executor import FunctionExecutor
     from ephemeron.training.driver import Result, Session, attach, configure, resume, stop, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
     from ephemeron.training.planner import Plan, load_plan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ephemeron.training.task.task import Task
 
 _LAZY = {
+    "executor": ("FunctionExecutor",),
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
     "training.driver": ("Result", "Session", "attach", "configure", "resume", "stop", "train", "train_async"),
     "training.task.task": ("Task",),
@@ -45,6 +47,7 @@ __all__ = [
     "DataSpec",
     "EphemeronError",
     "Fault",
+    "FunctionExecutor",
     "Job",
     "JobError",
     "JobLimits",

@@ -47,6 +47,8 @@
     ├── LoadersLost                  loader processes keep dying, or none can be started
     ├── ServiceUnreachable           no data service answers before the deadline
     ├── ServiceRefused               a data service does not take this token
+    ├── TaskFailed                   a task of an executor has no result (task, traceback, tries)
+    ├── BudgetReached                the tasks of an executor have cost what they may
     └── RunFailed                    one or more functions failed for good; `causes` holds why
 
 `UserError` is apart from the rest because its audience is apart: one line, no traceback, exit code 2.
@@ -251,6 +253,28 @@ class DatasetDamaged(DatasetError):
 
 class DatasetUnreachable(DatasetError):
     """The store that holds the dataset does not answer, or refuses us."""
+
+
+class TaskFailed(EphemeronError):
+    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code."""
+
+    def __init__(self, text: str, *, task: str, traceback: str = "", tries: int = 1) -> None:
+        super().__init__(text)
+        self.task, self.traceback, self.tries = task, traceback, tries
+        if traceback:
+            self.add_note(
+                f"in the function, in its {'only try' if tries == 1 else f'try {tries}'}:\n{traceback.rstrip()}"
+            )
+
+
+class BudgetReached(EphemeronError):
+    """Tasks have cost what they may; those without a result are cancelled."""
+
+    def __init__(self, cost_usd: float, budget_usd: float, *, done: int, of: int) -> None:
+        super().__init__(
+            f"${cost_usd:.6f} are spent of a budget of ${budget_usd:g}: {done} of {of} tasks are done, the rest is cancelled"
+        )
+        self.cost_usd, self.done = cost_usd, done
 
 
 class RunNotFound(UserError):

@@ -23,6 +23,7 @@ from ephemeron.cli.deploy import deploy as deploy_group
 from ephemeron.cli.doctor import doctor as doctor_command
 from ephemeron.cli.log_options import add_log_options
 from ephemeron.cli.logs import logs as logs_command
+from ephemeron.cli.map import map_command, predict_command
 from ephemeron.cli.microvm import clean_microvm, deploy_microvm
 from ephemeron.cli.openfaas import clean_openfaas, deploy_openfaas
 from ephemeron.cli.partition import partition as partition_group
@@ -85,6 +86,8 @@ def main() -> None:
     ephemeron runs                                      list runs and how they ended
     ephemeron evaluate last                             evaluate trained weights on this machine
     ephemeron export last --format onnx                 write a trained model for other programs
+    ephemeron predict last --data x.npz --out y.npz     apply a trained model to many inputs, on functions
+    ephemeron map words:count --items a.jsonl --out b.jsonl      call a Python function for each item, on functions
     ephemeron report last                               write the report of a run: loss, timeline, cost
     ephemeron logs last                                 print the output of a run's functions
     ephemeron partition nets.py:net --devices devices.toml --batch-size 32     place a model on unequal devices
@@ -397,6 +400,8 @@ def report(run: str, out: Path | None, show: bool) -> None:
 main.add_command(runs_group)
 main.add_command(evaluate_command)
 main.add_command(export_command)
+main.add_command(map_command)
+main.add_command(predict_command)
 main.add_command(profile_command)
 main.add_command(plan_command)
 main.add_command(partition_group)

@@ -62,7 +62,9 @@ async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorR
     )
     resolver = open_resolver(
         request.resolver,
-        ResolverContext(channel=channel, run=ctx.call.run, key=ctx.call.key, functions=request.functions),
+        ResolverContext(
+            channel=channel, run=ctx.call.run, key=ctx.call.key, functions=request.functions, scratch=ctx.scratch
+        ),
     )
     options = ExecutorOptions(
         idle_s=request.idle_s, flush_s=request.flush_s, poll_s=request.poll_s, margin_s=request.margin_s

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TypeAlias
 
 from ephemeron.communication.channels.base import Channel
@@ -38,9 +39,14 @@ class ResolverContext:
     """Of the run; empty: nothing from the store may be executed."""
     functions: tuple[str, ...]
     """`ExecutorRequest.functions`."""
+    scratch: Path | None = None
+    """Folder of the invocation; None where there is no file system to use."""
 
 
-_TABLE = {"modules": "ephemeron.functions.tasks.resolver:ModuleResolver"}
+_TABLE = {
+    "modules": "ephemeron.functions.tasks.resolver:ModuleResolver",
+    "shipped": "ephemeron.functions.shipped_tasks:ShippedResolver",
+}
 RESOLVERS = tuple(_TABLE)
 
 

@@ -10,13 +10,12 @@ import dataclasses
 import hashlib
 import inspect
 import os
-import pickletools
 import re
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from ephemeron.config.module_folders import folder_of, folders_in
 from ephemeron.config.paths import home
 from ephemeron.config.typed import build, near, plain
 from ephemeron.config.user_code import resolve
@@ -105,18 +104,18 @@ def _of_task(program: object) -> Job:
         here = Path.cwd()
         options = {"module": named[1], **({"data": named[2]} if named[2] else {})}
         module = resolve(named[1], [here])
-        target, folder = "ephemeron.integrations.lightning:task_of", _folder_of(inspect.getmodule(module), here)
+        target, folder = "ephemeron.integrations.lightning:task_of", folder_of(inspect.getmodule(module), here)
         name = named[1].rpartition(":")[2]
         found = resolve(target, [folder])(**options)
     elif isinstance(program, str):
         here = Path.cwd()
         found = resolve(program, [here])
-        target, folder, name = program, _folder_of(inspect.getmodule(found), here), program.rpartition(":")[2]
+        target, folder, name = program, folder_of(inspect.getmodule(found), here), program.rpartition(":")[2]
     elif not issubclass(cls, Task):
         raise JobError(f"job is a {name}", remedy="give a Job, a Task, module:Class, or the path of a job file")
     elif program is cls and _is_importable(cls):
         found, target = program, f"{cls.__module__}:{cls.__qualname__}"
-        folder = _folder_of(sys.modules.get(cls.__module__), Path.cwd())
+        folder = folder_of(sys.modules.get(cls.__module__), Path.cwd())
     else:
         found, include = program, [_OBJECT]
         target, folder, *more = _written(program)
@@ -155,16 +154,6 @@ def _is_importable(cls: type) -> bool:
     return cls.__module__ != "__main__" and "<locals>" not in cls.__qualname__
 
 
-def _folder_of(module: object, otherwise: Path) -> Path:
-    """Folder from which a module's top-level package is imported."""
-    path, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
-    if path is None:
-        return otherwise
-    file = Path(path).resolve()
-    levels = name.count(".") + (file.name == "__init__.py")
-    return file.parents[levels]
-
-
 _OBJECT = "task.pkl"
 _MODULE = """\
 from pathlib import Path
@@ -193,17 +182,4 @@ def _written(task: object) -> tuple[str, Path, *tuple[Path, ...]]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _OBJECT).write_bytes(data)
     (folder / f"ephemeron_program_{digest}.py").write_text(_MODULE)
-    return f"ephemeron_program_{digest}:task", folder, *_folders_in(data)
-
-
-def _folders_in(data: bytes) -> list[Path]:
-    """Folders of the user's modules that a pickled object names; installed ones are left out."""
-    names = {arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str)}
-    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-    installed.append(Path(__file__).resolve().parents[3])
-    folders: dict[Path, None] = {}
-    for name in sorted(names & sys.modules.keys()):
-        file = getattr(sys.modules[name], "__file__", None)
-        if name != "__main__" and file and not any(Path(file).resolve().is_relative_to(root) for root in installed):
-            folders[_folder_of(sys.modules[name], Path.cwd())] = None
-    return list(folders)
+    return f"ephemeron_program_{digest}:task", folder, *folders_in(data)

@@ -1,0 +1,234 @@
+"""`ephemeron map` and `ephemeron predict`: functions over many items."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ephemeron.cli.bounds import bounded
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.config.typed import Count, Positive
+from ephemeron.errors import BudgetReached, JobError, TaskFailed
+
+if TYPE_CHECKING:
+    from ephemeron.executor import FunctionExecutor
+    from ephemeron.executor.futures import TaskFuture
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+
+
+def _pool_options(command: F) -> F:
+    """Options of both commands."""
+    for option in reversed(
+        (
+            click.option("--platform", default="local", show_default=True, help="Platform on which functions run."),
+            cloud_options,
+            click.option(
+                "--channel", default="folder", show_default=True, metavar="ADDRESS",
+                help="Store of code, arguments and results: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port.",
+            ),
+            click.option(
+                "--max-workers", type=int, callback=bounded(Count),
+                help="Functions at once.  [default: the cores of this machine, 100 elsewhere]",
+            ),
+            click.option("--memory-mb", type=int, callback=bounded(Count), help="Quota of each function; CPU comes in proportion."),
+            click.option(
+                "--function-timeout-s", type=float, callback=bounded(Positive),
+                help="Time limit of a function, which runs many tasks.",
+            ),
+            click.option("--timeout-s", type=float, callback=bounded(Positive), help="Time limit of one try of a task."),
+            click.option("--retries", type=int, default=2, show_default=True, help="Further tries of a task that failed."),
+            click.option(
+                "--budget-usd", type=float, callback=bounded(Positive), help="Cancel what is left when this much is spent."
+            ),
+            click.option(
+                "--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON."),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command("map")
+@click.argument("function", metavar="MODULE:FUNCTION")
+@click.option("--items", "items_file", required=True, type=click.Path(path_type=Path), metavar="FILE.jsonl",
+              help="Items, one JSON value per line; - for standard input.")  # fmt: skip
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.jsonl",
+              help="Results, one JSON value per line, in the order of the items.")  # fmt: skip
+@click.option("--chunksize", type=int, default=1, show_default=True, callback=bounded(Count), help="Items of one task.")
+@_pool_options
+def map_command(function: str, items_file: Path, out: Path, chunksize: int, as_json: bool, **flags: Any) -> None:
+    """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.
+
+    \b
+    ephemeron map words:count --items books.jsonl --out counts.jsonl
+    ephemeron map sweep:train --items grid.jsonl --out scores.jsonl --platform aws --channel s3://bucket/prefix
+
+    The module is searched in this folder, and sent with it. Line n of OUT is the result of item n; null where its task failed,
+    which is told on standard error, with the task's own traceback. Ctrl-C cancels what is left.
+
+    Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
+    """
+    from ephemeron.executor import FunctionExecutor
+
+    items = _items(items_file)
+    _check_out(out)
+    began = time.monotonic()
+    with FunctionExecutor(**_executor_options(flags)) as pool:
+        futures = pool.map_futures(function, items, chunksize=chunksize)
+        collected = _Collected(futures, out, of=len(items), chunksize=chunksize)
+        collected.collect(pool)
+    collected.report(pool, began, as_json=as_json)
+
+
+class _Collected:
+    """Results of a `map` as they are written, and how it ended."""
+
+    def __init__(self, futures: list[TaskFuture], out: Path, *, of: int, chunksize: int) -> None:
+        self.futures, self.out, self.of, self.chunksize = futures, out, of, chunksize
+        self.written = 0
+        self.failures: list[dict[str, object]] = []
+        self.stopped = ""
+        """Why it ended early; empty: it did not."""
+        self.code = 0
+
+    def collect(self, pool: FunctionExecutor) -> None:
+        """Writes results until the last one, an interrupt, or the end of the budget."""
+        with self.out.open("w") as file:
+            try:
+                for values in self._values():
+                    file.writelines(json.dumps(value) + "\n" for value in values)
+                    file.flush()
+                    self.written += len(values)
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # functions are ended in good order, which takes seconds
+                done = sum(f.done() for f in self.futures)
+                for future in self.futures:
+                    future.cancel()
+                self.stopped, self.code = f"interrupted: {done} of {len(self.futures)} tasks are done", INTERRUPTED
+            except BudgetReached as e:
+                self.stopped, self.code = str(e), 1
+
+    def _values(self) -> Iterator[list[object]]:
+        for n, future in enumerate(self.futures):
+            size = min(self.chunksize, self.of - n * self.chunksize)
+            try:
+                found = future.result()
+                values = found if self.chunksize > 1 else [found]
+                try:
+                    json.dumps(values)
+                except (TypeError, ValueError) as e:
+                    raise TaskFailed(f"the result is no JSON: {e}", task=future.task) from None
+            except TaskFailed as e:
+                first = n * self.chunksize + 1
+                self.failures.append({"item": first, "error": str(e), "tries": e.tries, "traceback": e.traceback})
+                click.secho(f"item {first}: {e}", fg="red", err=True)
+                if e.traceback:
+                    click.echo(e.traceback.rstrip(), err=True)
+                values = [None] * size
+            yield values
+
+    def report(self, pool: FunctionExecutor, began: float, *, as_json: bool) -> None:
+        """Prints how it ended, and ends the command."""
+        bill, failed = pool.bill(), len(self.failures)
+        if self.stopped:
+            click.secho(f"{self.stopped}; the first {self.written} results are in {self.out}", fg="yellow", err=True)
+        elif not as_json:
+            click.echo(
+                f"{self.written - failed * self.chunksize if failed else self.written} results in {self.out}; {bill}",
+                err=True,
+            )
+        if as_json:
+            document = {
+                "items": self.of, "written": self.written, "failed": self.failures, "stopped": self.stopped, "out": str(self.out),
+                "seconds": round(time.monotonic() - began, 3), "cost_usd": bill.cost_usd, "invocations": bill.invocations,
+                "gb_seconds": bill.gb_seconds, "prices": bill.prices,
+            }  # fmt: skip
+            click.echo(json.dumps(document))
+        sys.exit(self.code or (1 if failed else 0))
+
+
+def _items(path: Path) -> list[object]:
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise JobError(f"items {path} cannot be read: {reason}") from None
+    items = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                items.append(json.loads(line))
+            except ValueError as e:
+                raise JobError(
+                    f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line"
+                ) from None
+    if not items:
+        raise JobError(f"items {path} has no items", remedy="write one JSON value per line")
+    return items
+
+
+def _check_out(out: Path) -> None:
+    if not out.absolute().parent.is_dir():
+        raise JobError(f"there is no folder {out.absolute().parent}", remedy="make it, or name another --out")
+
+
+def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
+    """Options of `FunctionExecutor` from those of the command."""
+    given = taken(flags)
+    return {**flags, "settings": cloud_settings(flags["platform"], given)}
+
+
+@click.command("predict")
+@click.argument("run")
+@click.option("--data", required=True, type=click.Path(path_type=Path), metavar="FILE",
+              help="Inputs: .npz (array x, or arguments of the model by name), .npy, or .jsonl with a line per sample.")  # fmt: skip
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE",
+              help="Outputs: .npz (array y), .npy or .jsonl.")  # fmt: skip
+@click.option(
+    "--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task."
+)
+@click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
+@_pool_options
+def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool, as_json: bool, **flags: Any) -> None:
+    """Apply the trained model of RUN to many inputs, on functions.
+
+    \b
+    ephemeron predict last --data inputs.npz --out outputs.npz
+    ephemeron predict RUN --data inputs.jsonl --out outputs.jsonl --platform aws --channel s3://bucket/prefix
+
+    RUN is a name, its beginning, or `last`. The model is called in evaluation mode with a batch of inputs; a task that has
+    `predict_step(model, batch)` is asked instead.
+    """
+    from ephemeron.executor.predict import check_out, predict, read_inputs, write_outputs
+    from ephemeron.training.driver import run_dir
+    from ephemeron.training.driver.result import result_of
+
+    check_out(out)
+    inputs = read_inputs(data)
+    result = result_of(run_dir.find(run))
+    began = time.monotonic()
+    outputs, bill = predict(result, inputs, batch_size=batch_size, best=best, **_executor_options(flags))
+    check_out(out, outputs)
+    write_outputs(out, outputs)
+    samples = len(next(iter(outputs.values())))
+    if as_json:
+        document = {
+            "run": result.folder.run_id, "samples": samples, "out": str(out), "seconds": round(time.monotonic() - began, 3),
+            "outputs": {name: list(array.shape) for name, array in outputs.items()}, "cost_usd": bill.cost_usd,
+            "invocations": bill.invocations, "gb_seconds": bill.gb_seconds, "prices": bill.prices,
+        }  # fmt: skip
+        click.echo(json.dumps(document))
+    else:
+        click.echo(f"{samples} outputs in {out}; {bill}", err=True)

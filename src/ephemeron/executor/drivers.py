@@ -1,0 +1,181 @@
+"""The thread in which a session lives: in real time from the first task to the end, or in virtual time for what was submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from ephemeron import logs
+from ephemeron.errors import EphemeronError, PlatformError
+from ephemeron.executor.places import PlaceOptions, opened
+from ephemeron.executor.session import Session, Submission
+from ephemeron.functions import simulation
+
+_log = logging.getLogger(__name__)
+
+_QUIET_S = 0.02
+"""Time without a new task after which those that were submitted are simulated."""
+
+
+class Driver(ABC):
+    """Runs a session in a thread of its own, which starts with the first task.
+
+    Args:
+        session: to run.
+        options: admitted.
+        folder: of the run.
+        secrets: of the channel.
+    """
+
+    def __init__(self, session: Session, options: PlaceOptions, *, folder: Path, secrets: dict[str, str]) -> None:
+        self._session, self._options, self._folder, self._secrets = session, options, folder, secrets
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        """Why the session has ended early."""
+
+    def add(self, made: list[Submission]) -> None:
+        """Hands tasks to the session.
+
+        Raises:
+            EphemeronError: the session has ended with this error.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)
+            self._thread.start()
+            atexit.register(self.close, cancel=True)
+        self._hand_over(made)
+
+    def close(self, *, cancel: bool, wait: bool = True) -> None:
+        """Ends the session when its tasks have results, or now.
+
+        Args:
+            cancel: cancel the tasks that have none.
+            wait: return when all is ended.
+        """
+        if self._thread is None:
+            return
+        if cancel:
+            self._session.cancel_open()
+        self._end()
+        if wait:
+            self._thread.join()
+            atexit.unregister(self.close)
+
+    @property
+    def went_well(self) -> bool:
+        """Whether the session never began, or has ended without an error."""
+        return self._error is None and (self._thread is None or not self._thread.is_alive())
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Futures were cancelled. Any thread."""
+
+    @abstractmethod
+    def _hand_over(self, made: list[Submission]) -> None: ...
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+    @abstractmethod
+    def _run(self) -> None:
+        """In the thread: runs the session to its end."""
+
+    def _body(self) -> None:
+        try:
+            with logs.context(run=self._session.run):
+                self._run()
+        except BaseException as e:  # noqa: BLE001 - every future tells it
+            if not isinstance(e, EphemeronError):
+                _log.exception("the executor has failed")
+                e = PlatformError(f"the executor has failed: {type(e).__name__}: {e}")
+            self._error = e
+            self._session.fail(e)
+
+    async def _live(self) -> None:
+        async with opened(self._options, run=self._session.run, folder=self._folder, secrets=self._secrets) as place:
+            await self._session.live(place)
+
+
+class LiveDriver(Driver):
+    """In real time."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def wake(self) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._session.wake)
+
+    def _hand_over(self, made: list[Submission]) -> None:
+        self._session.add(made)
+        self.wake()
+        if self._error is not None:  # it has ended meanwhile
+            self._session.fail(self._error)
+
+    def _end(self) -> None:
+        self._session.close()
+        self.wake()
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            try:
+                await self._live()
+            finally:
+                self._loop = None
+
+        asyncio.run(main())
+
+
+class VirtualDriver(Driver):
+    """In virtual time, in rounds: what was submitted runs to its end, on functions and a store of its own."""
+
+    def __init__(self, session: Session, options: PlaceOptions, *, folder: Path, secrets: dict[str, str]) -> None:
+        super().__init__(session, options, folder=folder, secrets=secrets)
+        self._new = threading.Condition()
+        self._pending: list[Submission] = []
+        self._ends = False
+
+    def wake(self) -> None:
+        pass  # a round sees cancelled futures by itself
+
+    def _hand_over(self, made: list[Submission]) -> None:
+        with self._new:
+            self._pending += made
+            self._new.notify()
+
+    def _end(self) -> None:
+        with self._new:
+            self._ends = True
+            self._new.notify()
+
+    def _run(self) -> None:
+        while (made := self._next()) is not None:
+            self._session.add(made)
+            self._session.close()
+            simulation.run(self._live())
+
+    def _next(self) -> list[Submission] | None:
+        with self._new:
+            while not self._pending and not self._ends:
+                self._new.wait()
+            before = 0
+            while len(self._pending) > before and not self._ends:
+                before = len(self._pending)
+                self._new.wait(_QUIET_S)
+            made, self._pending = self._pending, []
+            return made or None
+
+
+def driver_of(platform: str) -> Callable[..., Driver]:
+    """The driver for a platform."""
+    return VirtualDriver if platform == "simulated" else LiveDriver

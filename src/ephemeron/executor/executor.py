@@ -1,0 +1,294 @@
+"""`FunctionExecutor`: functions of any platform behind the interface of `concurrent.futures`.
+
+    with ephemeron.FunctionExecutor(platform="local") as pool:
+        print(list(pool.map(lambda x: x * x, range(100))))
+        future = pool.submit(pow, 2, 10)
+        print(future.result(), pool.bill())
+
+Tasks go through a queue in the channel (`functions.tasks`), which gives each of them one result, however many functions die. A
+function that is tried again has run before, maybe to its end: what it does outside has to bear that.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.signing import create_key
+from ephemeron.config.paths import home
+from ephemeron.errors import JobError
+from ephemeron.executor.drivers import driver_of
+from ephemeron.executor.futures import TaskFuture
+from ephemeron.executor.places import PlaceOptions, admitted
+from ephemeron.executor.progress import ProgressBar
+from ephemeron.executor.session import Bill, Session, Submission
+from ephemeron.executor.shipping import Shipment, Shipper, name_of
+from ephemeron.executor.trees import grow
+from ephemeron.functions.shipped_code import digest_of, dumps
+from ephemeron.functions.shipped_tasks import code_keys
+from ephemeron.functions.tasks.model import TaskSpec
+from ephemeron.functions.world import Simulation
+from ephemeron.training.driver.run_dir import new_run_id
+from ephemeron.training.planner.prices import load_prices
+
+_log = logging.getLogger(__name__)
+
+INLINE_BYTES = 32_768
+"""Larger arguments are objects of their own."""
+
+
+class FunctionExecutor(concurrent.futures.Executor):
+    """Runs Python functions on a platform. Use it as a context manager: at the end it waits for its tasks and ends its functions.
+
+    Args:
+        platform: `local`, `simulated`, `aws`, `openfaas`, `ray`, `lithops`.
+        memory_mb: memory of a function, and with it its CPU share. None: one vCPU on this machine, the function's own on a cloud.
+        max_workers: functions at once. None: the cores of this machine, 100 elsewhere.
+        channel: address of the store for code, arguments and results; clouds need one that they reach, such as `s3://bucket/prefix`.
+        function_timeout_s: time limit of a function, which runs many tasks. None: the platform's.
+        timeout_s: time limit of one try of a task. None: the time that its function has left.
+        retries: further tries of a task that raised, or whose function died.
+        budget_usd: cost at list prices at which everything that has no result is cancelled.
+        code: folders to send along, beside those of the modules that define the functions.
+        progress: show a progress bar on standard error. None: if that is a terminal.
+        prices_file: price file instead of the built-in prices.
+        settings: location of the function on a cloud, such as `AwsSettings`.
+        simulation: latencies and starts of platform `simulated`; its tasks run when a result is asked for, in virtual time.
+        preload: modules that local functions import before their first task, such as `torch`.
+
+    Raises:
+        UserError: an option is refused. Nothing was started.
+    """
+
+    def __init__(
+        self, platform: str = "local", *, memory_mb: int | None = None, max_workers: int | None = None, channel: str = "folder",
+        function_timeout_s: float | None = None, timeout_s: float | None = None, retries: int = 2, budget_usd: float | None = None,
+        code: Sequence[str | Path] = (), progress: bool | None = None, prices_file: str | Path | None = None, settings: Any = None,
+        simulation: Simulation | None = None, preload: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        for name, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
+            if value is not None and value <= 0:
+                raise JobError(f"{name} = {value} is not above 0", remedy="leave it out for none")
+        if retries < 0:
+            raise JobError(f"retries = {retries} is negative", remedy="0: each task is tried once")
+        for folder in code:
+            if not Path(folder).is_dir():
+                raise JobError(f"code = {str(folder)!r} is no folder")
+        asked = PlaceOptions(
+            platform=platform, memory_mb=memory_mb or 0, max_workers=max_workers or 0, channel=channel,
+            lifetime_s=function_timeout_s or 0.0, settings=settings, simulation=simulation or Simulation(), preload=tuple(preload),
+        )  # fmt: skip
+        self._options, self._secrets, _ = admitted(asked)
+        self._run = new_run_id("map")
+        self._folder = home() / "tasks" / self._run
+        self._folder.mkdir(parents=True)
+        service = "cache" if channel.startswith("redis") else "objects"
+        self._progress = ProgressBar(progress)
+        self._session = Session(
+            self._run, self._options, key=create_key(self._folder / "signing.key"), prices=load_prices(service, prices_file),
+            budget_usd=budget_usd, on_change=self._show,
+        )  # fmt: skip
+        self._timeout_s, self._tries = timeout_s, retries + 1
+        self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code])
+        self._numbers = itertools.count()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._driver = driver_of(platform)(self._session, self._options, folder=self._folder, secrets=self._secrets)
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
+        """Runs `fn(*args, **kwargs)` in a function.
+
+        Args:
+            fn: a function of a module, which is sent as its folder; a closure, a lambda, or one of a notebook, sent by value; or
+                the name of one, `module:function`.
+            args, kwargs: picklable.
+
+        Raises:
+            JobError: the function or an argument cannot be sent; named.
+        """
+        shipment = self._shipper.ship(fn)
+        return self._submit([self._one(shipment, f"call {shipment.reference}", (args, kwargs))])[0]
+
+    def map(
+        self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1,
+    ) -> Iterator[Any]:  # fmt: skip
+        """Runs `fn` for each item, or for each tuple of items of several iterables; returns an iterator over the results, in order.
+
+        Args:
+            fn: as for `submit`.
+            iterables: of arguments; read at once.
+            timeout: seconds from the call until a result must be there, else `TimeoutError`.
+            chunksize: items of one task, which is tried, timed and cancelled as a whole. Tasks of milliseconds need no chunks: they
+                are sent and recorded in batches anyway.
+
+        Raises:
+            JobError: the function or an item cannot be sent; named.
+            TaskFailed: by the iterator: a task raised in all tries. It has the task's own traceback.
+        """
+        ends_at = None if timeout is None else time.monotonic() + timeout
+        return _in_order(self.map_futures(fn, *iterables, chunksize=chunksize), ends_at, chunked=chunksize > 1)
+
+    def map_futures(
+        self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], chunksize: int = 1
+    ) -> list[TaskFuture]:
+        """The futures of the tasks of a `map`, in order; each has one result, or a list of `chunksize` results."""
+        if chunksize < 1:
+            raise JobError(f"chunksize = {chunksize} is below 1")
+        if not iterables:
+            raise JobError("map has no items", remedy="give a function and one or more iterables")
+        shipment = self._shipper.ship(fn)
+        items = list(zip(*iterables))  # noqa: B905 - as `map` does: it ends with the shortest
+        parts = [items[at : at + chunksize] for at in range(0, len(items), chunksize)]
+        if chunksize == 1:
+            made = [self._one(shipment, f"call {shipment.reference}", (part[0], {})) for part in parts]
+        else:
+            made = [self._one(shipment, f"chunk {shipment.reference}", part) for part in parts]
+        return self._submit(made)
+
+    def reduce(self, fn: Callable[[Any, Any], Any] | str, items: Iterable[Any], *, fan_in: int = 8) -> TaskFuture:
+        """Combines items by an associative function of two arguments, in a tree of tasks; order is kept.
+
+        Args:
+            fn: as for `submit`.
+            items: at least one.
+            fan_in: items that a task combines.
+        """
+        return self.map_reduce(_same, items, fn, chunksize=fan_in, fan_in=fan_in)
+
+    def map_reduce(
+        self, fn: Callable[[Any], Any] | str, items: Iterable[Any], combine: Callable[[Any, Any], Any] | str, *, chunksize: int = 8,
+        fan_in: int = 8,
+    ) -> TaskFuture:  # fmt: skip
+        """Runs `fn` for each item and combines the results, without sending them through the client.
+
+        Args:
+            fn: as for `submit`.
+            items: at least one.
+            combine: associative function of two results.
+            chunksize: items that a leaf of the tree maps and combines.
+            fan_in: results that an inner task combines.
+        """
+        if fan_in < 2 or chunksize < 1:
+            raise JobError(
+                f"fan_in = {fan_in}, chunksize = {chunksize}", remedy="fan_in is at least 2, chunksize at least 1"
+            )
+        every = [(item,) for item in items]
+        if not every:
+            raise JobError("there are no items to combine", remedy="give at least one")
+        shipment, combining = self._shipper.ship(fn), self._shipper.ship(combine)
+        form = f"fold {shipment.reference} {combining.reference}"
+        parts = [every[at : at + chunksize] for at in range(0, len(every), chunksize)]
+        leaves = [self._one(shipment, form, part, more=combining) for part in parts]
+        name = f"r{next(self._numbers)}"
+        tree = grow(
+            [leaf.spec for leaf in leaves], lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
+            name=name, fan_in=fan_in, output=lambda task: f"{self._run}.out/{task}",
+        )  # fmt: skip
+        root = self._future(tree.root, name_of(combine))
+        made = [
+            Submission(
+                spec=spec, objects=leaf.objects, future=root if spec.id == tree.root else None,
+                edges=tree.edges if leaf is leaves[0] else (),
+            )
+            for spec, leaf in zip(tree.leaves, leaves, strict=True)
+        ]  # fmt: skip
+        for edge in tree.edges:
+            future = root if edge.tasks[0].id == tree.root else None
+            made.append(Submission(spec=edge.tasks[0], future=future, published_by_edge=True))
+        self._add(made)
+        return root
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def bill(self) -> Bill:
+        """The cost so far, at list prices."""
+        return self._session.bill()
+
+    @property
+    def folder(self) -> Path:
+        """Folder with the events and logs of the functions. It is removed at the end unless a task or a function has failed."""
+        return self._folder
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the executor: no task can be submitted any more, and its functions end when their tasks are done.
+
+        Args:
+            wait: return when they have ended.
+            cancel_futures: cancel tasks that have no result.
+        """
+        with self._lock:
+            self._closed = True
+        self._driver.close(cancel=cancel_futures, wait=wait)
+        self._progress.stop()
+        if self._driver.went_well and not self._session.failed:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.shutdown(cancel_futures=kind is not None)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _spec(self, id: str, function: str, *, payload: bytes = b"", inputs: tuple[str, ...] = ()) -> TaskSpec:
+        return TaskSpec(
+            id=id, function=function, payload=payload, inputs=inputs, timeout_s=self._timeout_s, max_tries=self._tries
+        )
+
+    def _one(self, shipment: Shipment, function: str, arguments: object, *, more: Shipment | None = None) -> Submission:
+        id = f"t{next(self._numbers)}"
+        payload = dumps(arguments, what=f"an argument of {shipment.name}")
+        objects = {**shipment.objects, **({} if more is None else more.objects)}
+        inputs: tuple[str, ...] = ()
+        if len(payload) > INLINE_BYTES:
+            key = f"{self._run}.in/{digest_of(payload)}"
+            objects, payload, inputs = {**objects, key: payload}, b"", (key,)
+        spec = self._spec(id, function, payload=payload, inputs=inputs)
+        return Submission(spec=spec, future=self._future(id, shipment.name), objects=objects)
+
+    def _future(self, id: str, name: str) -> TaskFuture:
+        return TaskFuture(id, name=name, on_cancel=self._cancelled)
+
+    def _submit(self, made: list[Submission]) -> list[TaskFuture]:
+        self._add(made)
+        return [one.future for one in made if one.future is not None]
+
+    def _add(self, made: list[Submission]) -> None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot submit a task to an executor that was shut down")
+            self._driver.add(made)
+
+    def _cancelled(self, future: TaskFuture) -> None:
+        self._session.cancel(future.task)
+        self._driver.wake()
+
+    def _show(self) -> None:
+        self._progress.show(self._session.done, self._session.submitted, self._session.bill().cost_usd)
+
+
+def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:
+    try:
+        for future in futures:
+            value = future.result(None if ends_at is None else max(0.0, ends_at - time.monotonic()))
+            if chunked:
+                yield from value
+            else:
+                yield value
+    except KeyboardInterrupt as e:
+        e.add_note(f"{sum(f.done() for f in futures)} of {len(futures)} tasks are done, the rest is cancelled")
+        raise
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _same(item: Any) -> Any:
+    return item

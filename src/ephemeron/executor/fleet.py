@@ -1,0 +1,123 @@
+"""The functions that an executor keeps running: as many as have work, another one for each that ends while tasks are left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from ephemeron.communication.signing import SigningKey
+from ephemeron.config.typed import plain
+from ephemeron.errors import EphemeronError, InvocationRefused, PlatformError
+from ephemeron.executor.places import Place, PlaceOptions
+from ephemeron.functions.base import Call, Outcome
+from ephemeron.functions.tasks.executor_entry import ExecutorRequest
+from ephemeron.functions.tasks.open_queue import Adapter
+
+_log = logging.getLogger(__name__)
+
+MOST_LOSSES = 8
+"""Functions that may end badly in a row, without a task being done meanwhile."""
+_AGAIN_S = 1.0
+"""Pause after a refusal for lack of concurrency."""
+
+
+class Fleet:
+    """Executors of one queue.
+
+    Args:
+        place: where they run.
+        run: name of the run, and of the queue.
+        options: of the functions.
+        adapter: of the queue.
+        key: of the run.
+        origin: of its events.
+        changed: called when a function has ended.
+    """
+
+    def __init__(
+        self, place: Place, *, run: str, options: PlaceOptions, adapter: Adapter, key: SigningKey, origin: float,
+        changed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._place, self._run, self._options, self._key, self._origin = place, run, options, key, origin
+        self._changed = changed
+        self._request = ExecutorRequest(
+            queue=run, resolver="shipped", adapter=adapter, lease_s=place.lease_s, poll_s=place.poll_s
+        )
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._started = 0
+        self._losses = 0
+        self._progress = 0
+        self._error: EphemeronError | None = None
+        self._not_before = 0.0
+
+    def need(self, tasks: int) -> None:
+        """Starts functions, up to one for each task that is left, and the limit."""
+        if asyncio.get_running_loop().time() < self._not_before:
+            return
+        for _ in range(min(tasks, self._options.max_workers) - len(self._running)):
+            number, self._started = self._started, self._started + 1
+            task = asyncio.ensure_future(self._one(number))
+            self._running[number] = task
+            task.add_done_callback(lambda _, number=number: self._gone(number))  # type: ignore[misc]
+
+    def check(self, *, progress: int) -> None:
+        """Raises the error for which no function can do anything.
+
+        Args:
+            progress: number of tasks that are done.
+        """
+        if progress > self._progress:
+            self._progress, self._losses = progress, 0
+        if self._error is not None:
+            raise self._error
+
+    async def ended(self, limit_s: float) -> None:
+        """Waits until all functions have ended, for so long at most."""
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=limit_s)
+
+    async def cancel(self) -> None:
+        """Ends all functions."""
+        left = list(self._running.values())
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        with contextlib.suppress(PlatformError):
+            await self._place.platform.cancel_all(self._run)
+
+    def _gone(self, number: int) -> None:
+        self._running.pop(number, None)
+        self._changed()
+
+    async def _one(self, number: int) -> None:
+        o = self._options
+        call = Call(
+            run=self._run, rank=number, attempt=0, memory_mb=o.memory_mb, lifetime_s=o.lifetime_s, channel=self._place.address,
+            entry="task-executor", origin=self._origin, key=self._key.text,
+            request=plain(self._request),
+        )  # fmt: skip
+        try:
+            outcome = await (await self._place.platform.invoke(call)).wait()
+        except InvocationRefused as e:
+            if e.binding != "concurrency" and "concurrency" not in str(e):
+                self._error = self._error or e
+            self._not_before = asyncio.get_running_loop().time() + _AGAIN_S
+            return
+        except EphemeronError as e:
+            self._error = self._error or e
+            return
+        self._judge(outcome)
+
+    def _judge(self, outcome: Outcome) -> None:
+        if outcome.status in ("ok", "cancelled"):
+            return
+        first = outcome.error.strip().splitlines()[0] if outcome.error.strip() else outcome.status
+        _log.info("a function has ended: %s: %s", outcome.status, first)
+        self._losses += 1
+        if outcome.status == "error" or self._losses > MOST_LOSSES:
+            times = "" if self._losses <= MOST_LOSSES else f", as {self._losses} did in a row"
+            self._error = self._error or PlatformError(
+                f"a function that runs tasks ended{times}: {outcome.status}: {first}"
+            )

@@ -1,0 +1,164 @@
+"""Where the tasks of an executor run: a platform, opened, and the channel that its functions and the client share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ephemeron.communication.channels import open_channel, public_address
+from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.credentials import environment
+from ephemeron.config.typed import near
+from ephemeron.errors import JobError
+from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
+from ephemeron.functions.base import Limits, Platform
+from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.functions.world import Simulation
+
+PLATFORMS = ("local", "simulated", *CLOUDS)
+PRELOAD = ("ephemeron.functions.tasks.executor_entry", "ephemeron.functions.shipped_tasks", "numpy", "cloudpickle")
+"""What executors import before their first call; PyTorch is not among it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceOptions:
+    """Where functions run, and of which size; open values are filled in by `admitted`."""
+
+    platform: str = "local"
+    memory_mb: int = 0
+    """0: one vCPU's on this machine and in the simulator, the function's own on a cloud."""
+    max_workers: int = 0
+    """0: the cores of this machine, 100 elsewhere."""
+    lifetime_s: float = 0.0
+    """Time limit of a function; 0: the platform's."""
+    channel: str = "folder"
+    """Address of the channel, without credentials."""
+    settings: Any = None
+    """Settings of the cloud."""
+    preload: tuple[str, ...] = ()
+    """Modules that functions import before their first call, beside `PRELOAD`."""
+    simulation: Simulation = field(default_factory=Simulation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An opened platform."""
+
+    platform: Platform
+    store: Channel
+    address: str
+    """Of the channel, for functions."""
+    clock: Callable[[], float]
+    """In which `Call.origin` is."""
+    lease_s: float = 30.0
+    """See `TaskQueue`."""
+    poll_s: float = 1.0
+    """Longest pause of a function that finds no task."""
+
+
+def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limits]:
+    """Options with everything filled in and checked, secrets of the channel, and the platform's limits. Nothing is started.
+
+    Raises:
+        JobError, PlanInfeasible, MissingExtra: one line; names the option.
+    """
+    if options.platform not in PLATFORMS:
+        raise JobError(f"platform {options.platform!r}; {near(options.platform, PLATFORMS, what='platforms')}")
+    for name in ("memory_mb", "max_workers", "lifetime_s"):
+        if getattr(options, name) < 0:
+            raise JobError(f"{name} = {getattr(options, name)} is negative", remedy="leave it out for the default")
+    address, secrets = public_address(options.channel)
+    options = replace(options, channel=address)
+    if options.platform in CLOUDS:
+        where = cloud(options.platform)
+        settings = (where.settings() if options.settings is None else options.settings).located()
+        workers = options.max_workers or 100
+        wanted = CapacityRequest(
+            workers=workers, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
+        )
+        request, limits = where.admit(wanted, settings, secrets)
+        return replace(
+            options, settings=settings, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s, max_workers=request.workers
+        ), secrets, limits  # fmt: skip
+    if options.settings is not None:
+        raise JobError(f"{type(options.settings).__name__} is not for platform {options.platform}")
+    if options.platform == "simulated":
+        from ephemeron.functions.simulated import simulated_limits
+
+        limits, workers = simulated_limits(options.simulation), options.max_workers or 100
+    else:
+        from ephemeron.functions.local import default_limits
+
+        limits, workers = default_limits(), options.max_workers or os.cpu_count() or 1
+    made = replace(
+        options, memory_mb=options.memory_mb or min(int(limits.mb_per_vcpu), limits.memory_max_mb), max_workers=workers,
+        lifetime_s=options.lifetime_s or limits.lifetime_s,
+    )  # fmt: skip
+    if made.max_workers > limits.concurrency:
+        raise JobError(
+            f"max_workers = {made.max_workers}, and {options.platform} runs {limits.concurrency} functions at once",
+            remedy=limits.more or f"use at most {limits.concurrency}",
+        )
+    if not limits.memory_min_mb <= made.memory_mb <= limits.memory_max_mb:
+        raise JobError(
+            f"memory_mb = {made.memory_mb} is outside {limits.memory_min_mb} to {limits.memory_max_mb} on {options.platform}"
+        )
+    if made.lifetime_s > limits.lifetime_s:
+        raise JobError(f"function_timeout_s = {made.lifetime_s:g} is above {limits.lifetime_s:g} on {options.platform}")
+    return made, secrets, limits
+
+
+@asynccontextmanager
+async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict[str, str]) -> AsyncIterator[Place]:
+    """Opens a platform for a run; functions that are left at the end are cancelled.
+
+    Args:
+        options: admitted.
+        run: name of the run.
+        folder: of the run.
+        secrets: of the channel.
+
+    Raises:
+        PlatformError, ChannelError, JobError: it cannot be opened.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        if options.platform == "simulated":
+            from ephemeron.functions.simulated import SimulatedPlatform
+
+            simulated = SimulatedPlatform(options.simulation)
+            stack.push_async_callback(simulated.close)
+            clock = asyncio.get_running_loop().time
+            yield Place(platform=simulated, store=simulated.store, address="memory", clock=clock)
+            return
+        stack.enter_context(environment(secrets))
+        address = (folder / "objects").resolve().as_uri() if options.channel == "folder" else options.channel
+        store = await stack.enter_async_context(open_channel(address))
+        platform: Platform
+        if options.platform in CLOUDS:
+            capacity = CapacityRequest(
+                workers=options.max_workers, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
+            )
+            handle = RunHandle(
+                run=run, run_dir=folder, capacity=capacity, channel=address, since=time.time(), starting=True
+            )
+            recorded = await cloud(options.platform).open(handle, options.settings)
+            stack.push_async_callback(recorded.shutdown)
+            platform = recorded
+        else:
+            from ephemeron.functions.local import LocalPlatform
+
+            local = await LocalPlatform.start(
+                folder, env={**secrets, "EPHEMERON_PRELOAD": ",".join((*PRELOAD, *options.preload))}, restart=True
+            )
+            stack.push_async_callback(local.shutdown)
+            platform = local
+        stack.push_async_callback(platform.cancel_all, run)
+        quick = {"lease_s": 6.0, "poll_s": 0.1} if options.platform == "local" else {}
+        yield Place(platform=platform, store=store, address=address, clock=time.time, **quick)

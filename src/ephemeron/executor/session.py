@@ -1,0 +1,337 @@
+"""The client's side of an executor, in one event loop: publishes tasks, keeps functions running, collects results, counts cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass, field
+
+from ephemeron.communication.channels.run_channel import RunChannel
+from ephemeron.communication.signing import SigningKey
+from ephemeron.errors import BudgetReached, EphemeronError, TaskFailed
+from ephemeron.events import Ended, Invoked, Traffic
+from ephemeron.executor.batching import Batching
+from ephemeron.executor.fleet import Fleet
+from ephemeron.executor.futures import TaskFuture
+from ephemeron.executor.places import Place, PlaceOptions
+from ephemeron.functions.shipped_code import loads
+from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
+from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
+from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.training.driver.cost import CostMeter
+from ephemeron.training.planner.prices import Prices
+
+_log = logging.getLogger(__name__)
+
+_FIRST_POLL_S, _MOST_POLL_S = 0.01, 0.25
+_END_S = 10.0
+"""Seconds that functions have to end by themselves."""
+_LAST_S = 5.0
+"""Seconds to hear of the ends of functions."""
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What an executor's tasks have cost so far, at list prices; local functions cost nothing, and show what a cloud's would."""
+
+    cost_usd: float
+    functions_usd: float
+    storage_usd: float
+    invocations: int
+    gb_seconds: float
+    tasks: int
+    """With a result."""
+    prices: str
+    """Name and date of the price list."""
+
+    def __str__(self) -> str:
+        return (
+            f"${self.cost_usd:.6f} for {self.tasks} tasks: {self.invocations} invocations, {self.gb_seconds:.2f} GB-s; "
+            f"{self.prices}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A task that is to be published."""
+
+    spec: TaskSpec
+    future: TaskFuture | None = None
+    """None: an inner node of a tree, whose result only other tasks read."""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    """Objects that it needs: code, large arguments."""
+    edges: tuple[TaskEdge, ...] = ()
+    """Connected before it is published."""
+    published_by_edge: bool = False
+    """An edge publishes it."""
+
+
+class Session:
+    """Tasks of one executor.
+
+    Args:
+        run: name of the run.
+        options: admitted.
+        key: signs code, tasks and results.
+        prices: of functions and channel.
+        budget_usd: at which nothing more is started; None: none.
+        on_change: called after results have come, in this loop.
+    """
+
+    def __init__(
+        self, run: str, options: PlaceOptions, *, key: SigningKey, prices: Prices, budget_usd: float | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.run, self.options, self.key = run, options, key
+        self.budget_usd = budget_usd
+        self.meter = CostMeter(prices)
+        self.done = 0
+        self.submitted = 0
+        self.failed = 0
+        self._on_change = on_change
+        self._batching = Batching(workers=options.max_workers)
+        self._arrived: deque[Submission] = deque()
+        self._waiting: deque[Submission] = deque()
+        self._unresolved: dict[str, TaskFuture] = {}
+        self._open: set[str] = set()
+        """Published tasks without a result."""
+        self._batch_of: dict[str, str] = {}
+        self._cancelled: deque[str] = deque()
+        self._stored: set[str] = set()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._traffic = self._before = Traffic()
+        self._now: Callable[[], float] = lambda: 0.0
+        self._running: set[str] = set()
+        self._order = 0
+
+    # -- any thread; `wake` afterwards -----------------------------------------------------------------------
+
+    def add(self, submissions: Iterable[Submission]) -> None:
+        """Tasks to run."""
+        submissions = list(submissions)
+        self._unresolved.update((one.spec.id, one.future) for one in submissions if one.future is not None)
+        self.submitted = self.done + len(self._unresolved)
+        self._arrived.extend(submissions)
+
+    def cancel(self, task: str) -> None:
+        """A task whose future was cancelled."""
+        self._cancelled.append(task)
+
+    def cancel_open(self) -> None:
+        """Cancels all futures that have no result."""
+        for future in list(self._unresolved.values()):
+            future.cancel()
+
+    def close(self) -> None:
+        """Ends `live` when all tasks have ended."""
+        self._closing = True
+
+    def fail(self, error: BaseException) -> None:
+        """Gives all futures without a result this error."""
+        unresolved, self._unresolved = self._unresolved, {}
+        self._open.clear()
+        self._waiting.clear()
+        self._arrived.clear()
+        for future in unresolved.values():
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(error)
+
+    def bill(self) -> Bill:
+        """The cost so far."""
+        t, prices = self._now(), self.meter.prices
+        gb_seconds, invocations = self.meter.gb_seconds_at(t), self.meter.invocations
+        functions = prices.functions_usd(gb_seconds, invocations)
+        storage = self.meter.storage_usd(t) + prices.storage_usd(self._traffic)
+        return Bill(
+            cost_usd=functions + storage, functions_usd=functions, storage_usd=storage, invocations=invocations,
+            gb_seconds=gb_seconds, tasks=self.done, prices=f"{prices.name}, {prices.as_of}",
+        )  # fmt: skip
+
+    def wake(self) -> None:
+        """Something was added, cancelled or closed. In the loop of `live`."""
+        self._wake.set()
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    async def live(self, place: Place) -> None:
+        """Runs tasks until `close`.
+
+        Raises:
+            EphemeronError: functions cannot be started, the store does not answer, an object was forged, or the budget is
+                reached.
+        """
+        self._wake, self._stored, self._before = asyncio.Event(), set(), self._traffic
+        origin = place.clock()
+        self._now = lambda: place.clock() - origin
+        self.meter.memory_mb = self.options.memory_mb
+        channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
+        adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
+        queue = open_queue(
+            place.store, self.run, owner="client", key=self.key.text, adapter=adapter, lease_s=place.lease_s
+        )
+        fleet = Fleet(
+            place,
+            run=self.run,
+            options=self.options,
+            adapter=adapter,
+            key=self.key,
+            origin=origin,
+            changed=self._wake.set,
+        )
+        watching = asyncio.ensure_future(self._watch(place))
+        try:
+            await self._work(channel, queue, fleet)
+            await queue.finish()
+            await fleet.ended(_END_S)
+        finally:
+            await fleet.cancel()
+            with contextlib.suppress(EphemeronError):
+                await queue.clear()
+            await self._last_events()
+            watching.cancel()
+            self._traffic = self._before + channel.traffic + queue.traffic
+            ended = self._now()
+            self._now = lambda: ended
+            await queue.close()
+
+    async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet) -> None:
+        reader, pause_s = queue.reader(), _FIRST_POLL_S
+        while True:
+            self._wake.clear()
+            self._accept()
+            await self._cancel(queue)
+            await self._publish(channel, queue)
+            if not self._open and not self._waiting and not self._arrived:
+                if self._closing:
+                    return
+                await self._wake.wait()
+                pause_s = _FIRST_POLL_S
+                continue
+            fleet.need(len(self._open))
+            results = await reader.read()
+            await self._settle(channel, results)
+            self._traffic = self._before + channel.traffic + queue.traffic
+            self._check(fleet)
+            if results:
+                self._on_change()
+                pause_s = _FIRST_POLL_S
+            if results and self._waiting:
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause_s)
+            pause_s = min(1.5 * pause_s, _MOST_POLL_S)
+
+    def _accept(self) -> None:
+        while self._arrived:
+            one = self._arrived.popleft()
+            if one.future is not None and one.future.done():
+                continue
+            self._waiting.append(one)
+
+    async def _cancel(self, queue: TaskQueue) -> None:
+        by_batch: dict[str, list[str]] = {}
+        while self._cancelled:
+            task = self._cancelled.popleft()
+            self._unresolved.pop(task, None)
+            if task in self._open and (batch := self._batch_of.get(task)):
+                by_batch.setdefault(batch, []).append(task)
+        for batch, tasks in by_batch.items():
+            await queue.cancel(batch, tasks)
+
+    async def _publish(self, channel: RunChannel, queue: TaskQueue) -> None:
+        count = self._batching.to_publish(len(self._waiting))
+        if not count:
+            return
+        sizes = self._batching.sizes(count, len(self._waiting))
+        for size in sizes:
+            batch: list[TaskSpec] = []
+            while len(batch) < size and self._waiting:
+                one = self._waiting.popleft()
+                if one.future is not None and one.future.done():
+                    continue
+                self._open.add(one.spec.id)
+                await self._store(channel, one.objects)
+                for edge in one.edges:
+                    await queue.connect(edge)
+                if not one.published_by_edge:
+                    batch.append(one.spec)
+            if batch:
+                name = await queue.publish(batch, order=self._order)
+                self._order += 1
+                self._batching.outstanding += len(batch)
+                self._batch_of.update((spec.id, name) for spec in batch)
+
+    async def _store(self, channel: RunChannel, objects: dict[str, bytes]) -> None:
+        for key, data in objects.items():
+            if key not in self._stored:
+                await channel.put(key, [data])
+                self._stored.add(key)
+
+    async def _settle(self, channel: RunChannel, results: list[TaskResult]) -> None:
+        known = [r for r in results if r.id in self._open]
+        for at in range(0, len(known), _AT_ONCE):
+            part = known[at : at + _AT_ONCE]
+            values = await asyncio.gather(*(self._value(channel, r) for r in part))
+            for result, value in zip(part, values, strict=True):
+                self._resolve(result, value)
+
+    async def _value(self, channel: RunChannel, result: TaskResult) -> memoryview | bytes | None:
+        if result.status != "ok" or result.id not in self._unresolved:
+            return None
+        if not result.ref:
+            return result.data
+        deadline = asyncio.get_running_loop().time() + 60.0
+        return (await channel.get(result.ref, deadline=deadline)).data
+
+    def _resolve(self, result: TaskResult, data: memoryview | bytes | None) -> None:
+        self._open.remove(result.id)
+        if self._batch_of.pop(result.id, None) is not None:
+            self._batching.done(result.compute_s)
+        future = self._unresolved.pop(result.id, None)
+        if future is None:
+            return
+        self.done += 1
+        future.tries, future.compute_s = result.tries, result.compute_s
+        with contextlib.suppress(InvalidStateError):  # it was cancelled just now
+            if result.status == "cancelled":
+                future.cancel()
+            elif result.status != "ok" or data is None:
+                text = result.error or "it has no result"
+                failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries)
+                future.set_exception(failed)
+                self.failed += 1
+            else:
+                try:
+                    value = loads(data)
+                except Exception as e:  # noqa: BLE001 - a class that this process cannot import
+                    future.set_exception(TaskFailed(f"its result cannot be read here: {e!r}", task=result.id))
+                else:
+                    future.set_result(value)
+
+    def _check(self, fleet: Fleet) -> None:
+        fleet.check(progress=self.done)
+        if self.budget_usd is not None and (self._open or self._waiting):
+            cost = self.bill().cost_usd
+            if cost >= self.budget_usd:
+                raise BudgetReached(cost, self.budget_usd, done=self.done, of=self.submitted)
+
+    async def _watch(self, place: Place) -> None:
+        async for event in place.platform.events(self.run):
+            self.meter.feed(event)
+            if isinstance(event, Invoked):
+                self._running.add(event.invocation)
+            elif isinstance(event, Ended):
+                self._running.discard(event.invocation)
+
+    async def _last_events(self) -> None:
+        """Waits until all functions are known to have ended, for a while."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + _LAST_S
+        while self._running and loop.time() < ends_at:  # noqa: ASYNC110 - events come from another process, which has no event
+            await asyncio.sleep(_FIRST_POLL_S)

@@ -1,0 +1,210 @@
+"""Functions that a client ships to executors: by name with a bundle of their module's folder, or by value as a pickle.
+
+A function is one object of the channel, whose reference is a digest of it:
+
+    length u32, header JSON (`ShippedHeader`), then the pickle, if it has one
+
+Arguments and results are pickles, too. A pickle can execute anything, so everything here is read through a channel that verifies
+signatures (`communication.signing`), and by no other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ephemeron.communication.channels.base import Channel
+from ephemeron.config.code_bundle import unbundle
+from ephemeron.config.typed import build, plain
+from ephemeron.config.user_code import put_in_front, resolve
+from ephemeron.errors import ChannelError, CorruptMessage, JobError, MissingExtra
+
+Shipped: TypeAlias = Callable[..., Any]
+
+PROTOCOL = 5
+_LENGTH = struct.Struct("<I")
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedHeader:
+    """How a function is found where it runs."""
+
+    name: str
+    """For errors and progress."""
+    target: str = ""
+    """`module:function`; empty: the pickle is the function."""
+    bundles: tuple[str, ...] = ()
+    """Digests of code bundles, in the order in which they are searched."""
+    python: str = ""
+    """Version by which a pickle was made, `3.12`: it holds byte code."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeKeys:
+    """Keys of shipped code."""
+
+    prefix: str
+    """Of the channel's keys."""
+
+    def function(self, reference: str) -> str:
+        return f"{self.prefix}/function.{reference}"
+
+    def bundle(self, digest: str) -> str:
+        return f"{self.prefix}/bundle.{digest}"
+
+
+def python_version() -> str:
+    """Major and minor version of this interpreter."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def digest_of(data: bytes) -> str:
+    """Name of an object by its content."""
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def encode_function(header: ShippedHeader, pickled: bytes = b"") -> bytes:
+    """A function as one object."""
+    head = json.dumps(plain(header), separators=(",", ":")).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, pickled])
+
+
+def decode_function(data: memoryview | bytes, *, key: str) -> tuple[ShippedHeader, memoryview]:
+    """Header and pickle of a function; nothing is executed.
+
+    Raises:
+        CorruptMessage: no such object.
+    """
+    view = memoryview(data)
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        end = _LENGTH.size + length
+        header = build(ShippedHeader, json.loads(bytes(view[_LENGTH.size : end])), where="function")
+    except (struct.error, ValueError, JobError) as e:
+        raise CorruptMessage(f"no shipped function: {e}", key=key) from e
+    return header, view[end:]
+
+
+def dumps(value: object, *, what: str) -> bytes:
+    """A value as a pickle, with functions and classes of the main program by value.
+
+    Args:
+        value: any picklable one.
+        what: name of it for errors.
+
+    Raises:
+        JobError: it cannot be pickled.
+        MissingExtra: cloudpickle is not installed, and the value needs it.
+    """
+    if _is_plain(value):
+        return pickle.dumps(value, protocol=PROTOCOL)
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        raise MissingExtra("cloudpickle", "notebook") from None
+    try:
+        data: bytes = cloudpickle.dumps(value, protocol=PROTOCOL)
+    except Exception as e:  # any error of a user's object when it is pickled
+        raise JobError(
+            f"{what} cannot be sent to a function: {type(e).__name__}: {e}",
+            remedy="open files, connections and locks inside the function that runs there",
+        ) from e
+    return data
+
+
+def _is_plain(value: object) -> bool:
+    """Whether the standard pickle is enough, as for most arguments: it takes a tenth of cloudpickle's time."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is tuple or kind is list:
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    if kind is dict:
+        return all(_is_plain(k) and _is_plain(v) for k, v in value.items())  # type: ignore[attr-defined]
+    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject  # type: ignore[attr-defined]
+
+
+def loads(data: memoryview | bytes) -> Any:
+    """The inverse of `dumps`. The bytes must be verified: a pickle executes what it says."""
+    return pickle.loads(data)
+
+
+def _callable(found: object, name: str) -> Shipped:
+    if not callable(found):
+        raise JobError(f"{name} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+class CodeLoader:
+    """Finds shipped functions, each once.
+
+    Args:
+        channel: verifies signatures.
+        keys: of the code.
+        scratch: folder for bundles; None: their modules can be imported already, as in the simulator.
+        timeout_s: to wait for an object that is about to be stored.
+    """
+
+    def __init__(self, channel: Channel, keys: CodeKeys, *, scratch: Path | None, timeout_s: float = 60.0) -> None:
+        self._channel, self._keys, self._scratch, self._timeout_s = channel, keys, scratch, timeout_s
+        self._found: dict[str, asyncio.Task[Shipped]] = {}
+        self._folders: dict[str, list[Path]] = {}
+        self._unpacking = asyncio.Lock()
+
+    async def load(self, reference: str) -> Shipped:
+        """The function of a reference, or of `module:function` for installed code.
+
+        Raises:
+            JobError: it is not to be had here: another version of Python, a package that is not installed, no such name.
+            SignatureRefused: somebody else has put an object in its place. Nothing of it was executed.
+            ChannelError: it cannot be read.
+        """
+        if reference not in self._found:
+            self._found[reference] = asyncio.ensure_future(self._load(reference))
+        try:
+            return await asyncio.shield(self._found[reference])
+        except ChannelError:
+            self._found.pop(reference, None)  # the next task may find it
+            raise
+
+    async def _load(self, reference: str) -> Shipped:
+        if ":" in reference:
+            return _callable(resolve(reference, ()), reference)
+        key = self._keys.function(reference)
+        header, pickled = decode_function(await self._get(key), key=key)
+        folders = [folder for digest in header.bundles for folder in await self._unpack(digest)]
+        if header.target:
+            return _callable(resolve(header.target, folders), header.name)
+        if header.python != python_version():
+            raise JobError(
+                f"{header.name} was pickled by Python {header.python}, and functions have Python {python_version()}",
+                remedy="use the same version on both sides, or put the function into a module, which is sent as source",
+            )
+        if folders:
+            put_in_front(folders)
+        try:
+            return _callable(loads(pickled), header.name)
+        except (ImportError, AttributeError) as e:
+            raise JobError(f"{header.name} cannot be loaded where it runs: {type(e).__name__}: {e}") from e
+
+    async def _unpack(self, digest: str) -> Sequence[Path]:
+        if self._scratch is None:
+            return ()
+        async with self._unpacking:
+            if digest not in self._folders:
+                data = bytes(await self._get(self._keys.bundle(digest)))
+                self._folders[digest] = unbundle(data, self._scratch / f"code-{digest}")
+        return self._folders[digest]
+
+    async def _get(self, key: str) -> memoryview:
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        return (await self._channel.get(key, deadline=deadline)).data

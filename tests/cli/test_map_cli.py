@@ -1,0 +1,227 @@
+"""`ephemeron map` and `ephemeron predict`: files in, files out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ephemeron.cli.main import main
+from ephemeron.errors import JobError
+from ephemeron.executor.predict import check_inputs, check_out, predict, read_inputs, write_outputs
+
+MODULE = """
+import time
+
+def twice(x):
+    return 2 * x
+
+def no_two(x):
+    if x == 2:
+        raise ValueError("there is no two")
+    return x
+
+def a_set(x):
+    return {x}
+
+def slow(x):
+    time.sleep(0.2)
+    return x
+"""
+SIMULATED = ["--platform", "simulated", "--max-workers", "2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    (tmp_path / "mapped_items.py").write_text(MODULE)
+    (tmp_path / "items.jsonl").write_text("1\n2\n\n3\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("mapped_items", None)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["map", *arguments, "--out", "out.jsonl", *SIMULATED])
+
+
+def results():
+    return [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("chunksize", ["1", "2"])
+def test_line_n_is_the_result_of_item_n(chunksize):
+    ran = invoke("mapped_items:twice", "--items", "items.jsonl", "--json", "--chunksize", chunksize)
+    assert ran.exit_code == 0, ran.output
+    assert results() == [2, 4, 6]
+    summary = json.loads(ran.stdout)
+    assert (summary["items"], summary["written"], summary["failed"], summary["stopped"]) == (3, 3, [], "")
+    assert summary["cost_usd"] > 0
+
+
+def test_a_failed_item_is_null_and_its_traceback_is_told():
+    ran = invoke("mapped_items:no_two", "--items", "items.jsonl", "--json", "--retries", "1")
+    assert ran.exit_code == 1
+    assert results() == [1, None, 3]
+    assert "item 2: ValueError: there is no two" in ran.stderr
+    assert 'raise ValueError("there is no two")' in ran.stderr
+    [failed] = json.loads(ran.stdout)["failed"]
+    assert (failed["item"], failed["tries"]) == (2, 2)
+
+
+def test_a_result_that_is_no_json_is_told():
+    ran = invoke("mapped_items:a_set", "--items", "items.jsonl")
+    assert ran.exit_code == 1
+    assert "item 1: the result is no JSON" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("mapped_items:twice", "--items", "absent.jsonl"), "absent.jsonl cannot be read: No such file"),
+        (("mapped_items:twice", "--items", "bad.jsonl"), "bad.jsonl, line 2 is no JSON"),
+        (("mapped_items:twice", "--items", "empty.jsonl"), "empty.jsonl has no items"),
+        (("mapped_items:nothing", "--items", "items.jsonl"), "has no name 'nothing'"),
+        (("mapped_items", "--items", "items.jsonl"), "is not of the form module:name"),
+        (("no_such_module:f", "--items", "items.jsonl"), "no module 'no_such_module'"),
+        (("mapped_items:twice", "--items", "items.jsonl", "--memory-mb", "5"), "memory_mb = 5"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_begins(here, arguments, said):
+    (here / "bad.jsonl").write_text("1\n{\n")
+    (here / "empty.jsonl").write_text("\n")
+    ran = invoke(*arguments)
+    assert ran.exit_code == 2, ran.output
+    assert said in ran.stderr
+    assert not (here / "home" / "tasks").exists() or not list((here / "home" / "tasks").iterdir())
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_and_says_what_is_done(here):
+    (here / "items.jsonl").write_text("".join(f"{n}\n" for n in range(400)))
+    program = "from ephemeron.cli.main import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "map",
+        "mapped_items:slow",
+        "--items",
+        "items.jsonl",
+        "--out",
+        "out.jsonl",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    out = here / "out.jsonl"
+    ends_at = time.monotonic() + 120
+    while not (out.exists() and out.read_text().count("\n") >= 3):
+        assert process.poll() is None
+        assert time.monotonic() < ends_at
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert "of 400 tasks are done" in told
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert 3 <= len(written) < 400
+    assert written == list(range(len(written)))
+    assert f"the first {len(written)} results are in out.jsonl" in told
+    assert list((here / "home" / "tasks").iterdir()) == []
+
+
+# -- predict ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    pytest.importorskip("torch", reason="predictions need a model")
+    from ephemeron.training.driver import configure, train
+    from tiny_job import SHORT
+
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("trained")
+        patch.setenv("EPHEMERON_HOME", str(home))
+        c = configure(SHORT, platform="simulated", channel="memory", workers=1, aggregators=1, batch_size=1440)
+        result = train(SHORT, c)
+    return result, home
+
+
+def expected(result, x):
+    import torch
+
+    with torch.no_grad():
+        return result.model()(torch.from_numpy(x)).numpy()
+
+
+def test_predictions_are_those_of_the_trained_model(trained, monkeypatch):
+    result, home = trained
+    monkeypatch.setenv("EPHEMERON_HOME", str(home))
+    x = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)
+    np.savez("x.npz", x=x)
+    for out in ("y.npz", "y.npy", "y.jsonl"):
+        command = ["predict", "last", "--data", "x.npz", "--out", out, "--batch-size", "16", "--json", *SIMULATED]
+        ran = CliRunner().invoke(main, command)
+        assert ran.exit_code == 0, ran.output
+        assert json.loads(ran.stdout)["samples"] == 50
+    lines = [json.loads(line) for line in Path("y.jsonl").read_text().splitlines()]
+    for y in (np.load("y.npz")["y"], np.load("y.npy"), np.array(lines)):
+        np.testing.assert_allclose(y, expected(result, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_predictions_by_functions_that_have_no_code_of_their_own(trained, monkeypatch):
+    result, home = trained
+    monkeypatch.setenv("EPHEMERON_HOME", str(home))
+    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    outputs, bill = predict(result, {"x": x}, batch_size=10, max_workers=2)
+    np.testing.assert_allclose(outputs["y"], expected(result, x), rtol=1e-4, atol=1e-5)
+    assert bill.tasks == 4
+
+
+def test_wrong_predictions_are_refused_before_anything_begins(trained, monkeypatch, tmp_path):
+    _, home = trained
+    monkeypatch.setenv("EPHEMERON_HOME", str(home))
+    np.save("x.npy", np.zeros((3, 64), dtype=np.float32))
+    for arguments, said in (
+        (("last", "--data", "absent.npy", "--out", "y.npy"), "absent.npy cannot be read"),
+        (("last", "--data", "x.csv", "--out", "y.npy"), "x.csv is of no known kind"),
+        (("last", "--data", "x.npy", "--out", "y.csv"), "y.csv is of no known kind"),
+        (("last", "--data", "x.npy", "--out", "nowhere/y.npy"), "there is no folder"),
+        (("another", "--data", "x.npy", "--out", "y.npy"), "run 'another' is not in"),
+    ):
+        ran = CliRunner().invoke(main, ["predict", *arguments, *SIMULATED])
+        assert ran.exit_code == 2, ran.output
+        assert said in ran.stderr
+    np.save("wide.npy", np.zeros((3, 65), dtype=np.float32))
+    ran = CliRunner().invoke(main, ["predict", "last", "--data", "wide.npy", "--out", "y.npy", *SIMULATED])
+    assert ran.exit_code == 1
+    assert "the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied" in ran.stderr
+
+
+def test_inputs_and_outputs_as_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"ids": [1, 2], "mask": [1, 0]}\n{"ids": [3, 4], "mask": [1, 1]}\n')
+    named = read_inputs(tmp_path / "a.jsonl")
+    assert named["ids"].tolist() == [[1, 2], [3, 4]]
+    assert check_inputs(named) == 2
+    (tmp_path / "b.jsonl").write_text("[0.5, 1]\n[2, 3]\n")
+    assert read_inputs(tmp_path / "b.jsonl")["x"].dtype == np.float32
+    with pytest.raises(JobError, match="differ in length: a has 2, b has 3"):
+        check_inputs({"a": np.zeros(2), "b": np.zeros(3)})
+    with pytest.raises(JobError, match="there are no inputs"):
+        check_inputs({"x": np.zeros((0, 3))})
+    two = {"y0": np.array([1, 2]), "y1": np.array([[3], [4]])}
+    with pytest.raises(JobError, match="has outputs y0, y1"):
+        check_out(tmp_path / "y.npy", two)
+    write_outputs(tmp_path / "y.jsonl", two)
+    assert [json.loads(line) for line in (tmp_path / "y.jsonl").read_text().splitlines()] == [
+        {"y0": 1, "y1": [3]},
+        {"y0": 2, "y1": [4]},
+    ]

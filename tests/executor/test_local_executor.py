@@ -1,0 +1,90 @@
+"""`FunctionExecutor` on processes of this machine: code by value and by name, processes that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ephemeron.errors import TaskFailed
+from ephemeron.executor import FunctionExecutor
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def cube(x):
+    return x**3
+
+
+def test_functions_of_modules_closures_and_large_values(home):
+    offset = 5
+    with FunctionExecutor(max_workers=2) as executor:
+        assert list(executor.map(cube, range(200))) == [x**3 for x in range(200)]
+        assert list(executor.map(lambda x: (x + offset, os.getpid() != parent), range(3))) == [
+            (5, True),
+            (6, True),
+            (7, True),
+        ]
+        big = executor.submit(np.full, 300_000, 2.0).result()
+        assert big.nbytes == 2_400_000
+        assert executor.submit(np.sum, big).result() == 600_000.0
+        assert executor.map_reduce(cube, range(50), lambda a, b: a + b, fan_in=3).result() == sum(
+            x**3 for x in range(50)
+        )
+        bill = executor.bill()
+        assert bill.invocations >= 1
+        assert bill.gb_seconds > 0
+    assert list((home / "tasks").iterdir()) == [], "nothing is left"
+
+
+parent = os.getpid()
+
+
+def fatal_once(x, marks):
+    """Kills its own process in its first try, for some items."""
+    if x % 20 == 7:
+        try:
+            Path(marks, f"{x}").touch(exist_ok=False)
+        except FileExistsError:
+            return x
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_functions_that_are_killed_lose_and_repeat_no_result(tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with FunctionExecutor(max_workers=2, retries=3) as executor:
+        futures = executor.map_futures(fatal_once, range(60), [str(marks)] * 60)
+        assert [f.result(timeout=240) for f in futures] == list(range(60))
+        assert executor.bill().invocations >= 5, "two, and one for each that was killed"
+        assert executor.bill().tasks == 60
+    assert {int(p.name) for p in marks.iterdir()} == {7, 27, 47}
+
+
+def test_the_key_is_in_its_file_alone(tmp_path):
+    def stop():
+        raise SystemExit("kept")
+
+    with FunctionExecutor(max_workers=1, retries=0) as executor:
+        futures = [executor.submit(cube, 2), executor.submit(np.zeros, 100_000), executor.submit(stop)]
+        assert futures[0].result() == 8
+        with pytest.raises(TaskFailed, match="SystemExit: kept"):
+            futures[2].result()
+        secret = (executor.folder / "signing.key").read_text().strip()
+        seen = [p for p in executor.folder.rglob("*") if p.is_file() and p.name != "signing.key"]
+        assert any("log+" in p.name or "log" in p.parts[-2] for p in seen)
+        for path in seen:
+            content = path.read_bytes()
+            assert secret.encode() not in content, path
+            assert bytes.fromhex(secret) not in content, path
+    assert (executor.folder / "events.jsonl").exists(), "what has failed can be looked at"
