@@ -346,3 +346,18 @@ def test_local_steps_learn_as_well_with_a_quarter_of_the_exchanges():
     assert local.iterations < bsp.iterations / 3.5
     assert bsp.metrics["accuracy"] > 0.96
     assert local.metrics["accuracy"] > bsp.metrics["accuracy"] - 0.01
+
+
+@pytest.mark.slow
+def test_functions_that_are_killed_on_this_machine_leave_the_weights_as_they_are(home):
+    """Real processes that really die."""
+    from ephemeron.training.driver import configure, train
+
+    job = dataclasses.replace(DROPOUT, epochs=2)
+    how = {"platform": "local", "workers": 3, "aggregators": 2, "memory_mb": 704, "batch_size": 8, **HOW}
+    faults = ["kill:rank=0,iteration=13,phase=aggregate", "kill:rank=2,iteration=7,phase=upload"]
+    fired = []
+    calm = train(job, configure(job, **how)).summary
+    run = train(job, configure(job, **how), faults=[*map(parse_fault, faults)], on_event=fired.append).summary
+    assert len([e for e in fired if isinstance(e, FaultFired)]) == 2
+    assert run.weights_sha256 == calm.weights_sha256
