@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.metrics import EvaluationSums, Metrics
 from ephemeron.training.task.eager import eager_optimizers
-from ephemeron.training.task.evaluation import Evaluator, metrics_of, number_of, report_of
+from ephemeron.training.task.evaluation import Evaluator, metrics_of
+from ephemeron.training.task.moving_average import MovingAverage
 from ephemeron.training.task.outer_optimizer import OuterOptimizer
+from ephemeron.training.task.part_report import PartReport, averaged, backward
 from ephemeron.training.task.program import Program, trainable
 from ephemeron.training.task.staleness import OwnGradient, ProvisionalSteps
 from ephemeron.training.task.state_codec import pack, unpack
@@ -89,8 +91,7 @@ class TorchTrainer:
         if provisional:
             stepped = (program.optimizers, self._step_optimizers) if self._outer is None else self._outer.stepped
             self._own = ProvisionalSteps(parameters, *stepped)
-        decay = program.options.ema_decay
-        self._averages = {n: p.detach().clone() for n, p in self.named} if decay else {}
+        self._average = MovingAverage(self.named, program.options.ema_decay)
         self._metrics: Mapping[str, Any] = {}
 
     @property
@@ -122,7 +123,7 @@ class TorchTrainer:
         self._record(iteration)
         if self.exchange != "changes" and not self._alone:
             self.flat.mul_(weight)
-        metrics = _averaged(reports, weight)
+        metrics = averaged(reports, weight)
         if self._host is not self.flat:
             self._host.copy_(self.flat)
         return TrainingStep(
@@ -130,17 +131,22 @@ class TorchTrainer:
             weight=1.0 if self._alone else weight, metrics=metrics,
         )  # fmt: skip
 
-    def _gradients(self, batch: Any, n: int, turn: int | None) -> list[_PartReport]:
+    def _gradients(self, batch: Any, n: int, turn: int | None) -> list[PartReport]:
         """Gradients of one optimiser step's batch, in the parameters."""
         with self._only(turn):
             self._zero(turn)
             parts = parts_of(batch, n, self.program.options.accumulate)
-            reports = [self._backward(part, samples, n, turn) for part, samples in parts]
+            reports = [
+                backward(
+                    self.program.task, self._call, part, samples=samples, whole=n, turn=turn, autocast=self._autocast()
+                )
+                for part, samples in parts
+            ]
             if len(reports) > 1 and reports[0].given:
                 self._divide_gradients(sum(report.weight for report in reports))
         return reports
 
-    def _train_locally(self, batch: Any, n: int, first: int) -> list[_PartReport]:
+    def _train_locally(self, batch: Any, n: int, first: int) -> list[PartReport]:
         """Optimiser steps with this rank's own gradients, as many as there are samples for; then the exchanged vector.
 
         Args:
@@ -151,7 +157,7 @@ class TorchTrainer:
         if self.exchange != "parameters":
             before = torch.from_numpy(self.parameters()).to(self.device)
         took_part: set[int] = set()
-        reports: list[_PartReport] = []
+        reports: list[PartReport] = []
         parts = parts_of(batch, n, self._local_steps, option="local_steps")
         for step, (part, samples) in enumerate(parts, start=first):
             if step > first:
@@ -177,27 +183,6 @@ class TorchTrainer:
                 if i not in took_part:
                     view.fill_(ABSENT)
         return reports
-
-    def _backward(self, part: Any, samples: int, whole: int, turn: int | None) -> _PartReport:
-        """Forward and backward pass over a part of the batch.
-
-        Gradients of parts whose program gives weights are multiplied by them, so that a batch in parts is the batch as a whole.
-        """
-        where = "training_step"
-        with self._autocast():
-            more = {} if turn is None else {"optimizer_index": turn}
-            report = report_of(self.program.task.training_step(self._call, part, **more), where)
-        loss = report.get("loss")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = f"of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-            raise JobError(
-                f"the loss of {where} is {shape}", remedy="return a scalar tensor, such as a mean over the batch"
-            )
-        given = "weight" in report
-        weight = number_of(report.pop("weight", samples), "weight", where)
-        scaled = loss * weight if given else loss / (whole / samples)
-        torch.autograd.backward(loss if samples == whole else scaled)
-        return _PartReport(weight, given, {name: number_of(value, name, where) for name, value in report.items()})
 
     def _divide_gradients(self, weight: float) -> None:
         with torch.no_grad():
@@ -225,7 +210,7 @@ class TorchTrainer:
             self._versions += 1
             self.program.task.global_step = self._steps
             self.program.task.on_step_end(self.model)
-            self._average()
+            self._average.update()
 
     def _step(self, turn: int | None) -> None:
         """Clips the gradients, and steps optimisers and schedulers."""
@@ -316,12 +301,6 @@ class TorchTrainer:
             elif p.grad is not None and p.grad.data_ptr() != view.data_ptr():
                 view.copy_(p.grad).add_(0.0)  # minus zero becomes zero
 
-    def _average(self) -> None:
-        decay = self.program.options.ema_decay
-        with torch.no_grad():
-            for name, p in self.named if self._averages else ():
-                self._averages[name].mul_(decay).add_(p, alpha=1 - decay)
-
     def _read(self) -> None:
         with torch.no_grad():
             for (_, p), view in zip(self.named, self.views, strict=True):
@@ -357,7 +336,7 @@ class TorchTrainer:
         found = Evaluator()
         for metric in self._metrics.values():
             metric.reset()
-        with torch.no_grad(), self._random.in_use(), self._with_averages():
+        with torch.no_grad(), self._random.in_use(), self._average.in_use():
             for part in self.feed.tests():
                 if part.samples:
                     with self._autocast():
@@ -384,28 +363,10 @@ class TorchTrainer:
                 )
             each.scheduler.step(value)
 
-    @contextmanager
-    def _with_averages(self) -> Iterator[None]:
-        """The model has its moving averages, if there are any."""
-        if not self._averages:
-            yield
-            return
-        own = {name: p.detach().clone() for name, p in self.named}
-        self._put(self._averages)
-        try:
-            yield
-        finally:
-            self._put(own)
-
-    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, p in self.named:
-                p.copy_(values[name])
-
     # -- state --------------------------------------------------------------------------------------------
 
     def weights(self) -> tuple[Arrays, Mapping[str, object]]:
-        with self._with_averages():
+        with self._average.in_use():
             tensors = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
             arrays, bf16 = to_arrays(tensors)
         return arrays, {"bf16": bf16} if bf16 else {}
@@ -413,7 +374,7 @@ class TorchTrainer:
     def state(self) -> tuple[Arrays, Mapping[str, object]]:
         frozen = {n for n, p in self.model.named_parameters() if not p.requires_grad}
         tensors = {f"w/{n}": t for n, t in named_tensors(self.model) if n not in frozen}
-        tensors |= {f"e/{n}": t for n, t in self._averages.items()}
+        tensors |= {f"e/{n}": t for n, t in self._average.values.items()}
         arrays, bf16 = to_arrays(tensors)
         held: dict[str, object] = {"steps": self._steps, "versions": self._versions, "optimizers": [], "schedulers": []}
         with eager_optimizers():
@@ -438,9 +399,8 @@ class TorchTrainer:
             for name, tensor in named_tensors(self.model):
                 if prefix + name in arrays or not prefix:
                     tensor.copy_(to_tensor(arrays[prefix + name], prefix + name in bf16))
-            for name, p in self.named if self._averages else ():
-                known = f"e/{name}"
-                self._averages[name].copy_(to_tensor(arrays[known], known in bf16) if known in arrays else p)
+        known = {n: f"e/{n}" for n in self._average.values if f"e/{n}" in arrays}
+        self._average.load({n: to_tensor(arrays[key], key in bf16) for n, key in known.items()})
         if state.random is None:
             return
         held = unpack(state.program, arrays)
@@ -471,23 +431,6 @@ def device_of(name: str) -> torch.device:
     if not present[name]:
         raise JobError(f"device = {name!r}, which this function does not have", remedy='use device = "auto" or "cpu"')
     return torch.device(name)
-
-
-class _PartReport(NamedTuple):
-    """What a program reported for a part of a batch."""
-
-    weight: float
-    given: bool
-    """Whether the program said the weight."""
-    metrics: dict[str, float]
-
-
-def _averaged(reports: Sequence[_PartReport], weight: float) -> dict[str, float]:
-    """Means over the parts of a batch by their weights."""
-    if len(reports) == 1:
-        return reports[0].metrics
-    names = [name for name in reports[0].metrics if all(name in report.metrics for report in reports)]
-    return {name: sum(r.weight * r.metrics[name] for r in reports) / (weight or 1.0) for name in names}
 
 
 def _owned(named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]) -> list[set[int]]:
