@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ephemeron.cli.bounds import bounded
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.terminal import make_console, text_of
+from ephemeron.config.typed import Positive
+from ephemeron.training.job import PLATFORMS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +25,24 @@ if TYPE_CHECKING:
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option(
     "--platform",
-    type=click.Choice(["local", "simulated"]),
+    type=click.Choice(PLATFORMS),
     default="local",
     show_default=True,
-    help="Platform to probe.",
+    help="Platform to probe. Functions of a cloud are paid: see --budget-usd.",
+)
+@cloud_options
+@click.option(
+    "--memory-mb",
+    metavar="MB[,MB…]",
+    help="Memory sizes to measure on a cloud.  [default: all that are deployed; on ray and lithops 512, 1024, 1769, 3008]",
+)
+@click.option(
+    "--budget-usd",
+    type=float,
+    callback=bounded(Positive),
+    default=0.5,
+    show_default=True,
+    help="Largest cost of the probes on a cloud, at the prices of AWS; shown before the first is started.",
 )
 @click.option("--channel", metavar="ADDRESS", default="folder", show_default=True, help="Channel to probe.")
 @click.option(
@@ -45,20 +63,33 @@ if TYPE_CHECKING:
 @click.option("--no-cache", is_flag=True, help="Measure the platform again instead of reusing an earlier measurement.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON, last on standard output.")
 def profile(
-    job: Path, platform: str, channel: str, out: Path, confidence: float, no_cache: bool, as_json: bool
+    job: Path, platform: str, channel: str, out: Path, confidence: float, no_cache: bool, as_json: bool, memory_mb: str | None,
+    budget_usd: float, **flags: Any,
 ) -> None:  # fmt: skip
     """Measure steps, memory, starts and transfers of JOB, for `ephemeron plan`.
 
     Runs its model in a few functions of different quotas, one at a time, until every step is predicted within
     --confidence, or for 90 seconds. The platform's part is measured once, kept in the home folder and reused.
+
+    \b
+    ephemeron profile job.toml                                                       on this machine
+    ephemeron profile job.toml --platform aws --channel s3://bucket/prefix --budget-usd 0.2
+
+    On a cloud its functions of every size are measured. The largest cost of these calls is shown first; a budget that does not
+    cover it is refused. `ephemeron plan JOB --platform …` then uses what was measured there.
     """
 
     from ephemeron.errors import JobError
+    from ephemeron.functions.async_invoke.sizes import parse_sizes
     from ephemeron.training import planning_workflow
     from ephemeron.training.job import load_job
     from ephemeron.training.profiling import profile_job
 
     wanted = load_job(job)
+    settings = cloud_settings(platform, taken(flags))
+    if memory_mb is not None and settings is None:
+        raise JobError(f"platform {platform} takes no --memory-mb: its sizes are chosen by what is measured")
+    sizes = () if memory_mb is None else parse_sizes(memory_mb, low_mb=1, high_mb=1 << 30)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise JobError(f"--out {out} is not a file in a folder that exists", remedy="make the folder, or name a file")
     console = make_console(to_stderr=True)
@@ -74,8 +105,9 @@ def profile(
         shown.start()
     try:
         measured = profile_job(
-            wanted, platform=platform, channel=channel, confidence=confidence, use_cache=not no_cache, on_progress=tell
-        )
+            wanted, platform=platform, channel=channel, confidence=confidence, use_cache=not no_cache, on_progress=tell,
+            cloud=settings, sizes_mb=sizes, budget_usd=budget_usd, on_budget=lambda text: console.print(f"profiling: {text}"),
+        )  # fmt: skip
     finally:
         if shown is not None:
             shown.stop()
@@ -155,6 +187,9 @@ def _print_platform(profile: Profile, console: Console) -> None:
                 *(human_ms(float(rate.seconds(s))) for s in (0.1, 1.0, 10.0)), _percent(error) if error is not None else "",
             )  # fmt: skip
     console.print(table)
+    if known.calls:
+        console.print(f"{known.calls} calls of functions, billed ${known.billed_usd:.4f}; cold starts "
+                      f"{', '.join(human_seconds(s) for s in known.cold_starts_s) or 'none'}", style="dim")  # fmt: skip
     if known.reused:
         console.print(f"platform measured on {known.measured_on} and reused; --no-cache measures it again", style="dim")
 

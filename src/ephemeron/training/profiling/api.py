@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from ephemeron import blocking
 from ephemeron.communication.channels.credentials import public_address
 from ephemeron.errors import JobError, OutOfMemory, PlanInfeasible
+from ephemeron.functions.async_invoke.provider import Settings
 from ephemeron.functions.base import Limits
+from ephemeron.functions.registry import CLOUDS
 from ephemeron.training.driver.launch import platform_limits
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.job import Job
@@ -30,6 +32,7 @@ from ephemeron.training.planner.model.provenance import (
 from ephemeron.training.profiling import calibration, live, probe_design, store
 from ephemeron.training.profiling.live import Prober
 from ephemeron.training.profiling.preparation import prepared_alone
+from ephemeron.training.profiling.probe_bill import BUDGET_USD
 from ephemeron.training.profiling.probe_design import Measurement, Range
 from ephemeron.training.worker.probe_messages import FoldProbe, ParallelTransferRow, ProbeResult
 from ephemeron.units import MB
@@ -53,19 +56,24 @@ REPEATS = 7
 
 def profile_job(
     job: Job, *, platform: str = "local", channel: str = "folder", confidence: float = 0.05, limits: Limits | None = None,
-    use_cache: bool = True, within_s: float = WITHIN_S, on_progress: OnProgress = lambda text: None,
+    use_cache: bool = True, within_s: float = WITHIN_S, on_progress: OnProgress = lambda text: None, cloud: Settings | None = None,
+    sizes_mb: Sequence[int] = (), budget_usd: float = BUDGET_USD, on_budget: OnProgress = lambda text: None,
 ) -> Profile:  # fmt: skip
     """Measures what a plan has to know.
 
     Args:
         job: whose model and data.
-        platform: `local`, or `simulated`, which is asked instead of measured.
+        platform: `local`; `simulated`, which is asked instead of measured; or a cloud, whose functions are paid.
         channel: address, as for training.
         confidence: wanted relative half width of the 95 % interval of every predicted step.
         limits: of the platform; None: its own.
         use_cache: reuse what an earlier measurement of the platform found; False: measure it again.
         within_s: no further probe is started after this.
         on_progress: called with a description of each step.
+        cloud: where on a cloud; None: its defaults.
+        sizes_mb: memory sizes to measure on a cloud; none: those that are deployed, or `cloud.SIZES`.
+        budget_usd: on a cloud, what the probes may cost at most.
+        on_budget: on a cloud, called with the probes and their largest cost, before the first is started.
 
     Raises:
         UserError: refused: an argument, the job, or a model that fits no quota.
@@ -77,13 +85,22 @@ def profile_job(
         raise JobError(f"within_s = {within_s:g} should be above 0")
     if job.script is not None:
         raise JobError(f"script {job.program.target} cannot be profiled", remedy="choose workers yourself: --workers")
+    if platform in CLOUDS:
+        from ephemeron.training.profiling.cloud import cloud_profile
+
+        return cloud_profile(
+            job, platform, channel=channel, settings=cloud, sizes_mb=sizes_mb, budget_usd=budget_usd, confidence=confidence,
+            on_progress=on_progress, on_budget=on_budget,
+        )  # fmt: skip
     limits = limits or platform_limits(platform)
     if platform == "simulated":
         from ephemeron.training.profiling.simulated import simulated_profile
 
         return simulated_profile(job, channel=channel, limits=limits, on_progress=on_progress)
     if platform != "local":
-        raise JobError(f"platform {platform!r} cannot be probed from here", remedy="use local or simulated")
+        raise JobError(
+            f"platform {platform!r} cannot be probed from here", remedy=f"use local, simulated, {', '.join(CLOUDS)}"
+        )
     if channel == "memory":
         raise JobError("channel 'memory' lives in one process and cannot join functions", remedy="use folder")
     began = time.monotonic()
@@ -108,7 +125,7 @@ async def _measure(
 ) -> Profile:
     limits = prober.limits
     high = _quota(min(limits.mb_per_vcpu, limits.memory_max_mb), limits, up=False)
-    first, top, raw = await _first_look(prober, prepared, high)
+    first, top, raw = await first_look(prober, prepared, high)
     over = _range(prepared, limits, first, top, high)
     cells, kept_out, refused, stopped = await _probe(prober, over, confidence, end)
     fitted = probe_design.fit(cells)
@@ -149,6 +166,8 @@ async def _calibrate(
 ) -> tuple[Workload, PlatformProfile, CalibrationProvenance]:
     """Runs several functions at once, if this machine has room for them, and corrects the coefficients."""
     ends = over.batches[0], over.batches[-1]
+    actors = prober.actors
+    assert actors is not None  # `live.probing` has them
     todo = calibration.parts(workload, platform, batches=ends, cores=calibration.cores(), limits=prober.limits)
     done = []
     for part in todo:
@@ -156,7 +175,7 @@ async def _calibrate(
             f"calibration run of {part.workers} functions of {part.memory_mb} MB, {part.batch} samples each"
         )
         result = await calibration.run(
-            prepared.job, part, workload, platform=prober.actors, channel=prober.store, address=prober.address,
+            prepared.job, part, workload, platform=actors, channel=prober.store, address=prober.address,
             limits=prober.limits, prices=prepared.spec.prices,
         )  # fmt: skip
         done.append(result)
@@ -169,7 +188,7 @@ async def _calibrate(
 # -- the workload -------------------------------------------------------------------------------------------
 
 
-async def _first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[list[Measurement], int, ProbeResult]:
+async def first_look(prober: Prober, prepared: Prepared, high: int) -> tuple[list[Measurement], int, ProbeResult]:
     """Short windows of two small batches at one vCPU: what larger ones may take.
 
     Returns:
@@ -286,21 +305,39 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
         timings += live.timings_of(quota, raw)
         together += raw.together
         polls += raw.polls_s
-    fitted = fit_transfers(timings)
     while not prober.warm_s:
         await prober.call(quotas[0])
+    source = f"measured by functions of this machine ({store.this_machine()}), channel {channel}"
+    found = TransferRows(timings=timings, together=together, polls=polls)
+    return assembled(prober, prepared, found, name="local", cold_start_s=prober.cold_s[0], source=source)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRows:
+    """What probes have measured of a channel."""
+
+    timings: Sequence[TimingSample]
+    together: Sequence[ParallelTransferRow]
+    polls: Sequence[float]
+
+
+def assembled(
+    prober: Prober, prepared: Prepared, found: TransferRows, *, name: str, cold_start_s: float, source: str
+) -> store.Known:
+    """A platform's profile from starts, transfers and polls."""
+    fitted, together, polls = fit_transfers(found.timings), found.together, found.polls
     limits, prices = prober.limits, prepared.spec.prices
     overlap = _overlap(together)
     service = prober.traits.service
     bare = PlatformProfile(
-        name="local", memory_mb=QuotaRange(
+        name=name, memory_mb=QuotaRange(
             min=limits.memory_min_mb, max=limits.memory_max_mb, step=max(limits.memory_step_mb, QUOTA_STEP_MB)
         ), lifetime_s=limits.lifetime_s,
-        cold_start_s=prober.cold_s[0], warm_start_s=statistics.median(prober.warm_s), price_gb_s=0.0,
+        cold_start_s=cold_start_s, warm_start_s=statistics.median(prober.warm_s or [cold_start_s]), price_gb_s=0.0,
         price_invocation=0.0, poll_s=0.0 if prober.traits.waits else statistics.median(polls),
         channel=service if service in ("cache", "server") else "objects", concurrency=limits.concurrency,
         mb_per_vcpu=limits.mb_per_vcpu, parallel=max(1, round(overlap)), transfer=fitted.transfer,
-        source=f"measured by functions of this machine ({store.this_machine()}), channel {channel}",
+        source=source,
         notes=prober.platform.unenforced,
     )  # fmt: skip
     fit = PlatformProvenance(

@@ -24,12 +24,13 @@ from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
-from ephemeron.functions.base import Call, Limits
+from ephemeron.functions.base import Call, Limits, Platform
 from ephemeron.functions.entries import DEFAULT_PRELOAD, PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.training.driver import parameter_server, run_dir
 from ephemeron.training.driver.prepare import Prepared
 from ephemeron.training.planner.model.fit import TimingSample
+from ephemeron.training.profiling.probe_bill import ProbeBill
 from ephemeron.training.profiling.probe_design import Measurement
 from ephemeron.training.worker.probe_messages import (
     FoldProbe,
@@ -58,17 +59,21 @@ SMALL_SHARE = 0.5
 class Prober:
     """Functions that measure."""
 
-    platform: LocalPlatform
+    platform: Platform
     run: str
     address: str
     traits: Traits
     limits: Limits
     on_progress: Callable[[str], None]
     store: Channel
-    actors: LocalPlatform
-    """Platform of calibration runs, whose functions are workers."""
+    actors: Platform | None
+    """Platform of calibration runs, whose functions are workers; None: there are none."""
     signing: SigningKey
     """Key of the objects that probes read."""
+    lifetime_s: float = 0.0
+    """Time limit of a call; 0: the platform's."""
+    bill: ProbeBill | None = None
+    """Budget of the calls; None: they cost nothing."""
     cold_s: list[float] = field(default_factory=list)
     warm_s: list[float] = field(default_factory=list)
     calls: int = 0
@@ -79,16 +84,21 @@ class Prober:
         """Runs one probe; without a request it measures its own start.
 
         Raises:
+            BudgetSpent: it could cost more than is left; it was not called.
             OutOfMemory, FunctionTimedOut, FunctionLost, FunctionFailed: it ended badly.
         """
+        if self.bill is not None:
+            self.bill.admit(memory_mb)
         self.calls += 1
         call = Call(
-            run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.limits.lifetime_s,
+            run=self.run, rank=0, attempt=self.calls, memory_mb=memory_mb, lifetime_s=self.lifetime_s or self.limits.lifetime_s,
             channel=self.address, entry="probe", key=self.signing.text, origin=time.time(),
             request=asdict(request or ProbeRequest()),
         )  # fmt: skip
         invoked = time.time()
         outcome = await (await self.platform.invoke(call)).wait()
+        if self.bill is not None:
+            self.bill.add(outcome)
         if outcome.status != "ok":
             text = f"a probe of {memory_mb} MB: {outcome.error.strip().splitlines()[0] if outcome.error else outcome.status}"
             kinds = {"out_of_memory": OutOfMemory, "timed_out": FunctionTimedOut, "error": FunctionFailed}

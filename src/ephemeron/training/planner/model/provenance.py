@@ -99,6 +99,12 @@ class PlatformProvenance:
     """ISO date."""
     reused: bool = False
     """Whether it is an earlier measurement of this machine."""
+    sizes_mb: tuple[int, ...] = ()
+    """Memory sizes of the functions that were measured on a cloud."""
+    calls: int = 0
+    """Paid calls of functions."""
+    billed_usd: float = 0.0
+    """Bill of these calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
