@@ -25,7 +25,7 @@ settings.load_profile("ephemeron")  # no test asserts a duration
 
 TOGETHER = {
     "functions": (
-        "cli", "functions/test_", "testing", "training/test_chaos.py", "training/test_cli.py", "training/test_flow_jobs.py",
+        "cli", "executor/test_local", "functions/test_", "testing", "training/test_chaos.py", "training/test_cli.py", "training/test_flow_jobs.py",
         "training/test_local_runs.py", "training/test_matrix.py", "training/test_stages.py",
     ),
     "clouds": ("functions/aws", "functions/openfaas"),

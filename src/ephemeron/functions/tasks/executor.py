@@ -26,7 +26,7 @@ from ephemeron.functions.tasks.result_store import StoredResult, stored_result
 
 _log = logging.getLogger(__name__)
 
-_SLICE_S = 0.005
+_SLICE_S = 0.05
 """Tasks that take less share a turn of the compute thread."""
 _SLICE_TASKS = 64
 _FIRST_PAUSE_S, _GROWTH = 0.01, 1.5
